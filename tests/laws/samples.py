@@ -12,9 +12,12 @@ from dataclasses import dataclass, field
 import torch
 
 from maskwise.ops.registry import FUNCTIONS, Function
+from tests.laws.slices import law_cases
 
+#: The keyword arguments of a kind of function. A family may bring its own, by function: KWARGS in its law_cases.py.
 KWARGS = {
     "reduction": [{}, {"dim": 0}, {"dim": -1, "keepdim": True}, {"dim": (0, -1)}],
+    "rowwise": [{"dim": -1}, {"dim": 0}],
 }
 
 
@@ -56,8 +59,9 @@ def inputs(dtype: torch.dtype = torch.float32) -> Iterator[tuple[str, torch.Tens
 
 def samples(function: Function, dtype: torch.dtype = torch.float32) -> Iterator[Sample]:
     """Every sample of a function."""
+    of_family = getattr(law_cases(function), "KWARGS", {})
     for label, x, mask in inputs(dtype):
-        for kwargs in KWARGS[function.kind]:
+        for kwargs in of_family.get(function.name, KWARGS[function.kind]):
             yield Sample(label, x, mask, kwargs)
 
 
@@ -73,3 +77,13 @@ def cases(dtype: torch.dtype = torch.float32) -> list:
 
 
 ROUTES = ("plain", "kernel")
+
+
+def outputs(result):
+    """A result as a tuple of tensors, whether it is one or several."""
+    return result if isinstance(result, tuple) else (result,)
+
+
+def differentiable(result):
+    """The outputs that carry a gradient: not the indices."""
+    return [out for out in outputs(result) if out.is_floating_point()]

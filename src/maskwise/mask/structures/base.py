@@ -69,6 +69,16 @@ class Structure(ABC):
         """Return how many each row keeps, int64, broadcastable to shape[:-1]; None where only looking would tell."""
         return None
 
+    def closed_count(self) -> int | None:
+        """Return how many are kept in all; None where only looking would tell."""
+        if self.known_count is not None:
+            return self.known_count
+        rows = self.row_counts()
+        if rows is None:
+            return None
+        # The rows may be given once for many.
+        return int(rows.sum()) * (prod(self.shape[:-1]) // rows.numel() if rows.numel() else 0)
+
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors that this structure is made of."""

@@ -24,7 +24,7 @@ OPERATORS = {
 }
 
 quick = settings(
-    max_examples=20,
+    max_examples=15,
     deadline=None,
     # The tests are inherited, so the same test does run from several classes.
     suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow],

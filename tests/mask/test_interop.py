@@ -60,11 +60,17 @@ def fresh_dynamo():
 
 
 @pytest.mark.parametrize("use", USES)
-@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize("kind", ["dense", "intervals"])
 def test_compiled_functions_take_masks(kind, use):
     expected = USES[use](MASKS[kind](), X)
     compiled = torch.compile(USES[use], fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(MASKS[kind](), X), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["not", "combination", "view"])
+def test_compiled_functions_take_masks_of_every_other_structure(kind):
+    compiled = torch.compile(USES["views"], fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(MASKS[kind](), X), USES["views"](MASKS[kind](), X), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("build", BUILDS)

@@ -56,7 +56,9 @@ class _Context(NamedTuple):
 
 def _flatten(mask: Mask) -> tuple[list[Tensor], _Context]:
     tensors, skeleton = take_apart(mask._structure)
-    return tensors, _Context(skeleton, tuple(t.ndim for t in tensors), mask._structure.on_host)
+    plain = [t for t in tensors if isinstance(t, Tensor)]
+    ndims = tuple(t.ndim for t in plain)
+    return tensors, _Context(skeleton, ndims, all(t.device.type == "cpu" for t in plain))
 
 
 def _flatten_with_keys(mask: Mask) -> tuple[list[tuple[Any, Tensor]], _Context]:
@@ -69,7 +71,7 @@ def _unflattener(cls: type[Mask]) -> Callable[[Iterable[Any], _Context], Mask]:
         tensors = list(leaves)
         skeleton = context.skeleton
         if skeleton.cls is not Dense:
-            for leaf, ndim in zip(tensors, context.ndims, strict=True):
+            for leaf, ndim in zip(tensors, context.ndims, strict=False):
                 if isinstance(leaf, Tensor) and leaf.ndim != ndim:
                     must, hint = f"keep the {ndim} dims that the mask's structure has", "pass mask.to_bool() to vmap"
                     raise ShapeError(say("Mask", "leaf", must=must, got=leaf.ndim, hint=hint))

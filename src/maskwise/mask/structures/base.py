@@ -24,6 +24,8 @@ class Structure(ABC):
     """
 
     kind: ClassVar[str] = "structure"
+    # The fields that hold tensors, by name: a pytree may have put anything in their place.
+    leaves: ClassVar[tuple[str, ...]] = ()
 
     if TYPE_CHECKING:
         # Fields in some kinds and properties in others, so the base can only promise them.
@@ -159,7 +161,7 @@ def take_apart(structure: Structure) -> tuple[list[Tensor], Skeleton]:
         if not field.init:
             continue
         value = getattr(structure, field.name)
-        if isinstance(value, Tensor):
+        if field.name in structure.leaves and value is not None:
             tensors.append(value)
             values.append(_HOLE)
         elif isinstance(value, Structure):

@@ -18,7 +18,7 @@ __all__ = ["write_plot"]
 # Colours that stay apart for colour-blind readers (Okabe and Ito), in the order in which sides first appear.
 COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#CC79A7", "#999999", "#D55E00", "#F0E442")
 BAR = 0.8
-NOTES = {"leaky": " (leaks NaN)", "floor": " (no mask at all)"}
+NOTES = {"leaky": " (leaks NaN)", "floor": " (floor)"}
 INK = "#222222"
 
 
@@ -63,9 +63,10 @@ def write_plot(path: Path, results: Sequence[Result], provenance: Provenance) ->
         fontsize=8,
     )
     m = provenance.machine
+    quick = " · shrunken inputs: these times say nothing" if provenance.quick else ""
     figure.suptitle("What the same masked work costs elsewhere", fontsize=12, color=INK)
     axes.set_title(
-        f"{m['cpu']}, {m['threads']} threads, {m['simd']} · torch {m['torch']} · {provenance.date[:10]}",
+        f"{m['cpu']}, {m['threads']} threads, {m['simd']} · torch {m['torch']} · {provenance.date[:10]}{quick}",
         fontsize=8,
         color="#666666",
     )

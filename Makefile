@@ -34,10 +34,10 @@ SANITIZED := build/sanitize
 
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml
 	@echo "→ installing maskwise and its tools into $(VENV)"
-	$(BIN)/python $(PIP_INSTALL) --no-build-isolation --editable '.[dev]'
-	@touch $@ $(VENV)/.extension
+	MASKWISE_BUILD_EXTENSION=0 $(BIN)/python $(PIP_INSTALL) --no-build-isolation --editable '.[dev]'
+	@touch $@
 
-# A changed kernel needs a compiler, not a package manager.
+# Apart from the install, because a changed kernel needs a compiler and not a package manager.
 $(VENV)/.extension: $(VENV)/.installed setup.py $(CSRC)
 	@echo "→ building the extension"
 	$(BIN)/python setup.py --quiet build_ext --inplace

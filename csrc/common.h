@@ -1,0 +1,77 @@
+// What every file of the extension needs: the stable-ABI headers, the element types, and which SIMD level to run.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/util/BFloat16.h>
+#include <torch/headeronly/util/Half.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace maskwise {
+
+using torch::headeronly::BFloat16;
+using torch::headeronly::Half;
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+// The SIMD levels, in the order of what they can do. Numbers cross the op border (maskwise::simd_level).
+enum class Isa : int64_t { baseline = 0, avx2 = 1, avx512 = 2, neon = 3 };
+
+// The level in force: the best that this CPU has, unless lowered by MASKWISE_SIMD or by maskwise::simd_level.
+Isa isa();
+
+// The least work worth a thread of its own, in elements.
+constexpr int64_t kGrain = 32768;
+
+// A new contiguous CPU tensor. torch::stable::new_empty would look the op up by its name on every call, which costs a
+// tiny kernel more than its arithmetic; this asks the allocator directly.
+inline Tensor empty_cpu(const std::vector<int64_t>& sizes, ScalarType dtype) {
+  std::vector<int64_t> strides(sizes.size());
+  int64_t stride = 1;
+  for (size_t d = sizes.size(); d-- > 0; stride *= std::max<int64_t>(1, sizes[d])) strides[d] = stride;
+  AtenTensorHandle handle;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+      static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(),
+      torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype)), aoti_torch_device_type_cpu(), 0, &handle));
+  return Tensor(handle);
+}
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Runs body(begin, end) over [0, n) on torch's threads; each task gets about kGrain elements or more.
+template <class Body>
+void parallel(int64_t n, int64_t elements_each, const Body& body) {
+  const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, elements_each));
+  // A range that one thread would run anyway skips the thread pool: it costs more than a tiny kernel does.
+  if (n <= grain) {
+    if (n > 0) body(int64_t{0}, n);
+    return;
+  }
+  torch::stable::parallel_for(0, n, grain, body);
+}
+
+}  // namespace maskwise
+
+// Calls NAME of the namespace of the SIMD level in force: MASKWISE_AT_ISA(reduce_rows<float>(a, b)).
+#if defined(__x86_64__)
+#define MASKWISE_AT_ISA(...)                                             \
+  (::maskwise::isa() == ::maskwise::Isa::avx512 ? avx512::__VA_ARGS__    \
+   : ::maskwise::isa() == ::maskwise::Isa::avx2 ? avx2::__VA_ARGS__      \
+                                                : baseline::__VA_ARGS__)
+#else
+#define MASKWISE_AT_ISA(...) baseline::__VA_ARGS__
+#endif

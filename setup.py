@@ -1,0 +1,48 @@
+"""Builds the C++ extension, and nothing else: everything static is in pyproject.toml.
+
+Without torch at build time there is no extension, and the package is pure Python: every op then runs on its plain
+torch reference, and says so once. MASKWISE_BUILD_EXTENSION=0 asks for that; MASKWISE_SANITIZE=1 builds the kernels
+with AddressSanitizer and UndefinedBehaviorSanitizer.
+"""
+
+import os
+from pathlib import Path
+
+from setuptools import setup
+
+ROOT = Path(__file__).parent
+# LibTorch's stable ABI of 2.10: one binary for every later torch and every Python from 3.10 on.
+TORCH_TARGET_VERSION = "0x020a000000000000"
+SANITIZE = ["-fsanitize=address,undefined", "-fno-omit-frame-pointer", "-fno-sanitize-recover=undefined", "-g"]
+
+
+def extension() -> dict:
+    """The keyword arguments of setup() that build the extension; none when there is nothing to build it with."""
+    if os.environ.get("MASKWISE_BUILD_EXTENSION", "1") == "0":
+        return {}
+    try:
+        from torch.utils.cpp_extension import BuildExtension, CppExtension
+    except ImportError:
+        print("maskwise: no torch at build time, so this is a pure-Python build (pip install --no-build-isolation)")
+        return {}
+    sanitize = os.environ.get("MASKWISE_SANITIZE", "0") == "1"
+    compile_args = ["-std=c++17", "-fvisibility=hidden", "-Wall", "-Wno-psabi", "-Wno-maybe-uninitialized"]
+    compile_args += [f"-DTORCH_TARGET_VERSION={TORCH_TARGET_VERSION}"]
+    compile_args += ["-O1", *SANITIZE] if sanitize else ["-O3", "-g0"]
+    module = CppExtension(
+        "maskwise._C",
+        sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").glob("*.cpp")),
+        include_dirs=[str(ROOT / "csrc")],
+        depends=sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").glob("*.h")),
+        extra_compile_args=compile_args,
+        extra_link_args=SANITIZE[:1] if sanitize else [],
+        py_limited_api=True,
+    )
+    return {
+        "ext_modules": [module],
+        "cmdclass": {"build_ext": BuildExtension},
+        "options": {"bdist_wheel": {"py_limited_api": "cp310"}},
+    }
+
+
+setup(**extension())

@@ -1,0 +1,189 @@
+"""The algebra of structures: a table of rules on pairs, and a lazy combination where no rule applies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+from maskwise.errors import DeviceError, ShapeError, say
+from maskwise.mask.structures import Combination, Constant, Dense, Intervals, Segments, Structure
+from maskwise.mask.views import expand
+
+__all__ = ["combine", "concatenate", "same_device"]
+
+# A rule gets two structures of one shape, and returns None where it cannot make them simpler.
+Rule = Callable[[Structure, Structure], "Structure | None"]
+
+
+def combine(op: str, left: Structure, right: Structure, *, symbol: str) -> Structure:
+    """Return ``left op right`` under torch broadcasting, as simple a structure as the rules allow.
+
+    Args:
+        op: "and", "or" or "xor".
+        left: the structure on the left.
+        right: the structure on the right; shapes broadcast.
+        symbol: what the user wrote, for messages.
+
+    """
+    if not same_device(left.device, right.device):
+        raise DeviceError(
+            say(
+                f"Mask {symbol}",
+                "other",
+                must=f"be on the mask's device {left.device}",
+                got=right.device,
+                hint="mask.to(other.device)",
+            )
+        )
+    try:
+        shape = tuple(torch.broadcast_shapes(left.shape, right.shape))  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        raise ShapeError(
+            say(
+                f"Mask {symbol}",
+                "other",
+                must=f"broadcast with the mask's shape {tuple(left.shape)}",
+                got=tuple(right.shape),
+                hint="mask[..., None] adds a dim on the right, mask[:, None] after the first",
+            )
+        ) from None
+    if isinstance(left, Dense) and isinstance(right, Dense) and prod(shape) <= max(left.numel(), right.numel()):
+        # Two tensors that are there already make a third of the same size; laziness would only hold on to both.
+        return Dense(_EAGER[op](left.current(), right.current()))
+    left, right = (s if s.shape == shape else s.view(expand(s.shape, shape)) for s in (left, right))
+    for first, second in ((left, right), (right, left)):
+        rule = _RULES.get((op, type(first), type(second))) or _RULES.get((op, type(first), None))
+        simpler = rule(first, second) if rule else None
+        if simpler is not None:
+            return simpler
+    return Combination(op, left, right)
+
+
+def same_device(a: torch.device, b: torch.device) -> bool:
+    """Return whether two devices are one; "cuda" without an index is any of its kind."""
+    return a.type == b.type and (a.index == b.index or a.index is None or b.index is None)
+
+
+def concatenate(parts: Sequence[Structure], dim: int, shape: tuple[int, ...]) -> Structure | None:
+    """Join structures of equal shape but for ``dim`` without materialising them; None where no kind allows it."""
+    device = parts[0].device
+    if all(isinstance(p, Constant) for p in parts) and len({p.value for p in parts if isinstance(p, Constant)}) == 1:
+        assert isinstance(parts[0], Constant)
+        return Constant(shape, device, parts[0].value)
+    if all(isinstance(p, Segments) for p in parts) and dim < len(shape) - 2:
+        segments = [p for p in parts if isinstance(p, Segments)]
+        if len({p.padding for p in segments}) == 1 and len({p.ids.device for p in segments}) == 1:
+            return Segments(torch.cat([p.ids for p in segments], dim), device, segments[0].padding)
+    if dim == len(shape) - 1:
+        return None
+    rows = [_as_intervals(p) for p in parts]
+    runs = [r for r in rows if r is not None]
+    if len(runs) < len(rows) or len({b.device for r in runs for b in r.bounds if b is not None}) > 1:
+        return None
+    counts = [r.count for r in runs]
+    starts = _joined([r.starts for r in runs], [r.shape for r in runs], dim, edge=0)
+    ends = _joined([r.ends for r in runs], [r.shape for r in runs], dim, edge=shape[-1])
+    known = None if None in counts else sum(c for c in counts if c is not None)
+    return Intervals.between(starts, ends, shape, device, known)
+
+
+def _joined(bounds: list[Tensor | None], shapes: list[tuple[int, ...]], dim: int, edge: int) -> Tensor | None:
+    there = next((b for b in bounds if b is not None), None)
+    if there is None:
+        return None
+    return torch.cat(
+        [
+            torch.full(shape[:-1], edge, dtype=torch.int64, device=there.device) if b is None else b.expand(shape[:-1])
+            for b, shape in zip(bounds, shapes, strict=True)
+        ],
+        dim,
+    )
+
+
+def _as_intervals(structure: Structure) -> Intervals | None:
+    if isinstance(structure, Constant) and structure.shape:
+        edge = None if structure.value else torch.zeros((1,) * (len(structure.shape) - 1), dtype=torch.int64)
+        return Intervals(None, edge, structure.shape, structure.device, structure.known_count)
+    return structure if isinstance(structure, Intervals) else None
+
+
+# -- the rules ---------------------------------------------------------------------------------------------------------
+
+
+def _constant_and(constant: Structure, other: Structure) -> Structure:
+    assert isinstance(constant, Constant)
+    return other if constant.value else constant
+
+
+def _constant_or(constant: Structure, other: Structure) -> Structure:
+    assert isinstance(constant, Constant)
+    return constant if constant.value else other
+
+
+def _constant_xor(constant: Structure, other: Structure) -> Structure:
+    assert isinstance(constant, Constant)
+    return other.invert() if constant.value else other
+
+
+def _intersect(left: Structure, right: Structure) -> Structure:
+    assert isinstance(left, Intervals)
+    assert isinstance(right, Intervals)
+    starts = _tighter(left.starts, right.starts, torch.maximum)
+    ends = _tighter(left.ends, right.ends, torch.minimum)
+    return Intervals.between(starts, ends, left.shape, left.device)
+
+
+def _unite(left: Structure, right: Structure) -> Structure | None:
+    """The union of two leading runs is a leading run, and so with trailing ones; other unions may have a gap."""
+    assert isinstance(left, Intervals)
+    assert isinstance(right, Intervals)
+    if left.starts is None and right.starts is None:
+        assert left.ends is not None
+        assert right.ends is not None
+        return Intervals(None, _meet(left.ends, right.ends, torch.maximum), left.shape, left.device)
+    if left.ends is None and right.ends is None:
+        assert left.starts is not None
+        assert right.starts is not None
+        return Intervals(_meet(left.starts, right.starts, torch.minimum), None, left.shape, left.device)
+    return None
+
+
+def _segments_and_intervals(segments: Structure, intervals: Structure) -> Structure | None:
+    """Packed sequences stand in one run each, so causal attention within them is one interval a row."""
+    assert isinstance(segments, Segments)
+    runs = segments.as_intervals()
+    return None if runs is None else _intersect(runs, intervals)
+
+
+def _tighter(a: Tensor | None, b: Tensor | None, pick: Callable[[Tensor, Tensor], Tensor]) -> Tensor | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return _meet(a, b, pick)
+
+
+def _meet(a: Tensor, b: Tensor, pick: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    if a.device != b.device:
+        # One of them is host data for the device of the other; sending it there does not wait for the device.
+        target = b.device if a.device.type == "cpu" else a.device
+        a, b = a.to(target, non_blocking=True), b.to(target, non_blocking=True)
+    return pick(a, b)
+
+
+_EAGER: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "and": torch.bitwise_and,
+    "or": torch.bitwise_or,
+    "xor": torch.bitwise_xor,
+}
+
+# None stands for any structure.
+_RULES: dict[tuple[str, type[Structure], type[Structure] | None], Rule] = {
+    ("and", Constant, None): _constant_and,
+    ("or", Constant, None): _constant_or,
+    ("xor", Constant, None): _constant_xor,
+    ("and", Intervals, Intervals): _intersect,
+    ("or", Intervals, Intervals): _unite,
+    ("and", Segments, Intervals): _segments_and_intervals,
+}

@@ -1,0 +1,432 @@
+"""The ways to say what is kept. `Mask` carries each of these functions as a classmethod."""
+
+# The first argument is the class itself, which the reader of a method never passes.
+# ruff: noqa: D417
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from maskwise.errors import ArgumentError, DtypeError, OutOfRangeError, ShapeError, say
+from maskwise.mask.structures import Constant, Dense, Function, Indices, Intervals, Segments
+
+if TYPE_CHECKING:
+    from maskwise.mask.mask import Mask
+
+__all__ = [
+    "causal",
+    "from_function",
+    "from_indices",
+    "from_lengths",
+    "from_segments",
+    "from_values",
+    "full",
+    "none",
+    "window",
+]
+
+Device = torch.device | str | int | None
+Shape = int | Sequence[int]
+
+
+def from_lengths(
+    cls: type[Mask],
+    lengths: Tensor | Sequence[Any] | int,  # (...)
+    max_len: int | None = None,
+    *,
+    side: str = "right",
+    device: Device = None,
+) -> Mask:
+    """Keep the first ``length`` positions of each row, or the last where the padding is on the left.
+
+    >>> from maskwise import Mask
+    >>> print(Mask.from_lengths([2, 4, 3], max_len=5))
+    Mask (3, 5)  intervals  9 of 15 kept (60.0 %)
+    0 ██···
+    1 ████·
+    2 ███··
+    █ kept  · dropped
+
+    Args:
+        lengths: (...) ints, as a tensor or as lists of any nesting.
+        max_len: the size of the new last dim; by default the longest length. A device tensor needs it, because finding
+            the longest would wait for the device.
+        side: where the padding is: "right" or "left".
+        device: where the mask is used; by default where ``lengths`` is.
+
+    Returns:
+        A mask of shape (..., max_len). Host lengths stay on the host, so its facts never touch the device. The values
+        of a device tensor are not read either: they are clamped to 0..max_len.
+
+    Raises:
+        DtypeError: the lengths are not ints.
+        OutOfRangeError: a length is negative or above max_len.
+        ArgumentError: ``side`` is unknown, or ``max_len`` is missing or negative.
+
+    """
+    op = "Mask.from_lengths"
+    if side not in ("right", "left"):
+        raise ArgumentError(say(op, "side", must='be "right" or "left"', got=repr(side), hint='side="right"'))
+    bounds = _ints(op, "lengths", lengths)
+    where = _device(device, lengths)
+    if max_len is None:
+        if not _readable(bounds):
+            hint = f"{op}(lengths, max_len=tokens.shape[1])"
+            raise ArgumentError(
+                say(op, "max_len", must="be given when lengths is a device tensor", got=None, hint=hint)
+            )
+        max_len = int(bounds.max()) if bounds.numel() else 0
+    _check_size(op, "max_len", max_len)
+    count = None
+    if _readable(bounds):
+        _check_range(op, "lengths", bounds, low=0, high=max_len, hints=("lengths.clamp(min=0)", "max_len=max(lengths)"))
+        count = int(bounds.sum())
+    shape = (*bounds.shape, max_len)
+    if side == "left":
+        return cls._wrap(Intervals(max_len - bounds, None, shape, where, count))
+    return cls._wrap(Intervals(None, bounds, shape, where, count))
+
+
+def from_indices(
+    cls: type[Mask],
+    indices: Tensor | Sequence[Any],  # (n,) or (n, ndim)
+    size: Shape,
+    *,
+    device: Device = None,
+) -> Mask:
+    """Keep the listed positions; ``~`` drops them.
+
+    >>> from maskwise import Mask
+    >>> Mask.from_indices([2, 5, -1], size=8).to_bool().int().tolist()
+    [0, 0, 1, 0, 0, 1, 0, 1]
+    >>> Mask.from_indices([[0, 0], [1, 2]], size=(2, 3)).to_bool().int().tolist()
+    [[1, 0, 0], [0, 0, 1]]
+
+    Args:
+        indices: (n,) ints where ``size`` has one dim, else (n, ndim). Negative ones count from the end, as in Python;
+            any order, duplicates and none at all are fine.
+        size: the mask's size, or its shape.
+        device: where the mask is used; by default where ``indices`` is.
+
+    Returns:
+        A mask of shape ``size``. The values of a device tensor are not read, so they are not checked.
+
+    Raises:
+        DtypeError: the indices are not ints.
+        ShapeError: the indices do not have one column a dim.
+        OutOfRangeError: an index is outside of its dim.
+
+    """
+    op = "Mask.from_indices"
+    shape = _shape(op, "size", size)
+    where = _device(device, indices)
+    points = _ints(op, "indices", indices)
+    if not points.numel() and points.ndim < 2:
+        points = points.reshape(0, len(shape))
+    elif points.ndim == 1 and len(shape) == 1:
+        points = points[:, None]
+    if points.ndim != 2 or points.shape[1] != len(shape):
+        must = f"be (n, {len(shape)}) for a mask of {len(shape)} dims" if len(shape) != 1 else "be (n,) for one dim"
+        hint = "indices.T" if points.ndim == 2 and points.shape[0] == len(shape) else "size=x.shape"
+        raise ShapeError(say(op, "indices", must=must, got=tuple(points.shape), hint=hint))
+    readable = _readable(points)
+    flat = torch.zeros(points.shape[0], dtype=torch.int64, device=points.device)
+    for dim, length in enumerate(shape):
+        column = points[:, dim]
+        if readable:
+            hints = (f"size={length} has positions 0 to {length - 1}", "indices[indices < size]")
+            _check_range(op, "indices", column, low=-length, high=length - 1, hints=hints)
+        flat = flat * length + torch.where(column < 0, column + length, column)
+    if readable:
+        return cls._wrap(Indices(torch.unique(flat), shape, where))
+    # How many differ is not known without reading them, so duplicates are left to fall on the same bit.
+    bits = torch.zeros(prod(shape), dtype=torch.bool, device=where).index_fill_(0, flat.to(where), True)
+    return cls._wrap(Dense(bits.view(shape)))
+
+
+def from_values(cls: type[Mask], tokens: Tensor, values: Tensor | Sequence[Any] | float) -> Mask:
+    """Keep the positions where ``tokens`` is one of ``values``; ``~`` drops them.
+
+    >>> import torch
+    >>> from maskwise import Mask
+    >>> Mask.from_values(torch.tensor([[101, 7, 0], [5, 0, 0]]), [0, 101]).to_bool().int().tolist()
+    [[1, 0, 1], [0, 1, 1]]
+
+    Args:
+        tokens: (...) any tensor.
+        values: one value, a list of them, or a tensor.
+
+    Returns:
+        A mask of the shape of ``tokens``, on its device.
+
+    Raises:
+        DtypeError: ``tokens`` is not a tensor.
+
+    """
+    if not isinstance(tokens, Tensor):
+        hint = "torch.tensor(tokens)"
+        raise DtypeError(say("Mask.from_values", "tokens", must="be a tensor", got=type(tokens).__name__, hint=hint))
+    wanted = values if isinstance(values, Tensor) else torch.tensor(values, device=tokens.device)
+    if not wanted.numel():
+        return cls._wrap(Constant(tuple(tokens.shape), tokens.device, False))
+    return cls._wrap(Dense(torch.isin(tokens, wanted.to(tokens.device))))
+
+
+def from_segments(
+    cls: type[Mask],
+    ids: Tensor | Sequence[Any],  # (..., L)
+    *,
+    padding: int = -1,
+    device: Device = None,
+) -> Mask:
+    """Let each position see those of its own segment: a block diagonal for sequences packed into one row.
+
+    >>> from maskwise import Mask
+    >>> print(Mask.from_segments([0, 0, 1, 1, 1, -1]))
+    Mask (6, 6)  segments  13 of 36 kept (36.1 %)
+    0 ██····
+    1 ██····
+    2 ··███·
+    3 ··███·
+    4 ··███·
+    5 ······
+    █ kept  · dropped
+
+    Args:
+        ids: (..., L) ints, the segment of each position.
+        padding: the id that sees nothing and is seen by nothing.
+        device: where the mask is used; by default where ``ids`` is.
+
+    Returns:
+        A mask of shape (..., L, L) that holds the ids only, never L x L of anything.
+
+    Raises:
+        DtypeError: the ids are not ints.
+        ShapeError: the ids have no dim.
+
+    """
+    op = "Mask.from_segments"
+    segments = _ints(op, "ids", ids)
+    if not segments.ndim:
+        raise ShapeError(say(op, "ids", must="have at least one dim", got=(), hint="ids[None]"))
+    return cls._wrap(Segments(segments, _device(device, ids), padding))
+
+
+def from_function(cls: type[Mask], fn: Callable[..., Tensor], shape: Shape, device: Device = None) -> Mask:
+    """Keep the positions where a function of the indices is True. It is asked only when it has to be.
+
+    >>> from maskwise import Mask
+    >>> checkers = Mask.from_function(lambda row, column: (row + column) % 2 == 0, (2, 4))
+    >>> checkers.to_bool().int().tolist()
+    [[1, 0, 1, 0], [0, 1, 0, 1]]
+
+    Args:
+        fn: gets one int64 index tensor a dim, which broadcast together, and returns a bool tensor that broadcasts with
+            them. It must be pure, for it is called whenever and wherever the answer is needed.
+        shape: the mask's shape.
+        device: where the index tensors are.
+
+    Returns:
+        A mask of shape ``shape``.
+
+    Raises:
+        DtypeError: ``fn`` does not return a bool tensor, or is not a function.
+
+    """
+    op = "Mask.from_function"
+    if not callable(fn):
+        raise DtypeError(say(op, "fn", must="be a function of the indices", got=type(fn).__name__, hint="Mask(fn)"))
+    sizes = _shape(op, "shape", shape)
+    where = _device(device, None)
+    if prod(sizes):
+        first = [torch.zeros((1,) * len(sizes), dtype=torch.int64, device=where) for _ in sizes]
+        answer = fn(*first)
+        if not isinstance(answer, Tensor) or answer.dtype != torch.bool:
+            got = answer.dtype if isinstance(answer, Tensor) else type(answer).__name__
+            hint = "lambda q, k: k <= q, with & for and, | for or, ~ for not"
+            raise DtypeError(say(op, "fn", must="return a bool tensor", got=got, hint=hint))
+    return cls._wrap(Function(fn, sizes, where))
+
+
+def causal(cls: type[Mask], q: int, k: int | None = None, *, offset: int = 0, device: Device = None) -> Mask:
+    """Let each query see the keys up to its own position, aligned at the top left as SDPA's ``is_causal``.
+
+    >>> from maskwise import Mask
+    >>> print(Mask.causal(3, 5, offset=1))
+    Mask (3, 5)  intervals  9 of 15 kept (60.0 %)
+    0 ██···
+    1 ███··
+    2 ████·
+    █ kept  · dropped
+
+    Args:
+        q: how many queries there are.
+        k: how many keys there are; by default as many as queries.
+        offset: how many keys came before the first query, as with a cache: key <= query + offset is kept.
+        device: where the mask is used.
+
+    Returns:
+        A mask of shape (q, k) that holds q ints.
+
+    """
+    op = "Mask.causal"
+    keys = q if k is None else k
+    _check_size(op, "q", q)
+    _check_size(op, "k", keys)
+    where = _device(device, None)
+    ends = torch.arange(q, device=_home(where)) + (offset + 1)
+    return cls._wrap(Intervals(None, ends, (q, keys), where, _triangle(q, keys, offset)))
+
+
+def window(cls: type[Mask], q: int, left: int, right: int = 0, *, k: int | None = None, device: Device = None) -> Mask:
+    """Let each query see ``left`` keys before its position, itself, and ``right`` keys after it.
+
+    >>> from maskwise import Mask
+    >>> print(Mask.window(4, left=1))
+    Mask (4, 4)  intervals  7 of 16 kept (43.8 %)
+    0 █···
+    1 ██··
+    2 ·██·
+    3 ··██
+    █ kept  · dropped
+
+    Args:
+        q: how many queries there are.
+        left: how many keys before its own position a query sees.
+        right: how many keys after its own position a query sees; 0 is causal.
+        k: how many keys there are; by default as many as queries.
+        device: where the mask is used.
+
+    Returns:
+        A mask of shape (q, k) that holds 2 q ints.
+
+    Raises:
+        ArgumentError: a size is negative.
+
+    """
+    op = "Mask.window"
+    keys = q if k is None else k
+    for name, value in (("q", q), ("left", left), ("right", right), ("k", keys)):
+        _check_size(op, name, value)
+    where = _device(device, None)
+    position = torch.arange(q, device=_home(where))
+    count = _band(q, keys, left, right)
+    return cls._wrap(Intervals(position - left, position + (right + 1), (q, keys), where, count))
+
+
+def full(cls: type[Mask], shape: Shape, device: Device = None) -> Mask:
+    """Keep everything, in no memory.
+
+    >>> from maskwise import Mask
+    >>> Mask.full((1000, 1000, 1000)).count()
+    1000000000
+
+    Args:
+        shape: the mask's shape.
+        device: where the mask is used.
+
+    """
+    return cls._wrap(Constant(_shape("Mask.full", "shape", shape), _device(device, None), True))
+
+
+def none(cls: type[Mask], shape: Shape, device: Device = None) -> Mask:
+    """Keep nothing, in no memory.
+
+    >>> from maskwise import Mask
+    >>> Mask.none((2, 3)).to_bool().any().item()
+    False
+
+    Args:
+        shape: the mask's shape.
+        device: where the mask is used.
+
+    """
+    return cls._wrap(Constant(_shape("Mask.none", "shape", shape), _device(device, None), False))
+
+
+# -- checks ------------------------------------------------------------------------------------------------------------
+
+
+def _readable(tensor: Tensor) -> bool:
+    """Return whether the values can be looked at: host memory, real numbers, and no graph being traced."""
+    return tensor.device.type == "cpu" and type(tensor) is Tensor and not torch.compiler.is_compiling()
+
+
+def _device(device: Device, source: Any) -> torch.device:
+    if device is not None:
+        return torch.device(device)
+    return source.device if isinstance(source, Tensor) else torch.get_default_device()
+
+
+def _home(device: torch.device) -> torch.device:
+    """Return where the bounds of a mask made from plain ints live: the host, unless a graph is being traced."""
+    # In a graph the bounds are computed by the compiled code, which should not copy from the host each time.
+    return device if torch.compiler.is_compiling() else torch.device("cpu")
+
+
+def _ints(op: str, name: str, values: Any) -> Tensor:
+    """Return ints as an int64 tensor: device tensors where they are, everything else on the host."""
+    if isinstance(values, Tensor):
+        tensor = values
+    else:
+        try:
+            tensor = torch.tensor(values, device="cpu")
+        except (TypeError, ValueError, RuntimeError) as error:
+            must = "be ints: a tensor, or lists of equal length"
+            raise DtypeError(say(op, name, must=must, got=repr(values)[:80], hint="torch.tensor(...)")) from error
+        if not tensor.numel():
+            tensor = tensor.to(torch.int64)
+    if tensor.dtype == torch.bool or tensor.is_floating_point() or tensor.is_complex():
+        hint = "Mask(t) takes a bool tensor as it is" if tensor.dtype == torch.bool else f"{name}.long()"
+        got = f"{tensor.dtype}" if isinstance(values, Tensor) else f"{tensor.dtype} from {repr(values)[:80]}"
+        raise DtypeError(say(op, name, must="be ints", got=got, hint=hint))
+    # A copy where there is nothing to convert: a mask must not change when the caller's lengths do.
+    return tensor.to(torch.int64) if tensor.dtype != torch.int64 or tensor is not values else tensor.clone()
+
+
+def _check_range(op: str, name: str, values: Tensor, *, low: int, high: int, hints: tuple[str, str]) -> None:
+    """Raise for the first value out of range, with the hint for values that are too low or too high."""
+    bad = (values < low) | (values > high)
+    if bool(bad.any()):
+        at = tuple(int(i) for i in bad.nonzero()[0])
+        value = int(values[at])
+        where = f" at position {at[0] if len(at) == 1 else at}" if at else ""
+        must = f"hold only values from {low} to {high}"
+        raise OutOfRangeError(say(op, name, must=must, got=f"{value}{where}", hint=hints[value > high]))
+
+
+def _check_size(op: str, name: str, value: Any) -> None:
+    if not isinstance(value, (int, torch.SymInt)) or isinstance(value, bool) or value < 0:
+        raise ArgumentError(say(op, name, must="be an int of 0 or more", got=repr(value)))
+
+
+def _shape(op: str, name: str, shape: Any) -> tuple[int, ...]:
+    sizes = (shape,) if isinstance(shape, (int, torch.SymInt)) else shape
+    if not isinstance(sizes, Sequence) or isinstance(sizes, str):
+        raise DtypeError(say(op, name, must="be an int or a tuple of ints", got=repr(shape), hint=f"{name}=x.shape"))
+    for size in sizes:
+        _check_size(op, name, size)
+    return tuple(sizes)
+
+
+def _triangle(q: int, k: int, offset: int) -> int | None:
+    """Return how many (query, key) pairs have key <= query + offset, in closed form."""
+    if torch.compiler.is_compiling():
+        return None
+    # Queries see none, then one more each, then all k.
+    first = min(max(-offset, 0), q)
+    saturated = min(max(k - offset - 1, first), q)
+    low, high = first + offset + 1, saturated + offset
+    rising = (low + high) * (saturated - first) // 2
+    return rising + (q - saturated) * k
+
+
+def _band(q: int, k: int, left: int, right: int) -> int | None:
+    """Return how many pairs lie within a window: one triangle less another."""
+    outer, inner = _triangle(q, k, right), _triangle(q, k, -left - 1)
+    return None if outer is None or inner is None else outer - inner

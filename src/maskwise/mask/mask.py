@@ -1,0 +1,489 @@
+"""The Mask: an immutable value that says what is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from math import nan, prod
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
+from maskwise.mask import algebra, block_mask, constructors, convert, draw, facts, interop, shaping
+from maskwise.mask.facts import Facts
+from maskwise.mask.structures import Dense, Indices, Structure
+from maskwise.mask.views import normalize_dim
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["Mask"]
+
+Fact = TypeVar("Fact")
+
+
+class Mask:
+    """What is kept, True meaning keep: an immutable value with a shape, a device, an algebra and facts.
+
+    >>> import torch
+    >>> from maskwise import Mask
+    >>> mask = Mask.from_lengths([2, 4, 3], max_len=5) & ~Mask.from_indices([0], size=5)
+    >>> mask.count(), mask.lengths
+    (6, tensor([1, 3, 2]))
+    >>> torch.arange(5.0).masked_fill(~mask[1], 0.0)
+    tensor([0., 1., 2., 3., 0.])
+
+    A mask holds a structure (lengths, indices, a function, ...) and becomes a bool tensor only when one is asked for.
+    ``==`` compares identity, so masks are hashable; `Mask.equal` compares what is kept. ``len()`` is refused, because
+    torch would take a mask with a length for a sequence of indices in ``x[mask]``.
+
+    Args:
+        bits: a bool tensor of any shape. It is not copied; a mask whose tensor was changed in place afterwards raises
+            StaleMaskError when it is used.
+
+    Raises:
+        DtypeError: it is not a bool tensor; the hint names the converter to use.
+
+    """
+
+    __slots__ = ("__weakref__", "_bits", "_cache", "_structure")
+
+    # The bool tensor of a dense mask, else None: an attribute read for hot paths. `to_bool` is for everyone else.
+    _bits: Tensor | None
+    _structure: Structure
+    _cache: dict[str, Any]
+
+    def __init__(self, bits: Tensor | Mask) -> None:
+        structure = bits._structure if isinstance(bits, Mask) else Dense(_checked(bits))
+        _fill(self, structure)
+
+    @classmethod
+    def _wrap(cls, structure: Structure) -> Mask:
+        mask = cls.__new__(cls)
+        _fill(mask, structure)
+        return mask
+
+    @classmethod
+    def _coerce(cls, value: Any, symbol: str) -> Mask:
+        if isinstance(value, Mask):
+            return value
+        if isinstance(value, Tensor) and value.dtype == torch.bool:
+            return cls._wrap(Dense(value))
+        got = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise DtypeError(
+            say(f"Mask {symbol}", "other", must="be a Mask or a bool tensor", got=got, hint="Mask(other.bool())")
+        )
+
+    # -- how to make one -----------------------------------------------------------------------------------------------
+    from_lengths = classmethod(constructors.from_lengths)
+    from_indices = classmethod(constructors.from_indices)
+    from_values = classmethod(constructors.from_values)
+    from_segments = classmethod(constructors.from_segments)
+    from_function = classmethod(constructors.from_function)
+    causal = classmethod(constructors.causal)
+    window = classmethod(constructors.window)
+    full = classmethod(constructors.full)
+    none = classmethod(constructors.none)
+    cat = classmethod(shaping.cat)
+    stack = classmethod(shaping.stack)
+
+    # -- the other conventions -----------------------------------------------------------------------------------------
+    from_key_padding = classmethod(convert.from_key_padding)
+    to_key_padding = convert.to_key_padding
+    from_attention_mask = classmethod(convert.from_attention_mask)
+    to_attention_mask = convert.to_attention_mask
+    from_additive = classmethod(convert.from_additive)
+    to_additive = convert.to_additive
+    from_cu_seqlens = classmethod(convert.from_cu_seqlens)
+    to_cu_seqlens = convert.to_cu_seqlens
+    from_block_mask = classmethod(block_mask.from_block_mask)
+    to_block_mask = block_mask.to_block_mask
+    from_numpy = classmethod(convert.from_numpy)
+    to_numpy = convert.to_numpy
+    to_masked_array = convert.to_masked_array
+
+    # -- views and moves -----------------------------------------------------------------------------------------------
+    __getitem__ = shaping.subscript
+    unsqueeze = shaping.unsqueeze
+    squeeze = shaping.squeeze
+    expand = shaping.expand
+    expand_as = shaping.expand_as
+    permute = shaping.permute
+    transpose = shaping.transpose
+    movedim = shaping.movedim
+    reshape = shaping.reshape
+    view = shaping.reshape
+    flatten = shaping.flatten
+    to = shaping.to
+    cpu = shaping.cpu
+    cuda = shaping.cuda
+    pin_memory = shaping.pin_memory
+    clone = shaping.clone
+    contiguous = shaping.contiguous
+
+    @property
+    def T(self) -> Mask:  # noqa: N802
+        """The mask with its dims reversed.
+
+        >>> Mask.full((2, 3)).T.shape
+        torch.Size([3, 2])
+        """
+        return self.permute(*reversed(range(self.ndim)))
+
+    @property
+    def mT(self) -> Mask:  # noqa: N802
+        """The mask with its last two dims swapped.
+
+        >>> Mask.full((2, 3, 4)).mT.shape
+        torch.Size([2, 4, 3])
+        """
+        return self.transpose(-2, -1)
+
+    def to_bool(self) -> Tensor:
+        """Return the bool tensor, True where kept; computed once. It may be an expanded view: do not write into it.
+
+        >>> Mask.from_lengths([1, 2]).to_bool()
+        tensor([[ True, False],
+                [ True,  True]])
+
+        Raises:
+            StaleMaskError: the tensor that the mask was made of has been changed in place.
+
+        """
+        structure = self._structure
+        if isinstance(structure, Dense):
+            return structure.current()
+        return self._once("bits", structure.materialize)
+
+    # -- shape and device ----------------------------------------------------------------------------------------------
+    @property
+    def shape(self) -> torch.Size:
+        """The shape.
+
+        >>> Mask.causal(2, 3).shape
+        torch.Size([2, 3])
+        """
+        return torch.Size(self._structure.shape)
+
+    @property
+    def device(self) -> torch.device:
+        """The device that the mask is for: its bool tensor and the tensors among its facts are there."""
+        return self._structure.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Always torch.bool."""
+        return torch.bool
+
+    @property
+    def ndim(self) -> int:
+        """The number of dims."""
+        return len(self._structure.shape)
+
+    def dim(self) -> int:
+        """Return the number of dims."""
+        return self.ndim
+
+    def numel(self) -> int:
+        """Return how many positions there are, kept or not."""
+        return prod(self._structure.shape)
+
+    def size(self, dim: int | None = None) -> torch.Size | int:
+        """Return the shape, or the size of one dim.
+
+        >>> Mask.causal(2, 3).size(-1)
+        3
+        """
+        return self.shape if dim is None else self.shape[normalize_dim("Mask.size", dim, self.ndim)]
+
+    # -- facts ---------------------------------------------------------------------------------------------------------
+    @property
+    def facts(self) -> Facts:
+        """What is known at no cost: reading this computes nothing and waits for no device.
+
+        >>> Mask.from_lengths([2, 4]).facts
+        Facts(kind='intervals', numel=8, count=6, is_prefix=True, on_host=True)
+        """
+        structure, cache = self._structure, self._cache
+        count = cache.get("count")
+        prefix = cache.get("is_prefix")
+        return Facts(
+            structure.kind,
+            structure.numel(),
+            structure.known_count if count is None else count[0],
+            structure.known_prefix if prefix is None else prefix[0],
+            structure.on_host,
+        )
+
+    def count(self, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Any:
+        """Return how many are kept: an int in all, or an int64 tensor along ``dim``.
+
+        >>> mask = Mask.from_lengths([2, 4])
+        >>> mask.count(), mask.count(0), mask.count(1, keepdim=True)
+        (6, tensor([2, 2, 1, 1]), tensor([[2],
+                [4]]))
+
+        Args:
+            dim: the dim or dims to count along; by default all of them.
+            keepdim: whether the counted dims stay, with size 1.
+
+        Raises:
+            OutOfRangeError: there is no such dim.
+
+        """
+        if dim is None:
+            return self._once("count", lambda: facts.count_all(self._local, self._seen))
+        dims = sorted({normalize_dim("Mask.count", d, self.ndim) for d in ([dim] if isinstance(dim, int) else dim)})
+        if not dims:
+            return self.to_bool().to(torch.int64)
+        if dims[-1] == self.ndim - 1:
+            # Kept per row is often known in closed form, so the bool tensor is not needed.
+            rows = self.lengths.unsqueeze(-1)
+            lead = dims[:-1]
+            total = rows.sum(lead, keepdim=True) if lead else rows
+        else:
+            total = self.to_bool().sum(dims, keepdim=True)
+        return total if keepdim else total.squeeze(dims)
+
+    @property
+    def density(self) -> float:
+        """The share that is kept, between 0 and 1; NaN for a mask of no positions.
+
+        >>> Mask.from_lengths([2, 4]).density
+        0.75
+        """
+        numel = self.numel()
+        return cast(int, self.count()) / numel if numel else nan
+
+    @property
+    def lengths(self) -> Tensor:
+        """How many each row of the last dim keeps: int64 of shape[:-1], on the mask's device.
+
+        >>> Mask.window(4, left=1).lengths
+        tensor([1, 2, 2, 2])
+
+        Raises:
+            ShapeError: the mask has no dim.
+
+        """
+        return self._once("lengths", lambda: self._host_lengths().to(self.device, non_blocking=True))
+
+    @property
+    def cu_seqlens(self) -> Tensor:
+        """The cumulative lengths of all rows from 0 on: int32 of shape (rows + 1,), on the mask's device.
+
+        >>> Mask.from_lengths([2, 4]).cu_seqlens
+        tensor([0, 2, 6], dtype=torch.int32)
+        """
+
+        def compute() -> Tensor:
+            ends = self._host_lengths().reshape(-1).cumsum(0)
+            return torch.nn.functional.pad(ends, (1, 0)).to(torch.int32).to(self.device, non_blocking=True)
+
+        return self._once("cu_seqlens", compute)
+
+    def indices(self) -> Tensor:
+        """Return the kept positions in order: (n,) for a mask of one dim, else (n, ndim), int64.
+
+        >>> Mask.from_lengths([1, 2]).indices()
+        tensor([[0, 0],
+                [1, 0],
+                [1, 1]])
+        """
+
+        def compute() -> Tensor:
+            structure = self._structure
+            if isinstance(structure, Indices):
+                columns = torch.unravel_index(structure.flat, structure.shape)
+                found = torch.stack(columns, -1).to(self.device, non_blocking=True)
+            else:
+                found = self.to_bool().nonzero()
+            return found.squeeze(-1) if self.ndim == 1 else found
+
+        return self._once("indices", compute)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether everything is kept.
+
+        >>> Mask.from_lengths([3, 3]).is_full
+        True
+        """
+        return bool(self.count() == self.numel())
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is kept.
+
+        >>> Mask.from_lengths([0, 0], max_len=2).is_empty
+        True
+        """
+        return bool(self.count() == 0)
+
+    @property
+    def is_prefix(self) -> bool:
+        """Whether each row of the last dim keeps a leading run, which may be empty or the whole row.
+
+        >>> Mask.causal(4).is_prefix, Mask.window(4, left=1).is_prefix
+        (True, False)
+        """
+        return self._once("is_prefix", lambda: facts.is_prefix(self._local, self._seen))
+
+    def equal(self, other: Mask | Tensor) -> bool:
+        """Return whether two masks have the same shape and keep the same positions.
+
+        >>> Mask.causal(3).equal(Mask.from_lengths([1, 2, 3]))
+        True
+
+        Args:
+            other: a Mask or a bool tensor.
+
+        Raises:
+            DtypeError: it is neither.
+            DeviceError: it is on another device.
+
+        """
+        right = self._coerce(other, "equal")
+        return self is right or (self.shape == right.shape and (self ^ right).is_empty)
+
+    # -- algebra -------------------------------------------------------------------------------------------------------
+    def __and__(self, other: Mask | Tensor) -> Mask:
+        """Keep what both keep."""
+        return self._combine("and", other, "&")
+
+    def __or__(self, other: Mask | Tensor) -> Mask:
+        """Keep what either keeps."""
+        return self._combine("or", other, "|")
+
+    def __xor__(self, other: Mask | Tensor) -> Mask:
+        """Keep what exactly one of both keeps."""
+        return self._combine("xor", other, "^")
+
+    def __invert__(self) -> Mask:
+        """Keep what this mask drops."""
+        return self._wrap(self._structure.invert())
+
+    def __sub__(self, other: Mask | Tensor) -> Mask:
+        """Keep what this mask keeps and the other drops."""
+        return self._combine("and", ~self._coerce(other, "-"), "-")
+
+    # `tensor & mask` reaches these through __torch_function__ too; both ways give a Mask.
+    __rand__ = __and__
+    __ror__ = __or__
+    __rxor__ = __xor__
+
+    def __rsub__(self, other: Mask | Tensor) -> Mask:
+        """Keep what the other keeps and this mask drops."""
+        return self._coerce(other, "-") - self
+
+    def _combine(self, op: str, other: Mask | Tensor, symbol: str) -> Mask:
+        right = self._coerce(other, symbol)
+        return self._wrap(algebra.combine(op, self._structure, right._structure, symbol=symbol))
+
+    # -- what Python asks ----------------------------------------------------------------------------------------------
+    def __repr__(self) -> str:
+        return draw.text(self)
+
+    def _repr_html_(self) -> str:
+        return draw.html(self)
+
+    def __bool__(self) -> bool:
+        if self.numel() == 1:
+            return bool(self.to_bool())
+        must = f"have one position to be True or False, not {tuple(self.shape)}"
+        hint = "mask.is_full, mask.is_empty or mask.equal(other)"
+        raise ArgumentError(say("bool(mask)", "mask", must=must, got=f"{self.numel()} positions", hint=hint))
+
+    def __len__(self) -> NoReturn:
+        # torch asks for it in x[mask], and only an error tells it that a mask is no sequence of indices.
+        raise DtypeError("len(mask): a Mask has no len(). Hint: mask.shape[0], or mask.count().")
+
+    def __iter__(self) -> Iterator[Mask]:
+        if not self.ndim:
+            raise DtypeError(say("iter(mask)", "mask", must="have at least one dim", got=(), hint="bool(mask)"))
+        return (self[i] for i in range(self.shape[0]))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        array = self.to_numpy()
+        return array if dtype is None else array.astype(dtype)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"Mask.{name} cannot be set: a Mask is immutable. Hint: mask & other, mask[...].")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"Mask.{name} cannot be deleted: a Mask is immutable.")
+
+    def __reduce__(self) -> tuple[Callable[..., Mask], tuple[Structure]]:
+        # What can be computed again is not worth carrying along.
+        return type(self)._wrap, (self._structure,)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return interop.call(cls, func, args, kwargs or {})
+
+    # -- the cache -----------------------------------------------------------------------------------------------------
+    def _once(self, name: str, compute: Callable[[], Fact]) -> Fact:
+        """Return what was computed before under this name, or compute it and remember it."""
+        if torch.compiler.is_compiling():
+            return compute()
+        if isinstance(self._structure, Dense):
+            self._structure.current()
+        hit = self._cache.get(name)
+        # A tensor that somebody wrote into is no longer the fact that it was.
+        if hit is not None and (hit[1] is None or hit[0]._version == hit[1]):
+            return cast(Fact, hit[0])
+        value = compute()
+        if not isinstance(value, Tensor):
+            self._cache[name] = (value, None)
+        elif type(value) is Tensor:
+            self._cache[name] = (value, None if value.is_inference() else value._version)
+        return value
+
+    @property
+    def _local(self) -> Structure:
+        """The structure where its facts are cheapest to compute: on the host, if that is where its data lies."""
+        structure = self._structure
+        return structure.to(torch.device("cpu")) if structure.on_host and self.device.type != "cpu" else structure
+
+    @property
+    def _seen(self) -> Tensor | None:
+        """The bool tensor, if it is there already."""
+        return self.to_bool() if self._bits is not None or "bits" in self._cache else None
+
+    def _host_lengths(self) -> Tensor:
+        """Return the lengths where they were computed: on the host for host data, without any device."""
+        if not self.ndim:
+            raise ShapeError(say("Mask.lengths", "mask", must="have at least one dim", got=(), hint="mask[None]"))
+        return self._once(
+            "host_lengths",
+            lambda: facts.row_counts(self._local, self._seen).expand(self.shape[:-1]).contiguous(),
+        )
+
+
+def _fill(mask: Mask, structure: Structure) -> None:
+    object.__setattr__(mask, "_structure", structure)
+    object.__setattr__(mask, "_bits", structure.bits if isinstance(structure, Dense) else None)
+    object.__setattr__(mask, "_cache", {})
+
+
+def _checked(bits: Any) -> Tensor:
+    """Return a bool tensor, or raise with the converter that was probably meant."""
+    if isinstance(bits, Tensor) and bits.dtype == torch.bool:
+        return bits
+    if not isinstance(bits, Tensor):
+        hint = "Mask.from_numpy(array)" if type(bits).__module__ == "numpy" else "Mask(torch.tensor(...))"
+        raise DtypeError(say("Mask", "bits", must="be a bool tensor", got=type(bits).__name__, hint=hint))
+    if bits.is_floating_point():
+        hint = "Mask.from_additive(t) for 0 and -inf, Mask.from_attention_mask(t) for 0. and 1., or Mask(t != 0)"
+    else:
+        hint = (
+            "Mask.from_attention_mask(t) for 0 and 1, Mask.from_lengths(t, max_len) for lengths, "
+            "Mask.from_indices(t, size) for positions, Mask.from_segments(t) for segment ids"
+        )
+    raise DtypeError(say("Mask", "bits", must="be a bool tensor", got=bits.dtype, hint=hint))
+
+
+interop.register(Mask)

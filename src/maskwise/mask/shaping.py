@@ -1,0 +1,331 @@
+"""Views, joins and moves of masks, by torch's names. `Mask` carries each of these functions as a method."""
+
+# The first argument is the class or the mask itself, which the reader of a method never passes.
+# ruff: noqa: D417
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from maskwise.errors import ArgumentError, DeviceError, DtypeError, ShapeError, say
+from maskwise.mask import views
+from maskwise.mask.algebra import concatenate, same_device
+from maskwise.mask.structures import Dense
+from maskwise.mask.structures.base import assemble, take_apart
+
+if TYPE_CHECKING:
+    from maskwise.mask.mask import Mask
+
+__all__ = [
+    "cat",
+    "clone",
+    "contiguous",
+    "cpu",
+    "cuda",
+    "expand",
+    "expand_as",
+    "flatten",
+    "movedim",
+    "permute",
+    "pin_memory",
+    "reshape",
+    "squeeze",
+    "stack",
+    "subscript",
+    "to",
+    "transpose",
+    "unsqueeze",
+]
+
+
+def subscript(mask: Mask, key: Any) -> Mask:
+    """Index as a bool tensor is indexed: ints, slices, None and Ellipsis are views, tensors and lists gather.
+
+    >>> from maskwise import Mask
+    >>> Mask.from_lengths([2, 4])[:, None, :].shape
+    torch.Size([2, 1, 4])
+
+    Raises:
+        OutOfRangeError: an int is outside of its dim, or there are too many.
+        ArgumentError: a slice has a negative step.
+
+    """
+    if views.is_basic(key):
+        return mask._wrap(mask._structure.view(views.subscript(mask._structure.shape, key)))
+    parts = key if isinstance(key, tuple) else (key,)
+    plain = tuple(part.to_bool() if isinstance(part, type(mask)) else part for part in parts)
+    return mask._wrap(Dense(mask.to_bool()[plain]))
+
+
+def unsqueeze(mask: Mask, dim: int) -> Mask:
+    """Return a view with a new dim of size 1 at ``dim``.
+
+    >>> from maskwise import Mask
+    >>> Mask.full((2, 3)).unsqueeze(-1).shape
+    torch.Size([2, 3, 1])
+    """
+    return mask._wrap(mask._structure.view(views.unsqueeze(mask._structure.shape, dim)))
+
+
+def squeeze(mask: Mask, dim: int | Sequence[int] | None = None) -> Mask:
+    """Return a view without the dims of size 1, or without those of ``dim`` that are of size 1.
+
+    >>> from maskwise import Mask
+    >>> Mask.full((1, 3, 1)).squeeze(0).shape
+    torch.Size([3, 1])
+    """
+    return mask._wrap(mask._structure.view(views.squeeze(mask._structure.shape, dim)))
+
+
+def expand(mask: Mask, *sizes: int | Sequence[int]) -> Mask:
+    """Return a view broadcast to ``sizes``; -1 keeps a size.
+
+    >>> from maskwise import Mask
+    >>> Mask.from_lengths([2, 4])[:, None, :].expand(-1, 8, -1).shape
+    torch.Size([2, 8, 4])
+
+    Raises:
+        ShapeError: a size other than 1 would change.
+
+    """
+    return mask._wrap(mask._structure.view(views.expand(mask._structure.shape, _flat(sizes))))
+
+
+def expand_as(mask: Mask, other: Tensor | Mask) -> Mask:
+    """Return a view broadcast to the shape of ``other``.
+
+    >>> import torch
+    >>> from maskwise import Mask
+    >>> Mask.full(4).expand_as(torch.zeros(2, 4)).shape
+    torch.Size([2, 4])
+    """
+    return expand(mask, *other.shape)
+
+
+def permute(mask: Mask, *dims: int | Sequence[int]) -> Mask:
+    """Return a view with the dims in the order of ``dims``.
+
+    >>> from maskwise import Mask
+    >>> Mask.full((2, 3, 4)).permute(2, 0, 1).shape
+    torch.Size([4, 2, 3])
+    """
+    return mask._wrap(mask._structure.view(views.permute(mask._structure.shape, _flat(dims))))
+
+
+def transpose(mask: Mask, dim0: int, dim1: int) -> Mask:
+    """Return a view with two dims swapped.
+
+    >>> from maskwise import Mask
+    >>> Mask.causal(2).transpose(0, 1).to_bool().int().tolist()
+    [[1, 1], [0, 1]]
+    """
+    order = list(range(mask.ndim))
+    first, second = (views.normalize_dim("Mask.transpose", d, mask.ndim) for d in (dim0, dim1))
+    order[first], order[second] = order[second], order[first]
+    return permute(mask, order)
+
+
+def movedim(mask: Mask, source: int, destination: int) -> Mask:
+    """Return a view with one dim moved to another place.
+
+    >>> from maskwise import Mask
+    >>> Mask.full((2, 3, 4)).movedim(0, -1).shape
+    torch.Size([3, 4, 2])
+    """
+    start, end = (views.normalize_dim("Mask.movedim", d, mask.ndim) for d in (source, destination))
+    order = [d for d in range(mask.ndim) if d != start]
+    order.insert(end, start)
+    return permute(mask, order)
+
+
+def reshape(mask: Mask, *shape: int | Sequence[int]) -> Mask:
+    """Return the mask in another shape; structure survives where only dims of size 1 come or go.
+
+    >>> from maskwise import Mask
+    >>> Mask.from_lengths([2, 4]).reshape(2, 1, 4).facts.kind
+    'intervals'
+    >>> Mask.from_lengths([2, 4]).reshape(-1).shape
+    torch.Size([8])
+
+    Raises:
+        ShapeError: the number of positions would change.
+
+    """
+    old = mask._structure.shape
+    sizes = list(_flat(shape))
+    if sizes.count(-1) == 1:
+        known = -prod(sizes)
+        sizes[sizes.index(-1)] = prod(old) // known if known else 0
+    if prod(sizes) != prod(old) or any(size < 0 for size in sizes):
+        must = f"hold as many positions as {tuple(old)}, {prod(old)}"
+        raise ShapeError(say("Mask.reshape", "shape", must=must, got=_flat(shape), hint="mask.reshape(-1)"))
+    view = views.reshape_ones(old, sizes)
+    return mask._wrap(Dense(mask.to_bool().reshape(sizes)) if view is None else mask._structure.view(view))
+
+
+def flatten(mask: Mask, start_dim: int = 0, end_dim: int = -1) -> Mask:
+    """Return the mask with the dims from ``start_dim`` to ``end_dim`` made one.
+
+    >>> from maskwise import Mask
+    >>> Mask.full((2, 3, 4)).flatten(1).shape
+    torch.Size([2, 12])
+    """
+    if not mask.ndim:
+        return reshape(mask, 1)
+    first, last = (views.normalize_dim("Mask.flatten", d, mask.ndim) for d in (start_dim, end_dim))
+    if first > last:
+        must = f"not come after end_dim={end_dim}"
+        raise ArgumentError(say("Mask.flatten", "start_dim", must=must, got=start_dim, hint="mask.flatten()"))
+    shape = mask.shape
+    return reshape(mask, *shape[:first], prod(shape[first : last + 1]), *shape[last + 1 :])
+
+
+def to(mask: Mask, device: torch.device | str | int | Tensor) -> Mask:
+    """Return the mask for another device. What was built from host data stays on the host until it is needed.
+
+    >>> import torch
+    >>> from maskwise import Mask
+    >>> Mask.from_lengths([2, 4]).to("meta").count()
+    6
+
+    Args:
+        device: a device, or a tensor whose device is meant.
+
+    """
+    target = device.device if isinstance(device, Tensor) else torch.device(device)
+    if target == mask.device:
+        return mask
+    return mask._wrap(mask._structure.to(target))
+
+
+def cpu(mask: Mask) -> Mask:
+    """Return the mask for the CPU.
+
+    >>> from maskwise import Mask
+    >>> Mask.full(3).cpu().device
+    device(type='cpu')
+    """
+    return to(mask, "cpu")
+
+
+def cuda(mask: Mask, device: torch.device | str | int | None = None) -> Mask:
+    """Return the mask for a CUDA device, by default the current one.
+
+    >>> from maskwise import Mask
+    >>> Mask.from_lengths([2, 4]).cuda().count()
+    6
+    """
+    return to(mask, "cuda" if device is None else device)
+
+
+def pin_memory(mask: Mask) -> Mask:
+    """Return the mask with its host tensors in pinned memory, as DataLoader(pin_memory=True) asks for."""
+    tensors, skeleton = take_apart(mask._structure)
+    return mask._wrap(assemble(skeleton, [t.pin_memory() if t.device.type == "cpu" else t for t in tensors]))
+
+
+def clone(mask: Mask) -> Mask:
+    """Return a mask that shares no memory with this one.
+
+    >>> import torch
+    >>> from maskwise import Mask
+    >>> bits = torch.tensor([True, False])
+    >>> mask = Mask(bits).clone()
+    >>> _ = bits.fill_(True)
+    >>> mask.count()
+    1
+    """
+    tensors, skeleton = take_apart(mask._structure)
+    return mask._wrap(assemble(skeleton, [t.clone() for t in tensors]))
+
+
+def contiguous(mask: Mask) -> Mask:
+    """Return the mask with its bool tensor materialised and contiguous.
+
+    >>> from maskwise import Mask
+    >>> Mask.causal(3).contiguous().facts.kind
+    'dense'
+    """
+    return mask._wrap(Dense(mask.to_bool().contiguous()))
+
+
+def cat(cls: type[Mask], masks: Sequence[Mask], dim: int = 0) -> Mask:
+    """Join masks along a dim that they have; length masks joined along rows stay length masks.
+
+    >>> from maskwise import Mask
+    >>> Mask.cat([Mask.from_lengths([2], 4), Mask.from_lengths([1, 3], 4)]).lengths
+    tensor([2, 1, 3])
+
+    Args:
+        masks: masks of equal shape but for ``dim``.
+        dim: the dim to join along.
+
+    Raises:
+        ArgumentError: there are no masks.
+        ShapeError: the other dims differ.
+        DeviceError: the devices differ.
+
+    """
+    parts = _masks("Mask.cat", cls, masks)
+    first = parts[0]
+    dim = views.normalize_dim("Mask.cat", dim, first.ndim)
+    for part in parts[1:]:
+        if _without(part.shape, dim) != _without(first.shape, dim) or part.ndim != first.ndim:
+            must, hint = f"agree with {tuple(first.shape)} in every dim but {dim}", "Mask.from_lengths(..., max_len=L)"
+            raise ShapeError(say("Mask.cat", "masks", must=must, got=tuple(part.shape), hint=hint))
+    shape = (*first.shape[:dim], sum(p.shape[dim] for p in parts), *first.shape[dim + 1 :])
+    joined = concatenate([p._structure for p in parts], dim, shape)
+    return cls._wrap(Dense(torch.cat([p.to_bool() for p in parts], dim)) if joined is None else joined)
+
+
+def stack(cls: type[Mask], masks: Sequence[Mask], dim: int = 0) -> Mask:
+    """Join masks along a new dim; this is what a DataLoader does with a batch of masks.
+
+    >>> from maskwise import Mask
+    >>> Mask.stack([Mask.from_lengths(2, 4), Mask.from_lengths(3, 4)]).lengths
+    tensor([2, 3])
+
+    Args:
+        masks: masks of equal shape.
+        dim: where the new dim is.
+
+    Raises:
+        ArgumentError: there are no masks.
+        ShapeError: the shapes differ.
+        DeviceError: the devices differ.
+
+    """
+    parts = _masks("Mask.stack", cls, masks)
+    for part in parts[1:]:
+        if part.shape != parts[0].shape:
+            must, hint = f"all be of shape {tuple(parts[0].shape)}", "Mask.from_lengths(..., max_len=L)"
+            raise ShapeError(say("Mask.stack", "masks", must=must, got=tuple(part.shape), hint=hint))
+    dim = views.normalize_dim("Mask.stack", dim, parts[0].ndim + 1)
+    return cat(cls, [unsqueeze(part, dim) for part in parts], dim)
+
+
+def _masks(op: str, cls: type[Mask], masks: Sequence[Mask]) -> list[Mask]:
+    parts = list(masks)
+    if not parts:
+        raise ArgumentError(say(op, "masks", must="hold at least one mask", got="none", hint="Mask.none(shape)"))
+    for part in parts:
+        if not isinstance(part, cls):
+            raise DtypeError(say(op, "masks", must="hold masks only", got=type(part).__name__, hint="Mask(t)"))
+        if not same_device(part.device, parts[0].device):
+            must = f"all be on {parts[0].device}"
+            raise DeviceError(say(op, "masks", must=must, got=part.device, hint=f'mask.to("{parts[0].device}")'))
+    return parts
+
+
+def _flat(sizes: Sequence[Any]) -> tuple[int, ...]:
+    """Return sizes that were given one by one, or as one sequence."""
+    return tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], Sequence) else tuple(sizes)
+
+
+def _without(shape: Sequence[int], dim: int) -> list[int]:
+    return [size for axis, size in enumerate(shape) if axis != dim]

@@ -1,0 +1,77 @@
+"""Same-segment attention: a block diagonal over packed sequences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from maskwise.mask.structures.base import Structure
+from maskwise.mask.structures.intervals import Intervals
+
+__all__ = ["Segments"]
+
+
+@dataclass(frozen=True, eq=False)
+class Segments(Structure):
+    """Position q sees k where both have the same segment id, and that id is not the padding id."""
+
+    kind: ClassVar[str] = "segments"
+    ids: Tensor
+    device: torch.device
+    padding: int = -1
+
+    @property
+    @override
+    def shape(self) -> tuple[int, ...]:
+        return (*self.ids.shape, self.ids.shape[-1])
+
+    @override
+    def predicate(self, *index: Tensor) -> Tensor:
+        *batch, query, key = index
+        ids = self.ids.to(query.device)
+        mine = ids[(*batch, query)]
+        return (mine == ids[(*batch, key)]) & (mine != self.padding)
+
+    @override
+    def materialize(self) -> Tensor:
+        ids = self.ids.to(self.device, non_blocking=True)
+        return (ids[..., :, None] == ids[..., None, :]) & (ids != self.padding)[..., :, None]
+
+    @property
+    @override
+    def on_host(self) -> bool:
+        return self.ids.device.type == "cpu"
+
+    @override
+    def row_counts(self) -> Tensor:
+        ids = self.ids
+        if not ids.numel():
+            return torch.zeros(ids.shape, dtype=torch.int64, device=ids.device)
+        # Numbering (sequence, id) pairs together lets one pass count all sequences at once.
+        sequence = torch.arange(ids.shape[:-1].numel(), device=ids.device).view(*ids.shape[:-1], 1).expand_as(ids)
+        pairs = torch.stack([sequence.reshape(-1), ids.reshape(-1)])
+        _, pair, counts = torch.unique(pairs, dim=1, return_inverse=True, return_counts=True)
+        return torch.where(ids == self.padding, 0, counts[pair].view(ids.shape))
+
+    def as_intervals(self) -> Structure | None:
+        """Return the same mask as Intervals where every id stands in one run; None where not, or on a device."""
+        ids = self.ids
+        if torch.compiler.is_compiling() or type(ids) is not Tensor or ids.device.type != "cpu" or not ids.numel():
+            return None
+        length = ids.shape[-1]
+        position = torch.arange(length).expand_as(ids)
+        first = torch.ones_like(ids, dtype=torch.bool)
+        first[..., 1:] = ids[..., 1:] != ids[..., :-1]
+        starts = torch.where(first, position, 0).cummax(-1).values
+        last = torch.ones_like(first)
+        last[..., :-1] = first[..., 1:]
+        ends = torch.where(last, position + 1, length).flip(-1).cummin(-1).values.flip(-1)
+        ends = torch.where(ids == self.padding, starts, ends)
+        # An id in two runs has fewer positions in its run than it has in all.
+        if not torch.equal(ends - starts, self.row_counts()):
+            return None
+        return Intervals(starts, ends, self.shape, self.device)

@@ -1,0 +1,136 @@
+"""Views of shapes: each function says how an index of the view becomes an index of what is viewed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from maskwise.errors import ArgumentError, OutOfRangeError, ShapeError, say
+from maskwise.mask.structures.affine import Affine, Term
+
+__all__ = ["expand", "is_basic", "normalize_dim", "permute", "reshape_ones", "squeeze", "subscript", "unsqueeze"]
+
+Shape = tuple[int, ...]
+
+
+def normalize_dim(op: str, dim: int, ndim: int) -> int:
+    """Return ``dim`` counted from the front, or raise OutOfRangeError."""
+    if isinstance(dim, bool) or not isinstance(dim, int) or not -ndim <= dim < ndim:
+        raise OutOfRangeError(
+            say(op, "dim", must=f"be an int between {-ndim} and {ndim - 1} for {ndim} dims", got=repr(dim))
+        )
+    return dim % ndim
+
+
+def expand(shape: Shape, to: Sequence[int]) -> Affine:
+    """View ``shape`` broadcast to ``to``; -1 keeps a size."""
+    new = len(to) - len(shape)
+    if new < 0:
+        raise ShapeError(say("Mask.expand", "sizes", must=f"have at least the mask's {len(shape)} dims", got=tuple(to)))
+    sizes, terms = [], []
+    for axis, wanted in enumerate(to):
+        size = shape[axis - new] if axis >= new else None
+        if wanted == -1 and size is None:
+            raise ShapeError(say("Mask.expand", "sizes", must="not be -1 for a new dim", got=tuple(to)))
+        target = size if wanted == -1 and size is not None else wanted
+        if size is not None and size not in (target, 1):
+            raise ShapeError(
+                say("Mask.expand", "sizes", must=f"keep every size of {shape} that is not 1", got=tuple(to))
+            )
+        sizes.append(target)
+        if size is not None:
+            terms.append(Term(0, 1, axis) if size == target else Term(0, 0, None))
+    return Affine(tuple(sizes), tuple(terms))
+
+
+def permute(shape: Shape, dims: Sequence[int], op: str = "Mask.permute") -> Affine:
+    """View with the dims in another order."""
+    order = [normalize_dim(op, d, len(shape)) for d in dims]
+    if sorted(order) != list(range(len(shape))):
+        raise ArgumentError(say(op, "dims", must=f"name each of the {len(shape)} dims once", got=tuple(dims)))
+    terms = [Term(0, 1, order.index(dim)) for dim in range(len(shape))]
+    return Affine(tuple(shape[d] for d in order), tuple(terms))
+
+
+def unsqueeze(shape: Shape, dim: int) -> Affine:
+    """View with a new dim of size 1 at ``dim``."""
+    dim = normalize_dim("Mask.unsqueeze", dim, len(shape) + 1)
+    terms = [Term(0, 1, axis + (axis >= dim)) for axis in range(len(shape))]
+    return Affine((*shape[:dim], 1, *shape[dim:]), tuple(terms))
+
+
+def squeeze(shape: Shape, dim: int | Sequence[int] | None) -> Affine:
+    """View without the dims of size 1, or without those of ``dim`` that are of size 1."""
+    named = range(len(shape)) if dim is None else (dim,) if isinstance(dim, int) else dim
+    gone = {normalize_dim("Mask.squeeze", d, len(shape)) for d in named}
+    return reshape_ones(shape, [s for d, s in enumerate(shape) if d not in gone or s != 1]) or _whole(shape)
+
+
+def reshape_ones(shape: Shape, to: Sequence[int]) -> Affine | None:
+    """View reshaped to ``to`` where that only adds or removes dims of size 1; else None."""
+    real = [axis for axis, size in enumerate(to) if size != 1]
+    if [shape_size for shape_size in shape if shape_size != 1] != [to[axis] for axis in real]:
+        return None
+    axes = iter(real)
+    terms = [Term(0, 0, None) if size == 1 else Term(0, 1, next(axes)) for size in shape]
+    return Affine(tuple(to), tuple(terms))
+
+
+def is_basic(key: Any) -> bool:
+    """Return whether an index is made of ints, slices, None and Ellipsis only, so that it is a view."""
+    parts = key if isinstance(key, tuple) else (key,)
+    return all(p is None or p is ... or isinstance(p, slice) or (_is_int(p)) for p in parts)
+
+
+def subscript(shape: Shape, key: Any) -> Affine:
+    """View as ``mask[key]`` gives it, for a basic key."""
+    parts = list(key) if isinstance(key, tuple) else [key]
+    used = sum(p is not None and p is not ... for p in parts)
+    if used > len(shape):
+        raise OutOfRangeError(
+            say("Mask[...]", "index", must=f"have at most {len(shape)} entries for shape {shape}", got=used)
+        )
+    if sum(p is ... for p in parts) > 1:
+        raise ArgumentError(say("Mask[...]", "index", must="hold at most one Ellipsis", got=key))
+    rest = [slice(None)] * (len(shape) - used)
+    at = next((i for i, p in enumerate(parts) if p is ...), len(parts))
+    parts[at : at + 1] = rest
+    sizes: list[int] = []
+    terms: list[Term] = []
+    for part in parts:
+        if part is None:
+            sizes.append(1)
+        elif isinstance(part, slice):
+            start, step, size = _slice(part, shape[len(terms)])
+            terms.append(Term(start, step, len(sizes)))
+            sizes.append(size)
+        else:
+            terms.append(Term(_position(int(part), shape[len(terms)], len(terms)), 0, None))
+    return Affine(tuple(sizes), tuple(terms))
+
+
+def _whole(shape: Shape) -> Affine:
+    return Affine(shape, tuple(Term(0, 1, axis) for axis in range(len(shape))))
+
+
+def _is_int(part: Any) -> bool:
+    return isinstance(part, int) and not isinstance(part, bool)
+
+
+def _slice(part: slice, size: int) -> tuple[int, int, int]:
+    if part.step is not None and part.step < 1:
+        raise ArgumentError(
+            say(
+                "Mask[...]", "step", must="be positive, as in torch", got=part.step, hint="Mask(mask.to_bool().flip(0))"
+            )
+        )
+    start, stop, step = part.indices(size)
+    return start, step, max(0, (stop - start + step - 1) // step)
+
+
+def _position(index: int, size: int, dim: int) -> int:
+    if not -size <= index < size:
+        raise OutOfRangeError(
+            say("Mask[...]", "index", must=f"be between {-size} and {size - 1} in dim {dim}", got=index)
+        )
+    return index + size if index < 0 else index

@@ -1,0 +1,65 @@
+"""The one place that talks to ``torch.library``.
+
+An operation becomes two ops of one schema: ``<name>_fused`` with autograd, and ``<name>_fused_forward`` without, since
+autograd's bookkeeping costs 5 µs even when no gradient is asked for. Both have the plain-torch reference as their
+implementation on every device that has no kernel, and a fake for tracing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from maskwise.ops.operation import Operation
+from maskwise.plan import capability, planner
+
+__all__ = ["register"]
+
+_library = torch.library.Library("maskwise", "FRAGMENT")
+
+
+def register(
+    name: str,
+    schema: str,
+    *,
+    reference: Callable[..., Any],
+    fake: Callable[..., Any],
+    backward: Callable[..., Any] | None = None,
+    setup_context: Callable[..., Any] | None = None,
+    work: planner.Describe,
+    cpu: Iterable[torch.dtype] = (),
+) -> Operation:
+    """Register ``maskwise::<name>_fused`` and ``maskwise::<name>_fused_forward``.
+
+    Args:
+        name: the public name, such as ``"sum"``.
+        schema: arguments and results, such as ``"(Tensor x, Tensor mask, int[] dim, bool keepdim) -> Tensor"``.
+        reference: the same function in plain torch operations: leak-proof, differentiable, the ground truth.
+        fake: results without data, for tracing.
+        backward: the gradient, as ``torch.library.register_autograd`` takes it; None where there is none.
+        setup_context: what the gradient must remember.
+        work: how much each route has to do, for the planner.
+        cpu: the dtypes that the C++ kernel serves.
+    """
+    for op in (f"{name}_fused", f"{name}_fused_forward"):
+        define(op, schema, reference=reference, fake=fake)
+    if backward is not None:
+        torch.library.register_autograd(f"maskwise::{name}_fused", backward, setup_context=setup_context, lib=_library)
+    planner.describe(name, work)
+    capability.provide(name, "cpu", cpu)
+    ops = torch.ops.maskwise
+    return Operation(
+        name,
+        plain=reference,
+        bare=getattr(ops, f"{name}_fused_forward").default,
+        fused=getattr(ops, f"{name}_fused").default,
+    )
+
+
+def define(op: str, schema: str, *, reference: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    """Define one op with its reference and its fake, such as the kernel of a backward pass."""
+    _library.define(op + schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _library.impl(op, reference, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"maskwise::{op}", fake, lib=_library)

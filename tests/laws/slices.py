@@ -1,0 +1,58 @@
+"""What every function is measured against: a loop over slices, in float64, that sees only what is kept.
+
+Each family brings its loop bodies in ``tests/ops/<family>/law_cases.py``, as ``SLICES[name]``:
+- a reduction: ``(kept, **kwargs) -> scalar``, where ``kept`` are the kept values, at least one;
+- anything else: ``(row, keep, **kwargs) -> row or tuple of rows``, where ``row`` and ``keep`` are whole slices and the
+  values of ``row`` that ``keep`` drops are NaN, so that a loop body that looks at them fails too.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+import torch
+
+
+def law_cases(function):
+    """The module with a family's loop bodies and keyword arguments."""
+    return importlib.import_module(f"tests.ops.{function.family}.law_cases")
+
+
+def expected(function, x, mask, **kwargs):
+    """The result of ``function``, one slice after the other; a tensor, or a tuple of them."""
+    mask = mask.expand(x.shape)
+    wide = x.to(torch.complex128 if x.is_complex() else torch.float64)
+    body = law_cases(function).SLICES[function.name]
+    if function.kind == "reduction":
+        return _reduce(body, function.empty, wide, mask, **kwargs)
+    return _map(body, wide, mask, **kwargs)
+
+
+def _reduce(body, empty, x, mask, dim=None, keepdim=False, **kwargs):
+    dims = (
+        list(range(x.dim())) if dim is None else sorted(d % x.dim() for d in ([dim] if isinstance(dim, int) else dim))
+    )
+    others = [d for d in range(x.dim()) if d not in dims]
+    sizes = [x.shape[d] for d in others]
+    rows = x.permute(*others, *dims).reshape(*sizes, -1)
+    bits = mask.permute(*others, *dims).reshape(rows.shape)
+    rows, bits = rows.reshape(-1, rows.shape[-1]), bits.reshape(-1, bits.shape[-1])
+    outs = [
+        torch.as_tensor(body(row[kept], **kwargs) if kept.any() else empty).to(torch.float64)
+        for row, kept in zip(rows, bits, strict=True)
+    ]
+    out = torch.stack(outs).reshape(sizes)
+    for d in dims if keepdim else []:
+        out = out.unsqueeze(d)
+    return out
+
+
+def _map(body, x, mask, dim=-1, **kwargs):
+    rows, bits = x.movedim(dim, -1), mask.movedim(dim, -1)
+    flat = torch.where(bits, rows, torch.nan).reshape(-1, rows.shape[-1])
+    outs = [body(row, kept, **kwargs) for row, kept in zip(flat, bits.reshape(flat.shape), strict=True)]
+    joined = [
+        torch.stack(parts).reshape(*rows.shape[:-1], -1).movedim(-1, dim)
+        for parts in zip(*[out if isinstance(out, tuple) else (out,) for out in outs], strict=True)
+    ]
+    return tuple(joined) if isinstance(outs[0], tuple) else joined[0]

@@ -1,0 +1,64 @@
+"""Law 3: one rule for nothing kept: the function's empty value, ``empty=`` instead of it, and a gradient of zero."""
+
+import pytest
+import torch
+
+from maskwise.ops.registry import FUNCTIONS
+from maskwise.plan.planner import force
+from tests.laws.samples import ROUTES
+
+REDUCTIONS = [pytest.param(f, id=f.name) for f in FUNCTIONS.values() if f.kind == "reduction"]
+
+
+def half_empty():
+    x = torch.full((3, 5), float("nan"))
+    x[1] = torch.arange(1.0, 6.0)
+    mask = torch.zeros(3, 5, dtype=torch.bool)
+    mask[1] = True
+    return x, mask
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("function", REDUCTIONS)
+def test_an_empty_slice_gives_the_empty_value(function, route):
+    x, mask = half_empty()
+    with force(route):
+        out = function.call(x, mask, dim=1)
+    expected = torch.tensor([function.empty] * 2, dtype=out.dtype)
+    torch.testing.assert_close(out[[0, 2]], expected, rtol=0, atol=0, equal_nan=True)
+    assert out[1].isfinite()
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("function", REDUCTIONS)
+def test_empty_replaces_that_value_and_no_other(function, route):
+    x, mask = half_empty()
+    with force(route):
+        out = function.call(x, mask, dim=1, empty=-7)
+        unchanged = function.call(x, mask, dim=1)[1]
+    assert out[[0, 2]].tolist() == [-7, -7]
+    assert out[1] == unchanged
+
+
+@pytest.mark.parametrize("empty", [None, -7])
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("function", [p for p in REDUCTIONS if p.values[0].gradient])
+def test_the_gradient_of_an_empty_slice_is_exactly_zero(function, route, empty):
+    x, mask = half_empty()
+    x.requires_grad_()
+    with force(route):
+        out = function.call(x, mask, dim=1, empty=empty)
+        (gradient,) = torch.autograd.grad(out.sum(), x)
+    assert torch.equal(gradient[[0, 2]], torch.zeros(2, 5))
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("shape", [(0,), (0, 4), (4, 0), (2, 0, 3)])
+@pytest.mark.parametrize("function", REDUCTIONS)
+def test_a_slice_of_no_elements_is_an_empty_slice(function, shape, route):
+    x, mask = torch.zeros(shape), torch.zeros(shape, dtype=torch.bool)
+    with force(route):
+        out = function.call(x, mask, dim=-1)
+    assert out.shape == shape[:-1]
+    torch.testing.assert_close(out, torch.full_like(out, function.empty), rtol=0, atol=0, equal_nan=True)

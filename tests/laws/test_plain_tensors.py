@@ -1,0 +1,139 @@
+"""Law 5: plain tensors in, plain tensors out; compile, autocast and torch.func work."""
+
+import pytest
+import torch
+
+import maskwise as mw
+from maskwise.ops.registry import FUNCTIONS
+from maskwise.plan.planner import force
+from tests.laws.samples import ROUTES, cases, differentiable, outputs, samples
+
+ALL = [pytest.param(f, id=f.name) for f in FUNCTIONS.values()]
+DIFFERENTIABLE = [p for p in ALL if p.values[0].gradient]
+
+
+def example(n=6):
+    """An x and a mask of which every row keeps something: gradients are compared here, and must not be NaN."""
+    generator = torch.Generator().manual_seed(1)
+    mask = torch.rand(4, n, generator=generator) < 0.6
+    mask[:, :2] = True
+    return torch.randn(4, n, generator=generator), mask
+
+
+def caller(function):
+    """The function as ``call(x, mask)``, over the last dim, with whatever else it needs."""
+    kwargs = {**next(iter(samples(function))).kwargs, "dim": -1}
+    return lambda x, mask: function.call(x, mask, **kwargs)
+
+
+def total(result):
+    """One number of every output that has a gradient."""
+    return sum((out * torch.linspace(0.5, 2.0, out.numel()).reshape(out.shape)).sum() for out in differentiable(result))
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(("function", "sample"), cases())
+def test_results_and_gradients_are_plain_tensors_of_x_dtype_and_device(function, sample, route):
+    x = sample.x.clone().requires_grad_(function.gradient > 0)
+    with force(route):
+        result = function.call(x, sample.mask, **sample.kwargs)
+    for out in outputs(result):
+        assert type(out) is torch.Tensor
+        assert out.device == x.device
+    if function.gradient:
+        (gradient,) = torch.autograd.grad(total(result), x)
+        assert type(gradient) is torch.Tensor
+        assert (gradient.shape, gradient.dtype) == (x.shape, x.dtype)
+
+
+@pytest.mark.parametrize("as_mask", [False, True], ids=["bool", "Mask"])
+@pytest.mark.parametrize("function", ALL)
+def test_compiles_into_one_graph_with_the_eager_result_and_gradient(function, as_mask):
+    torch._dynamo.reset()
+    x, bits = example()
+    mask = mw.Mask(bits) if as_mask else bits
+    call = caller(function)
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(outputs(compiled(x, mask)), outputs(call(x, mask)))
+    if function.gradient:
+        gradients = []
+        for route in (compiled, call):
+            leaf = x.clone().requires_grad_()
+            gradients.append(torch.autograd.grad(total(route(leaf, mask)), leaf)[0])
+        torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("function", ALL)
+def test_compiles_with_dynamic_shapes_without_recompiling(function):
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    call = caller(function)
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager", dynamic=True)
+    for n in (6, 9, 13):
+        x, mask = example(n)
+        torch.testing.assert_close(outputs(compiled(x, mask)), outputs(call(x, mask)))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.parametrize("function", ALL)
+def test_a_mask_made_inside_a_compiled_graph_works(function):
+    torch._dynamo.reset()
+    x, _ = example()
+    inner = caller(function)
+
+    def call(x):
+        return inner(x, mw.Mask(x > 0))
+
+    torch.testing.assert_close(outputs(torch.compile(call, fullgraph=True, backend="aot_eager")(x)), outputs(call(x)))
+
+
+@pytest.mark.parametrize("function", ALL)
+def test_vmap_equals_a_loop(function):
+    x, mask = example()
+    mapped = torch.func.vmap(caller(function))(x, mask)
+    torch.testing.assert_close(outputs(mapped), outputs(caller(function)(x, mask)))
+
+
+@pytest.mark.parametrize("function", DIFFERENTIABLE)
+def test_func_grad_and_jvp_agree_with_autograd(function):
+    x, mask = example()
+    call = caller(function)
+    leaf = x.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(total(call(leaf, mask)), leaf)
+    torch.testing.assert_close(torch.func.grad(lambda x: total(call(x, mask)))(x), expected)
+    tangent = torch.linspace(-1, 1, x.numel()).reshape(x.shape)
+    _, directional = torch.func.jvp(lambda x: total(call(x, mask)), (x,), (tangent,))
+    torch.testing.assert_close(directional, (expected * tangent).sum())
+
+
+@pytest.mark.parametrize("function", ALL)
+def test_autocast_changes_nothing(function):
+    x, mask = example()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        result = caller(function)(x, mask)
+    torch.testing.assert_close(outputs(result), outputs(caller(function)(x, mask)))
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("function", DIFFERENTIABLE)
+def test_gradients_of_first_and_second_order_are_those_of_finite_differences(function, route):
+    x, mask = example()
+    x = x.double().requires_grad_()
+
+    def call(x):
+        return tuple(differentiable(caller(function)(x, mask)))
+
+    with force(route):
+        assert torch.autograd.gradcheck(call, (x,))
+        if function.gradient > 1:
+            assert torch.autograd.gradgradcheck(call, (x,))
+
+
+@pytest.mark.parametrize("function", ALL)
+def test_runs_on_fake_cuda_tensors_without_reading_data(function):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        x = torch.empty(4, 6, device="cuda")
+        result = caller(function)(x, torch.empty(4, 6, dtype=torch.bool, device="cuda"))
+        assert all(out.device.type == "cuda" for out in outputs(result))

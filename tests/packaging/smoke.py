@@ -28,7 +28,9 @@ def main(expected: str) -> None:
         # Large enough that no plan prefers the plain idiom.
         large = mw.sum(torch.ones(512, 512), torch.ones(512, 512, dtype=torch.bool), dim=-1)
 
-    assert Path(__file__).parents[2] / "src" not in Path(mw.__file__).parents, f"the checkout was imported, not the install: {mw.__file__}"
+    assert Path(__file__).parents[2] / "src" not in Path(mw.__file__).parents, (
+        f"the checkout was imported, not the install: {mw.__file__}"
+    )
     assert result.tolist() == [1.0, 22.0, 0.0], result
     assert large.eq(512).all()
     (gradient,) = torch.autograd.grad(result.sum(), x)

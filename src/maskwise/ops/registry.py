@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from maskwise.ops import reduce
+from maskwise.ops import reduce, scan
 
 __all__ = ["FUNCTIONS", "Function"]
 
@@ -21,7 +21,7 @@ class Function:
     name: str
     call: Callable[..., Any]
     family: str
-    #: How it treats dims: a "reduction" removes them.
+    #: How it treats dims: a "reduction" removes them, a "rowwise" function works along one of them and keeps it.
     kind: str
     #: What a slice with nothing kept gives (law 3).
     empty: float
@@ -31,5 +31,12 @@ class Function:
 
 FUNCTIONS: dict[str, Function] = {
     function.name: function
-    for function in (Function("sum", reduce.sum, family="reduce", kind="reduction", empty=0.0, gradient=2),)
+    for function in (
+        Function("sum", reduce.sum, family="reduce", kind="reduction", empty=0.0, gradient=2),
+        Function("cumsum", scan.cumsum, family="scan", kind="rowwise", empty=0.0, gradient=2),
+        Function("cumprod", scan.cumprod, family="scan", kind="rowwise", empty=1.0, gradient=2),
+        Function("cummax", scan.cummax, family="scan", kind="rowwise", empty=float("-inf"), gradient=2),
+        Function("cummin", scan.cummin, family="scan", kind="rowwise", empty=float("inf"), gradient=2),
+        Function("logcumsumexp", scan.logcumsumexp, family="scan", kind="rowwise", empty=float("-inf"), gradient=2),
+    )
 }

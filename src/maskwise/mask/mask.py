@@ -164,7 +164,7 @@ class Mask:
         >>> Mask.causal(2, 3).shape
         torch.Size([2, 3])
         """
-        return torch.Size(self._structure.shape)
+        return torch.Size(self._structure.shape) if self._bits is None else self._bits.shape
 
     @property
     def device(self) -> torch.device:
@@ -205,16 +205,21 @@ class Mask:
         >>> Mask.from_lengths([2, 4]).facts
         Facts(kind='intervals', numel=8, count=6, is_prefix=True, on_host=True)
         """
-        structure, cache = self._structure, self._cache
-        count = cache.get("count")
-        prefix = cache.get("is_prefix")
-        return Facts(
-            structure.kind,
-            structure.numel(),
-            structure.known_count if count is None else count[0],
-            structure.known_prefix if prefix is None else prefix[0],
-            structure.on_host,
-        )
+        cache = self._cache
+        known = cache.get("facts")
+        if known is None:
+            structure = self._structure
+            count, prefix = cache.get("count"), cache.get("is_prefix")
+            known = Facts(
+                structure.kind,
+                structure.numel(),
+                structure.known_count if count is None else count[0],
+                structure.known_prefix if prefix is None else prefix[0],
+                structure.on_host,
+            )
+            if not torch.compiler.is_compiling():
+                cache["facts"] = known
+        return cast(Facts, known)
 
     def count(self, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Any:
         """Return how many are kept: an int in all, or an int64 tensor along ``dim``.
@@ -444,6 +449,8 @@ class Mask:
         if hit is not None and (hit[1] is None or hit[0]._version == hit[1]):
             return cast(Fact, hit[0])
         value = compute()
+        # There is more to know now.
+        self._cache.pop("facts", None)
         if not isinstance(value, Tensor):
             self._cache[name] = (value, None)
         elif type(value) is Tensor:

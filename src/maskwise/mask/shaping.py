@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ __all__ = [
     "permute",
     "pin_memory",
     "reshape",
+    "size",
     "squeeze",
     "stack",
     "subscript",
@@ -60,6 +61,24 @@ def subscript(mask: Mask, key: Any) -> Mask:
     if views.is_basic(key):
         return mask._wrap(mask._structure.view(views.subscript(mask._structure.shape, key)))
     return mask._wrap(Dense(_gather(mask, key)))
+
+
+@overload
+def size(mask: Mask, dim: None = None) -> torch.Size: ...
+@overload
+def size(mask: Mask, dim: int) -> int: ...
+def size(mask: Mask, dim: int | None = None) -> torch.Size | int:
+    """Return the shape, or the size of one dim.
+
+    >>> from maskwise import Mask
+    >>> Mask.causal(2, 3).size(-1)
+    3
+
+    Raises:
+        OutOfRangeError: there is no such dim.
+
+    """
+    return mask.shape if dim is None else mask.shape[views.normalize_dim("Mask.size", dim, mask.ndim)]
 
 
 def unsqueeze(mask: Mask, dim: int) -> Mask:

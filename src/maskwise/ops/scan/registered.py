@@ -10,11 +10,13 @@ from torch import Tensor
 
 from maskwise.ops.register import define, register
 from maskwise.ops.scan import reference
+from maskwise.plan.capability import FLOATING, INTEGRAL
 from maskwise.plan.cost import Work
 from maskwise.plan.planner import Describe
 
 __all__ = ["cummax", "cummin", "cumprod", "cumsum", "logcumsumexp"]
 
+ALL = (*FLOATING, *INTEGRAL, torch.bool)
 ONE = "(Tensor x, Tensor mask, int[] dim) -> Tensor"
 WITH_PLACES = "(Tensor x, Tensor mask, int[] dim) -> (Tensor, Tensor)"
 
@@ -175,6 +177,7 @@ cumsum = register(
     setup_context=remember_mask,
     backward=cumsum_backward,
     work=work_of(calls=2, results=1, arithmetic=20),
+    cpu=ALL,
 )
 cumprod = register(
     "cumprod",
@@ -184,6 +187,7 @@ cumprod = register(
     setup_context=remember_all,
     backward=backward_of("cumprod", reference.cumprod),
     work=work_of(calls=2, results=1, arithmetic=20),
+    cpu=ALL,
 )
 cummax = register(
     "cummax",
@@ -193,6 +197,7 @@ cummax = register(
     setup_context=remember_places,
     backward=extreme_backward,
     work=work_of(calls=10, results=3, arithmetic=200),
+    cpu=ALL,
 )
 cummin = register(
     "cummin",
@@ -202,6 +207,7 @@ cummin = register(
     setup_context=remember_places,
     backward=extreme_backward,
     work=work_of(calls=10, results=3, arithmetic=200),
+    cpu=ALL,
 )
 logcumsumexp = register(
     "logcumsumexp",
@@ -211,4 +217,5 @@ logcumsumexp = register(
     setup_context=remember_all,
     backward=backward_of("logcumsumexp", reference.logcumsumexp),
     work=work_of(calls=10, results=1, arithmetic=600),
+    cpu=FLOATING,
 )

@@ -18,6 +18,7 @@ from tests.laws.slices import law_cases
 KWARGS = {
     "reduction": [{}, {"dim": 0}, {"dim": -1, "keepdim": True}, {"dim": (0, -1)}],
     "rowwise": [{"dim": -1}, {"dim": 0}],
+    "elementwise": [{}],
 }
 
 

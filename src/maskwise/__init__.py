@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from maskwise.errors import MaskwiseError as MaskwiseError
 from maskwise.mask import Mask as Mask
+from maskwise.ops.fill import fill as fill
 from maskwise.ops.reduce import sum as sum
 from maskwise.ops.scan import cummax as cummax
 from maskwise.ops.scan import cummin as cummin
@@ -23,6 +24,7 @@ __all__ = [
     "cumprod",
     "cumsum",
     "explain",
+    "fill",
     "logcumsumexp",
     "sum",
 ]

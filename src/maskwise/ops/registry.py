@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from maskwise.ops import reduce, scan
+from maskwise.ops import fill, reduce, scan
 
 __all__ = ["FUNCTIONS", "Function"]
 
@@ -21,7 +21,8 @@ class Function:
     name: str
     call: Callable[..., Any]
     family: str
-    #: How it treats dims: a "reduction" removes them, a "rowwise" function works along one of them and keeps it.
+    #: How it treats dims: a "reduction" removes them, a "rowwise" function works along one of them and keeps it,
+    #: an "elementwise" one has none.
     kind: str
     #: What a slice with nothing kept gives (law 3).
     empty: float
@@ -38,5 +39,6 @@ FUNCTIONS: dict[str, Function] = {
         Function("cummax", scan.cummax, family="scan", kind="rowwise", empty=float("-inf"), gradient=2),
         Function("cummin", scan.cummin, family="scan", kind="rowwise", empty=float("inf"), gradient=2),
         Function("logcumsumexp", scan.logcumsumexp, family="scan", kind="rowwise", empty=float("-inf"), gradient=2),
+        Function("fill", fill.fill, family="fill", kind="elementwise", empty=0.0, gradient=2),
     )
 }

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from maskwise.errors import MaskwiseError as MaskwiseError
 from maskwise.mask import Mask as Mask
+from maskwise.ops.order import argsort as argsort
+from maskwise.ops.order import median as median
+from maskwise.ops.order import quantile as quantile
+from maskwise.ops.order import sort as sort
+from maskwise.ops.order import topk as topk
 from maskwise.ops.reduce import sum as sum
 from maskwise.plan import explain as explain
 
 __version__ = "0.1.0"
 
-__all__ = ["Mask", "MaskwiseError", "__version__", "explain", "sum"]
+__all__ = ["Mask", "MaskwiseError", "__version__", "argsort", "explain", "median", "quantile", "sort", "sum", "topk"]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from maskwise.ops import reduce
+from maskwise.ops import order, reduce
 
 __all__ = ["FUNCTIONS", "Function"]
 
@@ -31,5 +31,12 @@ class Function:
 
 FUNCTIONS: dict[str, Function] = {
     function.name: function
-    for function in (Function("sum", reduce.sum, family="reduce", kind="reduction", empty=0.0, gradient=2),)
+    for function in (
+        Function("sum", reduce.sum, family="reduce", kind="reduction", empty=0.0, gradient=2),
+        Function("sort", order.sort, family="order", kind="rowwise", empty=0.0, gradient=2),
+        Function("argsort", order.argsort, family="order", kind="rowwise", empty=-1.0, gradient=0),
+        Function("topk", order.topk, family="order", kind="rowwise", empty=float("-inf"), gradient=2),
+        Function("median", order.median, family="order", kind="reduction", empty=float("nan"), gradient=2),
+        Function("quantile", order.quantile, family="order", kind="reduction", empty=float("nan"), gradient=2),
+    )
 }

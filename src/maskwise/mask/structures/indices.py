@@ -20,6 +20,7 @@ class Indices(Structure):
     """The kept positions as flat int64 indices, sorted and unique. They lie on the CPU, whatever the device is."""
 
     kind: ClassVar[str] = "indices"
+    leaves: ClassVar[tuple[str, ...]] = ("flat",)
     flat: Tensor
     shape: tuple[int, ...]
     device: torch.device
@@ -57,4 +58,6 @@ class Indices(Structure):
             return None
         rows = prod(self.shape[:-1])
         row = torch.div(self.flat, self.shape[-1], rounding_mode="floor")
-        return torch.bincount(row, minlength=rows).view(self.shape[:-1])
+        # Not bincount, whose size depends on the values, which a compiled graph cannot know.
+        counts = torch.zeros(rows, dtype=torch.int64, device=row.device)
+        return counts.index_add_(0, row, torch.ones_like(row)).view(self.shape[:-1])

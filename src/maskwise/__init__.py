@@ -9,9 +9,56 @@ from maskwise.ops.order import median as median
 from maskwise.ops.order import quantile as quantile
 from maskwise.ops.order import sort as sort
 from maskwise.ops.order import topk as topk
+from maskwise.ops.reduce import all as all
+from maskwise.ops.reduce import amax as amax
+from maskwise.ops.reduce import amin as amin
+from maskwise.ops.reduce import any as any
+from maskwise.ops.reduce import argmax as argmax
+from maskwise.ops.reduce import argmin as argmin
+from maskwise.ops.reduce import count as count
+from maskwise.ops.reduce import logsumexp as logsumexp
+from maskwise.ops.reduce import mean as mean
+from maskwise.ops.reduce import norm as norm
+from maskwise.ops.reduce import prod as prod
+from maskwise.ops.reduce import std as std
 from maskwise.ops.reduce import sum as sum
+from maskwise.ops.reduce import var as var
+from maskwise.ops.scan import cummax as cummax
+from maskwise.ops.scan import cummin as cummin
+from maskwise.ops.scan import cumprod as cumprod
+from maskwise.ops.scan import cumsum as cumsum
+from maskwise.ops.scan import logcumsumexp as logcumsumexp
 from maskwise.plan import explain as explain
 
 __version__ = "0.1.0"
 
-__all__ = ["Mask", "MaskwiseError", "__version__", "argsort", "explain", "median", "quantile", "sort", "sum", "topk"]
+__all__ = [
+    "Mask",
+    "MaskwiseError",
+    "__version__",
+    "all",
+    "amax",
+    "amin",
+    "any",
+    "argmax",
+    "argmin",
+    "argsort",
+    "count",
+    "cummax",
+    "cummin",
+    "cumprod",
+    "cumsum",
+    "explain",
+    "logcumsumexp",
+    "logsumexp",
+    "mean",
+    "median",
+    "norm",
+    "prod",
+    "quantile",
+    "sort",
+    "std",
+    "sum",
+    "topk",
+    "var",
+]

@@ -5,11 +5,12 @@ A function is put under all the laws by adding its line here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from maskwise.ops import reduce
+from maskwise.ops import reduce, softmax
 
 __all__ = ["FUNCTIONS", "Function"]
 
@@ -31,5 +32,12 @@ class Function:
 
 FUNCTIONS: dict[str, Function] = {
     function.name: function
-    for function in (Function("sum", reduce.sum, family="reduce", kind="reduction", empty=0.0, gradient=2),)
+    for function in (
+        Function("sum", reduce.sum, family="reduce", kind="reduction", empty=0.0, gradient=2),
+        Function("softmax", softmax.softmax, family="softmax", kind="rowwise", empty=0.0, gradient=2),
+        Function("log_softmax", softmax.log_softmax, family="softmax", kind="rowwise", empty=-math.inf, gradient=2),
+        Function("softmin", softmax.softmin, family="softmax", kind="rowwise", empty=0.0, gradient=2),
+        Function("normalize", softmax.normalize, family="softmax", kind="rowwise", empty=0.0, gradient=2),
+        Function("standardize", softmax.standardize, family="softmax", kind="rowwise", empty=0.0, gradient=2),
+    )
 }

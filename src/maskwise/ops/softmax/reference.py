@@ -57,5 +57,5 @@ def standardize(x: Tensor, mask: Tensor, dim: list[int], correction: float, eps:
 
 
 def accumulator(x: Tensor) -> torch.dtype:
-    """What a mean is added up in. Values that are all equal must equal their mean, or their noise gets divided by eps."""
+    """What a mean is added up in: values that are all equal must equal their mean, or eps blows up their noise."""
     return torch.float32 if x.device.type == "mps" else torch.float64

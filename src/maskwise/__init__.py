@@ -28,6 +28,11 @@ from maskwise.ops.scan import cummin as cummin
 from maskwise.ops.scan import cumprod as cumprod
 from maskwise.ops.scan import cumsum as cumsum
 from maskwise.ops.scan import logcumsumexp as logcumsumexp
+from maskwise.ops.softmax import log_softmax as log_softmax
+from maskwise.ops.softmax import normalize as normalize
+from maskwise.ops.softmax import softmax as softmax
+from maskwise.ops.softmax import softmin as softmin
+from maskwise.ops.softmax import standardize as standardize
 from maskwise.plan import explain as explain
 
 __version__ = "0.1.0"
@@ -49,14 +54,19 @@ __all__ = [
     "cumprod",
     "cumsum",
     "explain",
+    "log_softmax",
     "logcumsumexp",
     "logsumexp",
     "mean",
     "median",
     "norm",
+    "normalize",
     "prod",
     "quantile",
+    "softmax",
+    "softmin",
     "sort",
+    "standardize",
     "std",
     "sum",
     "topk",

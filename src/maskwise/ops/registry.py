@@ -5,12 +5,13 @@ A function is put under all the laws by adding its line here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf, nan
 from typing import Any
 
-from maskwise.ops import order, reduce, scan
+from maskwise.ops import order, reduce, scan, softmax
 
 __all__ = ["FUNCTIONS", "Function"]
 
@@ -52,6 +53,11 @@ FUNCTIONS: dict[str, Function] = {
         Function("sort", order.sort, family="order", kind="rowwise", empty=0.0, gradient=2),
         Function("argsort", order.argsort, family="order", kind="rowwise", empty=-1, gradient=0),
         Function("topk", order.topk, family="order", kind="rowwise", empty=-inf, gradient=2),
+        Function("softmax", softmax.softmax, family="softmax", kind="rowwise", empty=0.0, gradient=2),
+        Function("log_softmax", softmax.log_softmax, family="softmax", kind="rowwise", empty=-inf, gradient=2),
+        Function("softmin", softmax.softmin, family="softmax", kind="rowwise", empty=0.0, gradient=2),
+        Function("normalize", softmax.normalize, family="softmax", kind="rowwise", empty=0.0, gradient=2),
+        Function("standardize", softmax.standardize, family="softmax", kind="rowwise", empty=0.0, gradient=2),
         Function("cumsum", scan.cumsum, family="scan", kind="rowwise", empty=0.0, gradient=2),
         Function("cumprod", scan.cumprod, family="scan", kind="rowwise", empty=1.0, gradient=2),
         Function("cummax", scan.cummax, family="scan", kind="rowwise", empty=-inf, gradient=2),

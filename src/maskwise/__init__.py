@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from maskwise.errors import MaskwiseError as MaskwiseError
 from maskwise.mask import Mask as Mask
+from maskwise.ops.loss import loss as loss
 from maskwise.ops.order import argsort as argsort
 from maskwise.ops.order import median as median
 from maskwise.ops.order import quantile as quantile
@@ -57,6 +58,7 @@ __all__ = [
     "log_softmax",
     "logcumsumexp",
     "logsumexp",
+    "loss",
     "mean",
     "median",
     "norm",

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from maskwise.errors import ArgumentError, DtypeError, OutOfRangeError, ShapeError, say
+from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
+from maskwise.mask.checks import Device, Shape, as_ints, as_shape, check_range, check_size, device_of, readable
 from maskwise.mask.structures import Constant, Dense, Function, Indices, Intervals, Segments
 
 if TYPE_CHECKING:
@@ -29,9 +30,6 @@ __all__ = [
     "none",
     "window",
 ]
-
-Device = torch.device | str | int | None
-Shape = int | Sequence[int]
 
 
 def from_lengths(
@@ -72,19 +70,19 @@ def from_lengths(
     op = "Mask.from_lengths"
     if side not in ("right", "left"):
         raise ArgumentError(say(op, "side", must='be "right" or "left"', got=repr(side), hint='side="right"'))
-    bounds = _ints(op, "lengths", lengths)
-    where = _device(device, lengths)
+    bounds = as_ints(op, "lengths", lengths)
+    where = device_of(device, lengths)
     if max_len is None:
-        if not _readable(bounds):
+        if not readable(bounds):
             hint = f"{op}(lengths, max_len=tokens.shape[1])"
             raise ArgumentError(
                 say(op, "max_len", must="be given when lengths is a device tensor", got=None, hint=hint)
             )
         max_len = int(bounds.max()) if bounds.numel() else 0
-    _check_size(op, "max_len", max_len)
+    check_size(op, "max_len", max_len)
     count = None
-    if _readable(bounds):
-        _check_range(op, "lengths", bounds, low=0, high=max_len, hints=("lengths.clamp(min=0)", "max_len=max(lengths)"))
+    if readable(bounds):
+        check_range(op, "lengths", bounds, low=0, high=max_len, hints=("lengths.clamp(min=0)", "max_len=max(lengths)"))
         count = int(bounds.sum())
     shape = (*bounds.shape, max_len)
     if side == "left":
@@ -123,9 +121,9 @@ def from_indices(
 
     """
     op = "Mask.from_indices"
-    shape = _shape(op, "size", size)
-    where = _device(device, indices)
-    points = _ints(op, "indices", indices)
+    shape = as_shape(op, "size", size)
+    where = device_of(device, indices)
+    points = as_ints(op, "indices", indices)
     if not points.numel() and points.ndim < 2:
         points = points.reshape(0, len(shape))
     elif points.ndim == 1 and len(shape) == 1:
@@ -134,15 +132,15 @@ def from_indices(
         must = f"be (n, {len(shape)}) for a mask of {len(shape)} dims" if len(shape) != 1 else "be (n,) for one dim"
         hint = "indices.T" if points.ndim == 2 and points.shape[0] == len(shape) else "size=x.shape"
         raise ShapeError(say(op, "indices", must=must, got=tuple(points.shape), hint=hint))
-    readable = _readable(points)
+    on_host = readable(points)
     flat = torch.zeros(points.shape[0], dtype=torch.int64, device=points.device)
     for dim, length in enumerate(shape):
         column = points[:, dim]
-        if readable:
+        if on_host:
             hints = (f"size={length} has positions 0 to {length - 1}", "indices[indices < size]")
-            _check_range(op, "indices", column, low=-length, high=length - 1, hints=hints)
+            check_range(op, "indices", column, low=-length, high=length - 1, hints=hints)
         flat = flat * length + torch.where(column < 0, column + length, column)
-    if readable:
+    if on_host:
         return cls._wrap(Indices(torch.unique(flat), shape, where))
     # How many differ is not known without reading them, so duplicates are left to fall on the same bit.
     bits = torch.zeros(prod(shape), dtype=torch.bool, device=where).index_fill_(0, flat.to(where), True)
@@ -211,10 +209,10 @@ def from_segments(
 
     """
     op = "Mask.from_segments"
-    segments = _ints(op, "ids", ids)
+    segments = as_ints(op, "ids", ids)
     if not segments.ndim:
         raise ShapeError(say(op, "ids", must="have at least one dim", got=(), hint="ids[None]"))
-    return cls._wrap(Segments(segments, _device(device, ids), padding))
+    return cls._wrap(Segments(segments, device_of(device, ids), padding))
 
 
 def from_function(cls: type[Mask], fn: Callable[..., Tensor], shape: Shape, device: Device = None) -> Mask:
@@ -241,8 +239,8 @@ def from_function(cls: type[Mask], fn: Callable[..., Tensor], shape: Shape, devi
     op = "Mask.from_function"
     if not callable(fn):
         raise DtypeError(say(op, "fn", must="be a function of the indices", got=type(fn).__name__, hint="Mask(fn)"))
-    sizes = _shape(op, "shape", shape)
-    where = _device(device, None)
+    sizes = as_shape(op, "shape", shape)
+    where = device_of(device, None)
     if prod(sizes):
         first = [torch.zeros((1,) * len(sizes), dtype=torch.int64, device=where) for _ in sizes]
         answer = fn(*first)
@@ -276,9 +274,9 @@ def causal(cls: type[Mask], q: int, k: int | None = None, *, offset: int = 0, de
     """
     op = "Mask.causal"
     keys = q if k is None else k
-    _check_size(op, "q", q)
-    _check_size(op, "k", keys)
-    where = _device(device, None)
+    check_size(op, "q", q)
+    check_size(op, "k", keys)
+    where = device_of(device, None)
     ends = torch.arange(q, device=_home(where)) + (offset + 1)
     return cls._wrap(Intervals(None, ends, (q, keys), where, _triangle(q, keys, offset)))
 
@@ -312,8 +310,8 @@ def window(cls: type[Mask], q: int, left: int, right: int = 0, *, k: int | None 
     op = "Mask.window"
     keys = q if k is None else k
     for name, value in (("q", q), ("left", left), ("right", right), ("k", keys)):
-        _check_size(op, name, value)
-    where = _device(device, None)
+        check_size(op, name, value)
+    where = device_of(device, None)
     position = torch.arange(q, device=_home(where))
     count = _band(q, keys, left, right)
     return cls._wrap(Intervals(position - left, position + (right + 1), (q, keys), where, count))
@@ -331,7 +329,7 @@ def full(cls: type[Mask], shape: Shape, device: Device = None) -> Mask:
         device: where the mask is used.
 
     """
-    return cls._wrap(Constant(_shape("Mask.full", "shape", shape), _device(device, None), True))
+    return cls._wrap(Constant(as_shape("Mask.full", "shape", shape), device_of(device, None), True))
 
 
 def none(cls: type[Mask], shape: Shape, device: Device = None) -> Mask:
@@ -346,72 +344,13 @@ def none(cls: type[Mask], shape: Shape, device: Device = None) -> Mask:
         device: where the mask is used.
 
     """
-    return cls._wrap(Constant(_shape("Mask.none", "shape", shape), _device(device, None), False))
-
-
-# -- checks ------------------------------------------------------------------------------------------------------------
-
-
-def _readable(tensor: Tensor) -> bool:
-    """Return whether the values can be looked at: host memory, real numbers, and no graph being traced."""
-    return tensor.device.type == "cpu" and type(tensor) is Tensor and not torch.compiler.is_compiling()
-
-
-def _device(device: Device, source: Any) -> torch.device:
-    if device is not None:
-        return torch.device(device)
-    return source.device if isinstance(source, Tensor) else torch.get_default_device()
+    return cls._wrap(Constant(as_shape("Mask.none", "shape", shape), device_of(device, None), False))
 
 
 def _home(device: torch.device) -> torch.device:
     """Return where the bounds of a mask made from plain ints live: the host, unless a graph is being traced."""
     # In a graph the bounds are computed by the compiled code, which should not copy from the host each time.
     return device if torch.compiler.is_compiling() else torch.device("cpu")
-
-
-def _ints(op: str, name: str, values: Any) -> Tensor:
-    """Return ints as an int64 tensor: device tensors where they are, everything else on the host."""
-    if isinstance(values, Tensor):
-        tensor = values
-    else:
-        try:
-            tensor = torch.tensor(values, device="cpu")
-        except (TypeError, ValueError, RuntimeError) as error:
-            must = "be ints: a tensor, or lists of equal length"
-            raise DtypeError(say(op, name, must=must, got=repr(values)[:80], hint="torch.tensor(...)")) from error
-        if not tensor.numel():
-            tensor = tensor.to(torch.int64)
-    if tensor.dtype == torch.bool or tensor.is_floating_point() or tensor.is_complex():
-        hint = "Mask(t) takes a bool tensor as it is" if tensor.dtype == torch.bool else f"{name}.long()"
-        got = f"{tensor.dtype}" if isinstance(values, Tensor) else f"{tensor.dtype} from {repr(values)[:80]}"
-        raise DtypeError(say(op, name, must="be ints", got=got, hint=hint))
-    # A copy where there is nothing to convert: a mask must not change when the caller's lengths do.
-    return tensor.to(torch.int64) if tensor.dtype != torch.int64 or tensor is not values else tensor.clone()
-
-
-def _check_range(op: str, name: str, values: Tensor, *, low: int, high: int, hints: tuple[str, str]) -> None:
-    """Raise for the first value out of range, with the hint for values that are too low or too high."""
-    bad = (values < low) | (values > high)
-    if bool(bad.any()):
-        at = tuple(int(i) for i in bad.nonzero()[0])
-        value = int(values[at])
-        where = f" at position {at[0] if len(at) == 1 else at}" if at else ""
-        must = f"hold only values from {low} to {high}"
-        raise OutOfRangeError(say(op, name, must=must, got=f"{value}{where}", hint=hints[value > high]))
-
-
-def _check_size(op: str, name: str, value: Any) -> None:
-    if not isinstance(value, (int, torch.SymInt)) or isinstance(value, bool) or value < 0:
-        raise ArgumentError(say(op, name, must="be an int of 0 or more", got=repr(value)))
-
-
-def _shape(op: str, name: str, shape: Any) -> tuple[int, ...]:
-    sizes = (shape,) if isinstance(shape, (int, torch.SymInt)) else shape
-    if not isinstance(sizes, Sequence) or isinstance(sizes, str):
-        raise DtypeError(say(op, name, must="be an int or a tuple of ints", got=repr(shape), hint=f"{name}=x.shape"))
-    for size in sizes:
-        _check_size(op, name, size)
-    return tuple(sizes)
 
 
 def _triangle(q: int, k: int, offset: int) -> int | None:

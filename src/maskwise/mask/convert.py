@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
-from maskwise.mask.constructors import _ints, _readable
+from maskwise.mask.checks import as_ints, readable
 from maskwise.mask.structures import Constant, Dense
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def from_attention_mask(
     _tensor(op, "attention_mask", attention_mask)
     if attention_mask.dtype == torch.bool:
         return cls._wrap(Dense(attention_mask))
-    if _readable(attention_mask):
+    if readable(attention_mask):
         odd = (attention_mask != 0) & (attention_mask != 1)
         hint = "Mask.from_additive(t) for 0 and -inf, Mask.from_segments(t) for ids, Mask.from_lengths(t) for lengths"
         _refuse(op, "attention_mask", attention_mask, odd=odd, must="hold only 0 (drop) and 1 (keep)", hint=hint)
@@ -144,7 +144,7 @@ def from_additive(
         hint = "Mask(t)" if additive.dtype == torch.bool else "Mask.from_attention_mask(t)"
         raise DtypeError(say(op, "additive", must="be a float tensor", got=additive.dtype, hint=hint))
     kept = additive > _DROP_AT
-    if _readable(additive):
+    if readable(additive):
         odd = (kept & (additive != 0)) | additive.isnan()
         hint = f"{op}(t.masked_fill(t > {_DROP_AT:.0f}, 0)), and add the bias to the scores"
         must = "hold only 0 (keep) and -inf or very negative numbers (drop)"
@@ -200,15 +200,15 @@ def from_cu_seqlens(
 
     """
     op = "Mask.from_cu_seqlens"
-    cu = _ints(op, "cu_seqlens", cu_seqlens)
+    cu = as_ints(op, "cu_seqlens", cu_seqlens)
     if cu.ndim != 1 or not cu.shape[0]:
         hint = "cu_seqlens.flatten()"
         raise ShapeError(say(op, "cu_seqlens", must="be of shape (batch + 1,)", got=tuple(cu.shape), hint=hint))
     lengths = cu.diff()
-    if _readable(cu) and (int(cu[0]) or bool((lengths < 0).any())):
+    if readable(cu) and (int(cu[0]) or bool((lengths < 0).any())):
         hint = "torch.nn.functional.pad(lengths.cumsum(0), (1, 0))"
         raise ArgumentError(say(op, "cu_seqlens", must="start at 0 and never fall", got=cu.tolist()[:8], hint=hint))
-    if max_len is None and not _readable(cu):
+    if max_len is None and not readable(cu):
         must, hint = "be given when cu_seqlens is a device tensor", f"{op}(cu_seqlens, max_len=longest)"
         raise ArgumentError(say(op, "max_len", must=must, got=None, hint=hint))
     return cls.from_lengths(lengths, max_len)
@@ -255,7 +255,7 @@ def from_numpy(cls: type[Mask], array: np.ndarray[Any, Any]) -> Mask:
         hidden = masked.getmask(array)
         if hidden is masked.nomask:
             return cls._wrap(Constant(tuple(array.shape), torch.device("cpu"), True))
-        return cls._wrap(Dense(torch.from_numpy(~hidden)))
+        return cls._wrap(Dense(torch.from_numpy(np.asarray(~hidden))))
     if not isinstance(array, np.ndarray) or array.dtype != np.bool_:
         got = getattr(array, "dtype", type(array).__name__)
         raise DtypeError(say(op, "array", must="be a bool or a masked array", got=got, hint="array.astype(bool)"))

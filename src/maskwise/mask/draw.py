@@ -35,26 +35,32 @@ def text(mask: Mask) -> str:
         if not _drawable(mask):
             return lines[0]
         for name, structure in islice(_slices(mask), _SLICES):
-            cells = _sample(structure)
-            lines += ([name] if name else []) + _rows(cells, structure.shape)
-        hidden = _slice_count(mask) - _SLICES
-        if hidden > 0:
-            lines.append(f"… and {hidden} more slice{'s' if hidden > 1 else ''}")
+            lines += ([name] if name else []) + _rows(_sample(structure), structure.shape)
     except StaleMaskError:
-        return f"Mask {tuple(mask.shape)}  stale: its bool tensor was changed in place"
-    return "\n".join([*lines, _legend(mask)])
+        return _stale(mask)
+    return "\n".join([*lines, *_more(mask), _legend(mask)])
 
 
 def html(mask: Mask) -> str:
     """Draw a mask as one self-contained piece of HTML: a caption and an SVG for each slice shown."""
-    parts = [f"<div><code>{escape(_headline(mask))}</code>"]
-    if _drawable(mask):
-        for name, structure in islice(_slices(mask), _SLICES):
-            parts.append(f"<div>{escape(name)}</div>{_svg(_sample(structure))}")
-        hidden = _slice_count(mask) - _SLICES
-        if hidden > 0:
-            parts.append(f"<div>… and {hidden} more</div>")
-    return "".join([*parts, "</div>"])
+    try:
+        parts = [f"<code>{escape(_headline(mask))}</code>"]
+        if _drawable(mask):
+            for name, structure in islice(_slices(mask), _SLICES):
+                parts.append(f"<div>{escape(name)}</div>{_svg(_sample(structure))}")
+            parts += [f"<div>{line}</div>" for line in _more(mask)]
+    except StaleMaskError:
+        parts = [f"<code>{escape(_stale(mask))}</code>"]
+    return f"<div>{''.join(parts)}</div>"
+
+
+def _stale(mask: Mask) -> str:
+    return f"Mask {tuple(mask.shape)}  stale: its bool tensor was changed in place"
+
+
+def _more(mask: Mask) -> list[str]:
+    hidden = _slice_count(mask) - _SLICES
+    return [f"… and {hidden} more slice{'s' if hidden > 1 else ''}"] if hidden > 0 else []
 
 
 def _headline(mask: Mask) -> str:
@@ -64,10 +70,13 @@ def _headline(mask: Mask) -> str:
         head += f"  {mask.device}"
     if not _visible(mask):
         return head
-    if facts.count is not None or mask.numel() <= _COUNTABLE or mask._structure.row_counts() is not None:
+    if facts.count is not None or mask.numel() <= _COUNTABLE or mask._structure.closed_count() is not None:
         share = f" ({mask.density:.1%})".replace("%", " %") if mask.numel() else ""
         return f"{head}  {mask.count():,} of {mask.numel():,} kept{share}"
-    share = f"{float(_sample(next(_slices(mask))[1]).mean()):.0%}".replace("%", " %")
+    looks = [
+        _sample(structure).mean() for _, structure in islice(_slices(mask), 0, None, ceil(_slice_count(mask) / 16))
+    ]
+    share = f"{float(torch.stack(looks).mean()):.0%}".replace("%", " %")
     return f"{head}  about {share} of {mask.numel():,} kept"
 
 

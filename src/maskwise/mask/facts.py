@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
 import torch
 from torch import Tensor
 
-from maskwise.mask.structures import Intervals, Structure, View
+from maskwise.mask.structures import Intervals, Structure
 from maskwise.mask.views import subscript
 
 __all__ = ["Facts", "count_all", "is_prefix", "row_counts"]
@@ -67,18 +66,12 @@ def row_counts(structure: Structure, bits: Tensor | None = None) -> Tensor:
 
 def count_all(structure: Structure, bits: Tensor | None = None) -> int:
     """Return how many positions are kept in all."""
-    known = structure.known_count
-    if known is not None:
-        return known
+    closed = structure.closed_count()
+    if closed is not None:
+        return closed
     if not structure.shape:
-        return int(structure.materialize())
-    if isinstance(structure, View):
-        seen = structure.count()
-        if seen is not None:
-            return seen
-    rows = row_counts(structure, bits)
-    # The rows may be given once for many.
-    return int(rows.sum()) * (prod(structure.shape[:-1]) // rows.numel() if rows.numel() else 0)
+        return int(structure.materialize() if bits is None else bits)
+    return int(row_counts(structure, bits).sum())
 
 
 def is_prefix(structure: Structure, bits: Tensor | None = None) -> bool:

@@ -22,18 +22,20 @@ __all__ = ["call", "register"]
 
 def call(cls: type[Mask], func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run a torch function that was given a Mask: the set algebra and joins stay masks, all else sees a bool tensor."""
-    name = getattr(func, "__name__", "")
-    if name in _ALGEBRA and not kwargs and len(args) == 2 and any(name == f.__name__ for f in _BINARY):
-        left, right = args
-        return getattr(cls._coerce(left, _ALGEBRA[name]), name)(right)
+    if func in _ALGEBRA and not kwargs and len(args) == 2:
+        return _ALGEBRA[func](cls, *args)
     if func in (torch.cat, torch.stack) and all(isinstance(m, cls) for m in args[0]):
         return (cls.cat if func is torch.cat else cls.stack)(*args, **kwargs)
     return func(*(_plain(cls, a) for a in args), **{k: _plain(cls, v) for k, v in kwargs.items()})
 
 
-# `tensor & mask` reaches torch first, which hands it here.
-_ALGEBRA = {"__and__": "&", "__or__": "|", "__xor__": "^"}
-_BINARY = (Tensor.__and__, Tensor.__or__, Tensor.__xor__)
+# `tensor & mask` reaches torch first, which hands it here; `tensor - mask` comes as Tensor.sub.
+_ALGEBRA: dict[Callable[..., Any], Callable[..., Any]] = {
+    Tensor.__and__: lambda cls, left, right: cls._coerce(left, "&") & right,
+    Tensor.__or__: lambda cls, left, right: cls._coerce(left, "|") | right,
+    Tensor.__xor__: lambda cls, left, right: cls._coerce(left, "^") ^ right,
+    Tensor.sub: lambda cls, left, right: cls._coerce(left, "-") - right,
+}
 
 
 def _plain(cls: type[Mask], value: Any) -> Any:
@@ -54,7 +56,9 @@ class _Context(NamedTuple):
 
 def _flatten(mask: Mask) -> tuple[list[Tensor], _Context]:
     tensors, skeleton = take_apart(mask._structure)
-    return tensors, _Context(skeleton, tuple(t.ndim for t in tensors), mask._structure.on_host)
+    plain = [t for t in tensors if isinstance(t, Tensor)]
+    ndims = tuple(t.ndim for t in plain)
+    return tensors, _Context(skeleton, ndims, all(t.device.type == "cpu" for t in plain))
 
 
 def _flatten_with_keys(mask: Mask) -> tuple[list[tuple[Any, Tensor]], _Context]:
@@ -67,7 +71,7 @@ def _unflattener(cls: type[Mask]) -> Callable[[Iterable[Any], _Context], Mask]:
         tensors = list(leaves)
         skeleton = context.skeleton
         if skeleton.cls is not Dense:
-            for leaf, ndim in zip(tensors, context.ndims, strict=True):
+            for leaf, ndim in zip(tensors, context.ndims, strict=False):
                 if isinstance(leaf, Tensor) and leaf.ndim != ndim:
                     must, hint = f"keep the {ndim} dims that the mask's structure has", "pass mask.to_bool() to vmap"
                     raise ShapeError(say("Mask", "leaf", must=must, got=leaf.ndim, hint=hint))

@@ -364,9 +364,17 @@ class Mask:
         """Keep what this mask drops."""
         return self._wrap(self._structure.invert())
 
+    def logical_not(self) -> Mask:
+        """Return ``~mask``. Dynamo cannot trace ``~`` of an object, so this is the spelling inside of torch.compile.
+
+        >>> Mask.from_lengths([1, 3]).logical_not().to_bool().int().tolist()
+        [[0, 1, 1], [0, 0, 0]]
+        """
+        return self._wrap(self._structure.invert())
+
     def __sub__(self, other: Mask | Tensor) -> Mask:
         """Keep what this mask keeps and the other drops."""
-        return self._combine("and", ~self._coerce(other, "-"), "-")
+        return self._combine("and", self._coerce(other, "-").logical_not(), "-")
 
     # `tensor & mask` reaches these through __torch_function__ too; both ways give a Mask.
     __rand__ = __and__

@@ -27,6 +27,9 @@ def check(
         raise DtypeError(say(op, "mask", must="be a Mask or a bool tensor", got=type(bits).__name__, hint=hint))
     if not isinstance(x, torch.Tensor):
         raise DtypeError(say(op, "x", must="be a tensor", got=type(x).__name__, hint="torch.as_tensor(x)"))
+    if x.layout is not torch.strided or bits.layout is not torch.strided:
+        name, tensor = ("x", x) if x.layout is not torch.strided else ("mask", bits)
+        raise ArgumentError(say(op, name, must="be a dense tensor", got=tensor.layout, hint=f"{name}.to_dense()"))
     if bits.dtype is not torch.bool:
         hint = "mask.bool(), Mask.from_attention_mask(mask) or Mask.from_additive(mask)"
         raise DtypeError(say(op, "mask", must="be a Mask or a bool tensor", got=bits.dtype, hint=hint))

@@ -72,7 +72,8 @@ def status() -> ExtensionStatus:
 def why_not() -> str | None:
     """Why no CPU kernel can run, or None. Warns the first time that it has to say so."""
     global _warned
-    if _error is not None and not _warned:
+    # A graph that is being traced cannot warn; the first eager call will.
+    if _error is not None and not _warned and not torch.compiler.is_compiling():
         _warned = True
         warnings.warn(f"maskwise runs without its kernels, and slower: {_error}. To mend it: {FIX}", stacklevel=2)
     return _error

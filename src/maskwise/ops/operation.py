@@ -62,7 +62,7 @@ def recipe_for(op: str, x: torch.Tensor, bits: torch.Tensor, dim: Dim) -> Recipe
     try:
         grad = x.requires_grad and torch.is_grad_enabled()
         transformed = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
-        key = (op, dim, x.shape, bits.shape, x.dtype, bits.dtype, x.device, bits.device, grad, transformed)
+        key = (op, dim, x.shape, bits.shape, x.dtype, bits.dtype, x.device, bits.device, x.layout, grad, transformed)
         recipe = _recipes.get(key)
     except (AttributeError, TypeError):
         # Not tensors, which the checks below will say in full; or a list of dims, which cannot be a key.

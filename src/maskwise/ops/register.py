@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+# Imported for what it does: it loads the kernels, and tells the capability table whether they are there.
+import maskwise.ops.extension  # noqa: F401
 from maskwise.ops.operation import Operation
 from maskwise.plan import capability, planner
 

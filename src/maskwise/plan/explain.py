@@ -60,7 +60,7 @@ class Log:
         """The calls as a rich table."""
         from rich.table import Table
 
-        table = Table(title=f"{len(self.calls)} masked calls")
+        table = Table(title=f"{len(self.calls)} masked call{'s' if len(self.calls) != 1 else ''}")
         for heading in ("op", "x", "mask", "route", "why", "predicted", "skipped", "refused"):
             table.add_column(heading)
         for call in self.calls:

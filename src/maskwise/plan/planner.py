@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from math import prod
 
 import torch
+
 from maskwise.plan.capability import can_serve
 from maskwise.plan.cost import Rates, Work, microseconds
 from maskwise.plan.plan import Plan, Refusal

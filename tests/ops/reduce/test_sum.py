@@ -128,6 +128,13 @@ def test_more_than_two_to_the_31_elements_are_summed():
     assert mw.sum(x.view(-1, 4096), mask.view(-1, 4096)[:1], 0).sum() == 12
 
 
+@pytest.mark.kernel
+def test_lazily_negated_views_are_read_as_what_they_mean():
+    negated = torch.complex(torch.zeros(5), torch.arange(5.0)).conj().imag
+    assert negated.is_neg()
+    assert mw.sum(negated, torch.ones(5, dtype=torch.bool)) == -10
+
+
 def test_dtype_casts_first_as_in_torch():
     x = torch.tensor([200, 100], dtype=torch.uint8)
     out = mw.sum(x, torch.tensor([True, True]), dtype=torch.float64)
@@ -166,6 +173,8 @@ ERRORS = [
     (lambda x: mw.sum(x, None), DtypeError, r"Mask\.full\(x\.shape\)"),
     (lambda x: mw.sum(x, [[True]]), DtypeError, r"torch\.as_tensor\(mask\)"),
     (lambda x: mw.sum([1.0], torch.tensor([True])), DtypeError, r"torch\.as_tensor\(x\)"),
+    (lambda x: mw.sum(x.to_sparse(), torch.ones(8, 12, 64, dtype=torch.bool)), ArgumentError, r"Hint: x\.to_dense\(\)"),
+    (lambda x: mw.sum(x, torch.ones(8, 12, 64).bool().to_sparse()), ArgumentError, r"Hint: mask\.to_dense\(\)"),
     (lambda x: mw.sum(x, torch.ones(1, dtype=torch.bool), 3), OutOfRangeError, r"\[-3, 2\] for x of 3 dims, got 3"),
     (lambda x: mw.sum(x, torch.ones(1, dtype=torch.bool), (1, -2)), ArgumentError, r"name each dim once"),
     (lambda x: mw.sum(x, torch.ones(1, dtype=torch.bool), 1.5), DtypeError, r"got float"),

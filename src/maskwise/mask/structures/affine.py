@@ -85,5 +85,5 @@ class Affine:
             whole = size == 1 if axis is None else (start == 0 and step == 1 and self.shape[axis] == size)
             if not whole:
                 return None
-        shown = prod(self.shape[axis] for _, _, axis in self.terms if axis is not None)
+        shown = prod([self.shape[axis] for _, _, axis in self.terms if axis is not None])
         return prod(self.shape) // shown if shown else None

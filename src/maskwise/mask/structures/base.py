@@ -24,6 +24,8 @@ class Structure(ABC):
     """
 
     kind: ClassVar[str] = "structure"
+    # The fields that hold tensors, by name: a pytree may have put anything in their place.
+    leaves: ClassVar[tuple[str, ...]] = ()
 
     if TYPE_CHECKING:
         # Fields in some kinds and properties in others, so the base can only promise them.
@@ -68,6 +70,16 @@ class Structure(ABC):
     def row_counts(self) -> Tensor | None:
         """Return how many each row keeps, int64, broadcastable to shape[:-1]; None where only looking would tell."""
         return None
+
+    def closed_count(self) -> int | None:
+        """Return how many are kept in all; None where only looking would tell."""
+        if self.known_count is not None:
+            return self.known_count
+        rows = self.row_counts()
+        if rows is None:
+            return None
+        # The rows may be given once for many.
+        return int(rows.sum()) * (prod(self.shape[:-1]) // rows.numel() if rows.numel() else 0)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -149,7 +161,7 @@ def take_apart(structure: Structure) -> tuple[list[Tensor], Skeleton]:
         if not field.init:
             continue
         value = getattr(structure, field.name)
-        if isinstance(value, Tensor):
+        if field.name in structure.leaves and value is not None:
             tensors.append(value)
             values.append(_HOLE)
         elif isinstance(value, Structure):

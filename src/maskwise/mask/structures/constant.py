@@ -28,7 +28,7 @@ class Constant(Structure):
     @override
     def predicate(self, *index: Tensor) -> Tensor:
         device = index[0].device if index else self.device
-        shape = torch.broadcast_shapes(*(i.shape for i in index))  # type: ignore[no-untyped-call]
+        shape = torch.broadcast_shapes(*[i.shape for i in index])  # type: ignore[no-untyped-call]
         return torch.full((), self.value, dtype=torch.bool, device=device).expand(shape)
 
     @override

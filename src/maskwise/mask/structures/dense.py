@@ -29,6 +29,7 @@ class Dense(Structure):
     """A bool tensor that is aliased, not copied, and watched for in-place changes."""
 
     kind: ClassVar[str] = "dense"
+    leaves: ClassVar[tuple[str, ...]] = ("bits",)
     bits: Tensor
     version: int | None = field(init=False, repr=False)
 

@@ -20,6 +20,7 @@ class Indices(Structure):
     """The kept positions as flat int64 indices, sorted and unique. They lie on the CPU, whatever the device is."""
 
     kind: ClassVar[str] = "indices"
+    leaves: ClassVar[tuple[str, ...]] = ("flat",)
     flat: Tensor
     shape: tuple[int, ...]
     device: torch.device

@@ -26,6 +26,7 @@ class Intervals(Structure):
     """
 
     kind: ClassVar[str] = "intervals"
+    leaves: ClassVar[tuple[str, ...]] = ("starts", "ends")
     starts: Tensor | None
     ends: Tensor | None
     shape: tuple[int, ...]

@@ -20,6 +20,7 @@ class Segments(Structure):
     """Position q sees k where both have the same segment id, and that id is not the padding id."""
 
     kind: ClassVar[str] = "segments"
+    leaves: ClassVar[tuple[str, ...]] = ("ids",)
     ids: Tensor
     device: torch.device
     padding: int = -1

@@ -37,7 +37,7 @@ class View(Structure):
     @override
     def predicate(self, *index: Tensor) -> Tensor:
         kept = self.base.predicate(*self.affine.index(index, self.device))
-        return kept.expand(torch.broadcast_shapes(*(i.shape for i in index)))  # type: ignore[no-untyped-call]
+        return kept.expand(torch.broadcast_shapes(*[i.shape for i in index]))  # type: ignore[no-untyped-call]
 
     @override
     def materialize(self) -> Tensor:
@@ -63,10 +63,8 @@ class View(Structure):
         repeats = None if count is None else self.affine.repeats(self.base.shape)
         return None if repeats is None or count is None else count * repeats
 
-    def count(self) -> int | None:
-        """Return how many are kept where the base can tell without being materialised; else None."""
+    @override
+    def closed_count(self) -> int | None:
         repeats = self.affine.repeats(self.base.shape)
-        rows = None if repeats is None else self.base.row_counts()
-        if repeats is None or rows is None:
-            return None
-        return int(rows.expand(self.base.shape[:-1]).sum()) * repeats
+        count = None if repeats is None else self.base.closed_count()
+        return None if repeats is None or count is None else count * repeats

@@ -1,0 +1,120 @@
+# Everything a developer runs. `make` alone lists the targets; each needs only python3, a C++ compiler and make.
+#
+# Stamp files make the second run quick: dependencies are installed again when pyproject.toml or constraints.txt
+# change, the extension is built again when setup.py or csrc/ change.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+CXX ?= c++
+VENV ?= .venv
+# Extra arguments: `make test ARGS="-k lengths"`, `make bench ARGS="--filter sum"`, `make demo ARGS=--json`.
+ARGS ?=
+# One pytest worker a core. `make test WORKERS=0` runs in one process, for a debugger.
+WORKERS ?= auto
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip
+PIP_INSTALL = -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+CSRC := $(wildcard csrc/*)
+SOURCES := $(shell find src -name '*.py' -not -path '*/__pycache__/*')
+WHEEL_VENV := build/venv-wheel
+PURE_VENV := build/venv-pure
+SANITIZED := build/sanitize
+
+# -- set-up ------------------------------------------------------------------------------------------------------------
+# torch goes in first and alone: the extension is built without isolation, against exactly this torch.
+%/.torch: constraints.txt
+	@echo "→ creating $* with torch (once)"
+	$(PYTHON) -m venv $*
+	$*/bin/python $(PIP_INSTALL) setuptools torch
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.torch pyproject.toml
+	@echo "→ installing maskwise and its tools into $(VENV)"
+	MASKWISE_BUILD_EXTENSION=0 $(BIN)/python $(PIP_INSTALL) --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+# Apart from the install, because a changed kernel needs a compiler and not a package manager.
+$(VENV)/.extension: $(VENV)/.installed setup.py $(CSRC)
+	@echo "→ building the extension"
+	$(BIN)/python setup.py --quiet build_ext --inplace
+	@touch $@
+
+.PHONY: install
+install: $(VENV)/.extension  ## Create .venv, install everything, build the extension
+
+# -- use ---------------------------------------------------------------------------------------------------------------
+.PHONY: demo
+demo: install  ## Show what Maskwise does, in seconds
+	$(BIN)/maskwise demo $(ARGS)
+
+.PHONY: doctor
+doctor: install  ## Print what a bug report needs
+	$(BIN)/maskwise doctor $(ARGS)
+
+.PHONY: bench
+bench: install  ## Run the benchmarks; CSV and plot go to benchmarks/results/
+	$(BIN)/maskwise bench --csv benchmarks/results/latest.csv --plot benchmarks/results/latest.png $(ARGS)
+
+# -- check -------------------------------------------------------------------------------------------------------------
+.PHONY: test
+test: lint pytest  ## Lint, check types and imports, run all tests
+
+.PHONY: pytest
+pytest: install  ## Run the tests only
+	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+.PHONY: lint
+lint: install  ## ruff, mypy strict, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+.PHONY: format
+format: install  ## Format the code and apply ruff's safe fixes
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# The sanitizer runtimes must be in the process before Python is, hence LD_PRELOAD; libstdc++ goes with them so that
+# AddressSanitizer finds the exception machinery it intercepts. Python itself leaks by design: no leak detection.
+.PHONY: test-sanitize
+test-sanitize: install  ## Kernel tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	MASKWISE_SANITIZE=1 $(BIN)/python setup.py --quiet build_ext --build-lib $(SANITIZED)/lib --build-temp $(SANITIZED)/tmp
+	env MASKWISE_EXTENSION="$$PWD/$$(ls $(SANITIZED)/lib/maskwise/_C*.so)" \
+	    LD_PRELOAD="$$(for name in asan ubsan stdc++; do $(CXX) -print-file-name=lib$$name.so; done | tr '\n' ' ')" \
+	    ASAN_OPTIONS=detect_leaks=0:halt_on_error=1:abort_on_error=0:exitcode=99 \
+	    UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
+	    PYTHONMALLOC=malloc \
+	    $(BIN)/python tests/packaging/sanitized.py $(ARGS)
+
+.PHONY: wheel
+wheel: install $(WHEEL_VENV)/.torch  ## Build the abi3 wheel, install it into a clean venv, smoke-test it
+	rm -rf dist/wheel build/lib.* build/bdist.*
+	$(PIP) wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist/wheel .
+	$(WHEEL_VENV)/bin/python $(PIP_INSTALL) dist/wheel/maskwise-*.whl
+	$(WHEEL_VENV)/bin/python $(PIP_INSTALL) --no-deps --force-reinstall dist/wheel/maskwise-*.whl
+	$(WHEEL_VENV)/bin/python -I tests/packaging/smoke.py compiled
+	@ls dist/wheel/*.whl
+
+# pip's build isolation is what hides torch from the build, exactly as a plain `pip install .` does.
+.PHONY: test-pure
+test-pure: $(PURE_VENV)/.torch  ## Install a build that saw no torch: it must work, and warn once
+	rm -rf dist/pure build/lib build/bdist.*
+	$(PURE_VENV)/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist/pure .
+	$(PURE_VENV)/bin/python $(PIP_INSTALL) dist/pure/maskwise-*.whl
+	$(PURE_VENV)/bin/python $(PIP_INSTALL) --no-deps --force-reinstall dist/pure/maskwise-*.whl
+	$(PURE_VENV)/bin/python -I tests/packaging/smoke.py pure
+
+# -- housekeeping ------------------------------------------------------------------------------------------------------
+.PHONY: clean
+clean:  ## Remove everything that make built, the venvs included
+	rm -rf $(VENV) build dist src/*.egg-info src/maskwise/_C*.so .*_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.PHONY: help
+help:  ## List the targets
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  \033[36m%-14s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

@@ -1,0 +1,1 @@
+"""The benchmark cases, one file a family of functions."""

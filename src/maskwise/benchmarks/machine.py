@@ -1,0 +1,56 @@
+"""What a measurement or a bug report must say about the machine it comes from."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+__all__ = ["cpu_model", "describe", "version_of"]
+
+
+def cpu_model() -> str:
+    """Return the processor's name as the operating system knows it."""
+    try:
+        if platform.system() == "Linux":
+            for line in Path("/proc/cpuinfo").read_text().splitlines():
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+        if platform.system() == "Darwin":
+            command = ["sysctl", "-n", "machdep.cpu.brand_string"]
+            return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        pass
+    return platform.processor() or platform.machine()
+
+
+def version_of(package: str) -> str | None:
+    """Return the version of an installed package without importing it, or None.
+
+    >>> version_of("no-such-package") is None
+    True
+    """
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def describe() -> dict[str, str | int]:
+    """Return the machine and the versions that a figure depends on."""
+    import torch
+
+    from maskwise.ops import extension
+
+    return {
+        "cpu": cpu_model(),
+        "cores": os.cpu_count() or 0,
+        "threads": torch.get_num_threads(),
+        "simd": extension.status().simd,
+        "os": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "maskwise": version_of("maskwise") or "not installed",
+    }

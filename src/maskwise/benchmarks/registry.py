@@ -1,0 +1,35 @@
+"""All benchmark cases. A new family is one file in ``cases/`` and one line here."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from maskwise.benchmarks.case import Case
+from maskwise.benchmarks.cases import reduce, startup
+from maskwise.errors import ArgumentError
+
+__all__ = ["all_cases", "select"]
+
+FAMILIES = (
+    reduce.cases,
+    startup.cases,
+)
+
+
+@cache
+def all_cases() -> tuple[Case, ...]:
+    """Return every case, in the order of the table."""
+    return tuple(case for family in FAMILIES for case in family())
+
+
+def select(pattern: str = "") -> tuple[Case, ...]:
+    """Return the cases whose family or name contains every word of the pattern.
+
+    >>> [case.name for case in select("sum 4096 dim=0")]
+    ['sum 4096x4096 dim=0 keep=50%']
+    """
+    words = pattern.lower().split()
+    chosen = tuple(case for case in all_cases() if all(word in f"{case.family} {case.name}".lower() for word in words))
+    if not chosen:
+        raise ArgumentError(f"no benchmark matches {pattern!r}; `maskwise bench --list` shows all {len(all_cases())}")
+    return chosen

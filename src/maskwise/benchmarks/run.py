@@ -1,0 +1,149 @@
+"""Run a case: build the inputs, check that the sides agree, time them, judge the targets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from maskwise.benchmarks.case import Case, Kind, Side, Target
+from maskwise.benchmarks.measure import Samples, Spread, measure
+from maskwise.errors import MaskwiseError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["BenchmarkError", "Result", "SideResult", "Verdict", "run_case"]
+
+COPY_BYTES = 64 * 2**20
+OnRound = Callable[[int, int], None]
+
+
+class BenchmarkError(MaskwiseError, RuntimeError):
+    """A side raised or disagreed: whatever was timed would not be the same work."""
+
+
+@dataclass(frozen=True)
+class SideResult:
+    """What was measured for one side. ``ratio`` is its time over ours: above 1, ours is faster."""
+
+    name: str
+    kind: Kind
+    best: float
+    median: float
+    ratio: Spread
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A target with what was measured for it."""
+
+    target: Target
+    side: str
+    holds: bool
+
+
+@dataclass(frozen=True)
+class Result:
+    """Everything that was measured for one case."""
+
+    case: Case
+    sides: tuple[SideResult, ...]
+    verdicts: tuple[Verdict, ...]
+    skipped: Mapping[str, str]
+    """The sides that cannot run here, each with the reason."""
+    bandwidth: float | None
+    """Bytes a second that ours moves, as a fraction of what ``copy_`` moved in the same rounds."""
+
+    def side(self, name: str) -> SideResult:
+        """Return a side by its name."""
+        return next(side for side in self.sides if side.name == name)
+
+    @property
+    def ours(self) -> SideResult:
+        """The side that is Maskwise."""
+        return next(side for side in self.sides if side.kind == "ours")
+
+    @property
+    def best_peer(self) -> SideResult | None:
+        """The fastest side that does the same work without leaking."""
+        return min((s for s in self.sides if s.kind == "peer"), key=lambda s: s.median, default=None)
+
+    @property
+    def floor(self) -> SideResult | None:
+        """The side that does less work, if there is one."""
+        return next((side for side in self.sides if side.kind == "floor"), None)
+
+
+def run_case(case: Case, *, quick: bool = False, on_round: OnRound = lambda done, total: None) -> Result:
+    """Measure one case. ``quick`` runs the shrunken form for a few rounds: it shows that it works, not how fast."""
+    case = case.shrunk() if quick else case
+    inputs = case.setup(case)
+    skipped = {side.name: reason for side in case.sides if (reason := side.unavailable()) is not None}
+    calls = {side.name: _prepare(case, side, inputs) for side in case.sides if side.name not in skipped}
+    check_agreement(case, calls)
+    kinds = {side.name: side.kind for side in case.sides}
+    copied = 2**16 if quick else COPY_BYTES
+    if case.moved_bytes is not None:
+        calls["copy_"], kinds["copy_"] = _copy(copied), "memory"
+    if quick:
+        samples = measure(calls, budget=0.0, rounds=(2, 2), sample_seconds=0.0, on_round=on_round)
+    else:
+        samples = measure(calls, on_round=on_round)
+    return _judge(case, samples, kinds, skipped, copied)
+
+
+def check_agreement(case: Case, calls: Mapping[str, Callable[[], object]]) -> None:
+    """Run every side once, and raise unless each that does the same work gives what ours gives."""
+    values = {name: _guarded(case, name, call) for name, call in calls.items()}
+    expected = values[case.ours.name]
+    for side in case.sides:
+        if side.name not in values or side.kind == "floor":
+            continue
+        try:
+            torch.testing.assert_close(values[side.name], expected, rtol=case.relative_tolerance, atol=1e-6)
+        except AssertionError as error:
+            raise BenchmarkError(f"{case.name}: {side.name} disagrees with {case.ours.name}: {error}") from error
+
+
+def _prepare(case: Case, side: Side, inputs: object) -> Callable[[], object]:
+    call = _guarded(case, side.name, lambda: side.prepare(inputs))
+    assert callable(call)
+    return call
+
+
+def _guarded(case: Case, name: str, call: Callable[[], object]) -> object:
+    try:
+        return call()
+    except Exception as error:
+        raise BenchmarkError(f"{case.name}: {name} raised {type(error).__name__}: {error}") from error
+
+
+def _copy(size: int) -> Callable[[], object]:
+    source, target = torch.ones(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)
+    return lambda: target.copy_(source)
+
+
+def _judge(case: Case, samples: Samples, kinds: Mapping[str, Kind], skipped: Mapping[str, str], copied: int) -> Result:
+    ours = case.ours.name
+    sides = tuple(
+        SideResult(name, kinds[name], samples.best(name), samples.median(name), samples.ratio(name, ours))
+        for name in samples.seconds
+    )
+    bandwidth = None
+    if case.moved_bytes is not None:
+        # copy_ reads and writes, so it moves its size twice.
+        bandwidth = case.moved_bytes(case) / (2 * copied) * samples.ratio("copy_", ours).median
+    result = Result(case, sides, (), skipped, bandwidth)
+    return replace(result, verdicts=tuple(_verdict(target, result, samples) for target in case.targets))
+
+
+def _verdict(target: Target, result: Result, samples: Samples) -> Verdict:
+    side = result.best_peer if target.side == "best peer" else result.side(target.side)
+    if side is None:
+        raise BenchmarkError(f"{result.case.name}: no peer could run, so {target.text!r} cannot be judged")
+    ours = result.ours.name
+    difference = samples.difference(side.name, ours)
+    return Verdict(target, side.name, target.holds(ratio=side.ratio.median, difference=difference))

@@ -1,0 +1,151 @@
+"""``maskwise bench``: run the benchmark cases, with a progress bar, a table, CSV, JSON and a picture."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from importlib.util import find_spec
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from maskwise.benchmarks import machine, registry
+from maskwise.benchmarks.case import Case
+from maskwise.benchmarks.report import Provenance, table, to_json, write_csv
+from maskwise.benchmarks.run import BenchmarkError, Result, run_case
+from maskwise.cli.progress import progress
+from maskwise.errors import ArgumentError
+
+__all__ = ["Options", "list_cases", "run"]
+
+PLOT_SUFFIXES = (".png", ".svg")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What was asked for on the command line."""
+
+    pattern: str = ""
+    quick: bool = False
+    csv: Path | None = None
+    plot: Path | None = None
+    check: bool = False
+    json: bool = False
+
+
+def run(options: Options) -> int:
+    """Run the chosen cases and return the exit code: 1 when a side fails, or a target is missed under ``--check``."""
+    _refuse_what_cannot_work(options)
+    cases = _chosen(options)
+    try:
+        results = _measure(cases, options)
+    except BenchmarkError as error:
+        Console(stderr=True).print(f"[bold red]error:[/] {error}", soft_wrap=True)
+        return 1
+    provenance = Provenance(
+        command=shlex.join(["maskwise", *sys.argv[1:]]),
+        date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        quick=options.quick,
+        machine=machine.describe(),
+    )
+    if options.csv:
+        write_csv(options.csv, results, provenance)
+    if options.plot:
+        from maskwise.benchmarks.plot import write_plot
+
+        write_plot(options.plot, results, provenance)
+    if options.json:
+        typer.echo(json.dumps(to_json(results, provenance), indent=2))
+    else:
+        _show(results, provenance, options)
+    missed = [verdict for result in results for verdict in result.verdicts if not verdict.holds]
+    return 1 if options.check and missed else 0
+
+
+def list_cases(options: Options) -> int:
+    """Print the chosen cases with their sides and targets."""
+    cases = _chosen(options)
+    if options.json:
+        plain = [
+            {
+                "case": case.name,
+                "family": case.family,
+                "sides": [side.name for side in case.sides],
+                "targets": [target.text for target in case.targets],
+            }
+            for case in cases
+        ]
+        typer.echo(json.dumps(plain, indent=2))
+        return 0
+    out = Table("family", "case", "beside", "target")
+    for case in cases:
+        beside = ", ".join(side.name for side in case.sides if side.kind != "ours")
+        out.add_row(case.family, case.name, beside, "\n".join(target.text for target in case.targets))
+    Console().print(out)
+    return 0
+
+
+def _refuse_what_cannot_work(options: Options) -> None:
+    # Said before anything is measured: minutes of work must not end in a usage error.
+    if options.quick and options.check:
+        raise typer.BadParameter("--quick runs shrunken inputs, whose times say nothing: drop it, or drop --check.")
+    if options.plot and options.plot.suffix not in PLOT_SUFFIXES:
+        raise typer.BadParameter(f"--plot writes {' or '.join(PLOT_SUFFIXES)}, not {options.plot.name!r}.")
+    if options.plot and find_spec("matplotlib") is None:
+        raise typer.BadParameter("--plot needs matplotlib: pip install 'maskwise[plot]'.")
+
+
+def _chosen(options: Options) -> tuple[Case, ...]:
+    try:
+        return registry.select(options.pattern)
+    except ArgumentError as error:
+        raise typer.BadParameter(str(error), param_hint="--filter") from error
+
+
+def _measure(cases: tuple[Case, ...], options: Options) -> list[Result]:
+    results = []
+    with progress() as bar:
+        overall = bar.add_task("all cases", total=len(cases))
+        for case in cases:
+            current = bar.add_task(f"{case.name} (preparing)", total=None)
+
+            def on_round(done: int, total: int, current: object = current, case: Case = case) -> None:
+                bar.update(current, completed=done, total=total, description=case.name)  # type: ignore[arg-type]
+
+            results.append(run_case(case, quick=options.quick, on_round=on_round))
+            bar.remove_task(current)
+            bar.advance(overall)
+    return results
+
+
+def _show(results: list[Result], provenance: Provenance, options: Options) -> None:
+    console = Console()
+    console.print(table(results))
+    console.print(
+        "× is the other side's time over ours, median and quartiles of the rounds: above 1, ours is faster. "
+        "The floor is the op without a mask. copy_ is how much of a plain copy's bandwidth ours reaches. "
+        "ok shows the targets that hold (--list names them).",
+        style="dim",
+    )
+    for result in results:
+        for verdict in result.verdicts:
+            if not verdict.holds:
+                ratio = escape(str(result.side(verdict.side).ratio))
+                told = f"{result.case.name}: {verdict.target.text}, measured × {ratio} ({verdict.side})"
+                console.print(f"[red]missed:[/] {told}", soft_wrap=True, highlight=False)
+    m = provenance.machine
+    console.print(f"{m['cpu']}, {m['threads']} threads, {m['simd']}; torch {m['torch']}, maskwise {m['maskwise']}")
+    if options.quick:
+        console.print("[yellow]--quick:[/] everything runs and agrees; the times above say nothing.")
+    for result in results:
+        for name, reason in result.skipped.items():
+            console.print(f"[yellow]skipped:[/] {result.case.name}: {name}: {reason}")
+    for path in (options.csv, options.plot):
+        if path:
+            console.print(f"wrote {path}", soft_wrap=True)

@@ -1,0 +1,114 @@
+"""``maskwise doctor``: what a bug report needs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+import torch
+import typer
+from platformdirs import user_cache_path
+from rich.console import Console
+from rich.table import Table
+
+from maskwise.benchmarks.machine import cpu_model, version_of
+from maskwise.ops import extension
+
+__all__ = ["examine", "run"]
+
+
+def run(*, json: bool = False) -> int:
+    """Print the report. The exit code is 1 when an extension is there and cannot be loaded."""
+    report = examine()
+    if json:
+        typer.echo(_as_json(report))
+    else:
+        _show(report)
+    broken = report["extension"]["path"] is not None and not report["extension"]["loaded"]
+    return 1 if broken else 0
+
+
+def examine() -> dict[str, Any]:
+    """Collect the facts, as plain data.
+
+    >>> sorted(examine())[:4]
+    ['calibration', 'compiler', 'cpu', 'devices']
+    """
+    return {
+        "maskwise": version_of("maskwise"),
+        "torch": torch.__version__,
+        "numpy": version_of("numpy"),
+        "triton": version_of("triton"),
+        "python": f"{platform.python_version()} ({platform.python_implementation()})",
+        "executable": sys.executable,
+        "os": platform.platform(),
+        "cpu": cpu_model(),
+        "compiler": _compiler(),
+        "extension": dataclasses.asdict(extension.status()),
+        "threads": {
+            "cores": os.cpu_count(),
+            "intraop": torch.get_num_threads(),
+            "interop": torch.get_num_interop_threads(),
+        },
+        "devices": _devices(),
+        "calibration": _calibration(),
+    }
+
+
+def _compiler() -> str | None:
+    for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
+        if name and shutil.which(name):
+            said = subprocess.run([name, "--version"], check=False, capture_output=True, text=True).stdout
+            return said.splitlines()[0] if said else name
+    return None
+
+
+def _devices() -> list[str]:
+    found = ["cpu"]
+    if torch.cuda.is_available():
+        found += [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
+    if torch.backends.mps.is_available():
+        found.append("mps")
+    if torch.xpu.is_available():
+        found += [f"xpu:{i} {torch.xpu.get_device_name(i)}" for i in range(torch.xpu.device_count())]
+    return found
+
+
+def _calibration() -> dict[str, Any]:
+    path = user_cache_path("maskwise") / "calibration.json"
+    return {"path": str(path), "state": "present" if path.exists() else "none: built-in rates are used"}
+
+
+def _as_json(report: dict[str, Any]) -> str:
+    return json.dumps(report, indent=2)
+
+
+def _show(report: dict[str, Any]) -> None:
+    built = report["extension"]
+    if built["loaded"]:
+        state = f"[green]loaded[/], SIMD {built['simd']}\n{built['path']}"
+    elif built["path"]:
+        state = f"[red]built, but it does not load[/]\n{built['path']}\n{built['error']}\nfix: {built['fix']}"
+    else:
+        state = f"[yellow]not built[/]: plain PyTorch does the work\nfix: {built['fix']}"
+    threads = report["threads"]
+    lines = {
+        **{name: report[name] or "–" for name in ("maskwise", "torch", "numpy", "triton", "python", "os", "cpu")},
+        "compiler": report["compiler"] or "none on the PATH",
+        "extension": state,
+        "threads": f"{threads['intraop']} within an op, {threads['interop']} between ops, {threads['cores']} cores",
+        "devices": "\n".join(report["devices"]),
+        "calibration": report["calibration"]["state"],
+    }
+    out = Table(show_header=False, box=None, padding=(0, 2))
+    out.add_column(style="bold")
+    out.add_column(overflow="fold")
+    for name, value in lines.items():
+        out.add_row(name, value)
+    Console().print(out)

@@ -1,0 +1,47 @@
+import pytest
+
+from maskwise.benchmarks.registry import all_cases, select
+from maskwise.benchmarks.run import run_case
+from maskwise.errors import ArgumentError
+
+CASES = [case for case in all_cases() if case.family != "startup"]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_case_runs_in_its_shrunken_form_and_its_sides_agree(case):
+    result = run_case(case, quick=True)
+    measured = {side.name for side in result.sides if side.kind != "memory"}
+    assert measured | set(result.skipped) == {side.name for side in case.sides}
+    assert result.verdicts == ()
+
+
+def test_names_are_distinct():
+    names = [case.name for case in all_cases()]
+    assert len(set(names)) == len(names)
+
+
+def test_a_target_never_hangs_on_a_side_that_leaks():
+    for case in all_cases():
+        leaky = {side.name for side in case.sides if side.kind == "leaky"}
+        assert leaky.isdisjoint(target.side for target in case.targets), case.name
+
+
+def test_the_promises_for_sum_are_in_the_registry():
+    for density in (10, 50, 90):
+        (case,) = select(f"sum 4096x4096 dim=-1 keep={density}%")
+        assert [target.text for target in case.targets] == [
+            "at least 15 x faster than best peer",
+            "at most 2 x the time of x.sum",
+        ]
+        peers = {side.name for side in case.sides if side.kind == "peer"}
+        assert peers >= {"where+sum", "torch.masked.sum", "compile(where+sum)"}
+
+
+def test_every_word_of_a_filter_must_match():
+    assert {case.family for case in select("startup")} == {"startup"}
+    assert [case.name for case in select("4x8 BOOL")] == ["sum 4x8 from a bool tensor"]
+
+
+def test_a_filter_that_matches_nothing_says_how_to_list():
+    with pytest.raises(ArgumentError, match=r"no benchmark matches 'nothing'; `maskwise bench --list` shows all"):
+        select("nothing")

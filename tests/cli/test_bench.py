@@ -1,0 +1,99 @@
+import csv
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from maskwise.benchmarks.case import at_least
+from maskwise.benchmarks.measure import Spread
+from maskwise.benchmarks.registry import all_cases, select
+from maskwise.benchmarks.run import BenchmarkError, Result, SideResult, Verdict
+from maskwise.cli import bench
+from maskwise.cli.app import app
+
+
+@pytest.fixture
+def invoke():
+    return lambda *arguments: CliRunner().invoke(app, ["bench", *arguments])
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Let every case end at once with a verdict that holds or not, so that nothing is timed here."""
+
+    def pretend(*, holds):
+        def run_case(case, **_):
+            side = SideResult(case.ours.name, "ours", 1.0, 1.0, Spread(1, 1, 1))
+            peer = SideResult("peer", "peer", 2.0, 2.0, Spread(2, 2, 2))
+            return Result(case, (side, peer), (Verdict(at_least(15, "peer"), "peer", holds),), {}, None)
+
+        monkeypatch.setattr(bench, "run_case", run_case)
+
+    return pretend
+
+
+def test_quick_writes_csv_and_json_of_the_filtered_cases(invoke, tmp_path):
+    path = tmp_path / "out.csv"
+    result = invoke("--quick", "--filter", "4x8 bool", "--json", "--csv", str(path))
+    assert result.exit_code == 0
+    data = json.loads(result.stdout)
+    assert [case["case"] for case in data["cases"]] == ["sum 4x8 from a bool tensor"]
+    assert data["quick"] is True
+    assert {row["case"] for row in csv.DictReader(path.read_text().splitlines())} == {"sum 4x8 from a bool tensor"}
+
+
+def test_quick_says_that_its_times_say_nothing(invoke):
+    result = invoke("--quick", "--filter", "4x8")
+    assert result.exit_code == 0
+    assert "the times above say nothing" in " ".join(result.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("holds", "arguments", "code"), [(True, ["--check"], 0), (False, ["--check"], 1), (False, [], 0)]
+)
+def test_a_missed_target_fails_only_under_check(measured, invoke, holds, arguments, code):
+    measured(holds=holds)
+    result = invoke("--filter", "4x8", *arguments)
+    assert result.exit_code == code
+    assert ("missed:" in result.stdout) is not holds
+
+
+def test_a_side_that_fails_ends_with_code_1_and_writes_nothing(monkeypatch, invoke, tmp_path):
+    def broken(case, **_):
+        raise BenchmarkError("sum: where+sum disagrees with mw.sum")
+
+    monkeypatch.setattr(bench, "run_case", broken)
+    result = invoke("--csv", str(tmp_path / "out.csv"))
+    assert result.exit_code == 1
+    assert "where+sum disagrees" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupt_writes_nothing(monkeypatch, invoke, tmp_path):
+    def interrupted(case, **_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "run_case", interrupted)
+    assert invoke("--csv", str(tmp_path / "out.csv")).exit_code != 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_list_names_every_case_and_its_targets(invoke):
+    listed = json.loads(invoke("--list", "--json").stdout)
+    assert [entry["case"] for entry in listed] == [case.name for case in all_cases()]
+    assert listed[0]["targets"] == [target.text for target in select("keep=10%")[0].targets]
+    assert "at least 15 x" in " ".join(invoke("--list").stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--filter", "nothing"], "no benchmark matches 'nothing'"),
+        (["--quick", "--check"], "drop --check"),
+        (["--plot", "figure.gif"], "--plot writes .png or .svg"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_runs(invoke, arguments, message):
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.replace("│", " ").split())

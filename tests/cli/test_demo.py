@@ -1,0 +1,42 @@
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from maskwise.benchmarks.cases.reduce import SUM_AGAINST_WHERE
+from maskwise.cli import demo
+from maskwise.cli.app import app
+
+
+@pytest.fixture
+def invoke(monkeypatch):
+    # The walk is the same on small inputs, and takes no seconds.
+    monkeypatch.setattr(demo, "SUM_AGAINST_WHERE", SUM_AGAINST_WHERE.shrunk())
+    monkeypatch.setattr(demo, "run_case", run_quick)
+    return lambda *arguments: CliRunner().invoke(app, ["demo", *arguments])
+
+
+def run_quick(case, on_round):
+    from maskwise.benchmarks.run import run_case
+
+    return run_case(case, quick=True, on_round=on_round)
+
+
+def test_the_demo_draws_stops_a_leak_times_and_explains(invoke):
+    result = invoke()
+    assert result.exit_code == 0, result.output
+    for heading in ("A mask says what is kept", "Nothing leaks", "costs nothing", "asked why"):
+        assert heading in result.stdout
+
+
+def test_the_leak_it_shows_is_real_and_ours_has_none(invoke):
+    leak = json.loads(invoke("--json").stdout)["leak"]
+    assert leak["(x * mask).sum(-1)"]["loss"] == "nan"
+    assert leak["mw.sum(x, mask, -1)"]["loss"] == "29.0"
+    assert leak["mw.sum(x, mask, -1)"]["gradient"][0] == ["4", "4", "0", "0", "0"]
+
+
+def test_json_holds_the_measured_ratio_and_the_plans(invoke):
+    data = json.loads(invoke("--json").stdout)
+    assert data["timing"]["ratio"] > 0
+    assert "explain" in data

@@ -1,0 +1,33 @@
+"""Run the kernel tests in this process, after making sure that the sanitized extension is what they will meet.
+
+`make test-sanitize` starts this with the sanitizer runtimes preloaded. A run that silently took the ordinary extension
+would prove nothing, so that is checked first.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+
+def main(arguments: list[str]) -> int:
+    """Check the extension, then hand over to pytest."""
+    import pytest
+
+    from maskwise.ops import extension
+
+    status = extension.status()
+    wanted = os.environ["MASKWISE_EXTENSION"]
+    assert status.loaded, status
+    assert status.path is not None
+    assert Path(status.path).samefile(wanted), f"{status.path} is loaded, not {wanted}"
+    binary = Path(wanted).read_bytes()
+    assert b"__asan_init" in binary, f"{wanted} was built without AddressSanitizer"
+    assert b"__ubsan_handle" in binary, f"{wanted} was built without UndefinedBehaviorSanitizer"
+    # The sanitizers' own report of a crash says more than faulthandler's, which would take its place.
+    return pytest.main(["-m", "kernel", "-p", "no:faulthandler", "-p", "no:cacheprovider", "tests", *arguments])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -38,9 +38,7 @@ def prod(grad: Tensor, out: Tensor, x: Tensor, mask: Tensor, dim: list[int], kee
     return torch.where(mask, torch.where(alone, others, 0.0) * spread(grad, x.shape, dim, keepdim), 0.0).to(x.dtype)
 
 
-def var(
-    grad: Tensor, x: Tensor, mask: Tensor, dim: list[int], keepdim: bool, correction: float, root: bool
-) -> Tensor:
+def var(grad: Tensor, x: Tensor, mask: Tensor, dim: list[int], keepdim: bool, correction: float, root: bool) -> Tensor:
     """2 (x - mean) / (n - correction); for the standard deviation (``root``) over 2 std, or 0 where that is 0."""
     kept = counts(x, mask, dim, True)
     freedom = (kept - correction).clamp(min=0)

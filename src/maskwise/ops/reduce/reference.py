@@ -6,7 +6,8 @@ tensor that broadcasts to x, ``dim`` a list of dims that are not negative.
 
 from __future__ import annotations
 
-from math import inf, nan, prod as product
+from math import inf, nan
+from math import prod as product
 
 import torch
 from torch import Tensor
@@ -202,5 +203,9 @@ def norm(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool, ord: float) -> 
     if nothing_to_reduce(x, dim):
         return full(x, dim, keepdim, 0.0, x.real.dtype if x.is_complex() else x.dtype)
     values = dropped(x, mask, 0.0 if ord >= 0 else inf)
+    if ord == 0:
+        # torch cuts this norm off its graph; here its gradient is zero.
+        nonzero = values != 0
+        return values.masked_fill(nonzero, 1.0).masked_fill(~nonzero, 0.0).sum(dim, keepdim=keepdim).real
     out: Tensor = torch.linalg.vector_norm(values, ord, dim if x.dim() else None, keepdim)
     return out if ord >= 0 else torch.where(counts(x, mask, dim, keepdim) > 0, out, 0.0)

@@ -5,7 +5,6 @@ A function is put under all the laws by adding its line here.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf, nan

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
-from torch import Tensor
 
 import maskwise as mw
 from maskwise.benchmarks.case import Case, Side, at_most, never_slower
-from maskwise.benchmarks.cases.sides import Masked, compiled, masked_inputs, torch_dtype
+from maskwise.benchmarks.cases.sides import Call, Masked, compiled, masked_inputs, torch_dtype, with_backward
 
 __all__ = ["cases"]
-
-Call = Callable[[], Tensor]
 
 
 def _ours(i: Masked) -> Call:
@@ -41,22 +36,11 @@ def _clone(i: Masked) -> Call:
     return i.x.clone
 
 
-def _with_backward(side: Side) -> Side:
-    def build(i: Masked) -> Call:
-        x = i.x.clone().requires_grad_()
-        forward: Callable[[], Any] = side.prepare(replace(i, x=x))
-        # The gradient that comes from above is not constant, as after any real layer.
-        above = torch.rand(forward().shape, generator=torch.Generator().manual_seed(1)).to(x.dtype)
-        return lambda: torch.autograd.grad(forward(), x, above)[0]
-
-    return replace(side, prepare=build)
-
-
 IDIOMS = (Side("masked_fill", _masked_fill), Side("where", _where))
 FLOOR = Side("x.clone", _clone, kind="floor")
 LARGE = (Side("mw.fill", _ours, kind="ours"), *IDIOMS, compiled("where", _where), FLOOR)
 TINY = (Side("mw.fill", _ours_from_bool, kind="ours"), *IDIOMS, FLOOR)
-BACKWARD = tuple(_with_backward(side) for side in TINY if side is not FLOOR)
+BACKWARD = tuple(with_backward(side) for side in TINY if side is not FLOOR)
 
 
 def _moved(case: Case) -> int:

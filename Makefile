@@ -63,9 +63,10 @@ bench: install  ## Run the benchmarks; CSV and plot go to benchmarks/results/
 .PHONY: test
 test: lint pytest  ## Lint, check types and imports, run all tests
 
+# Every worker runs kernels on two threads; waiting threads must sleep, or they take the cores from the other workers.
 .PHONY: pytest
 pytest: install  ## Run the tests only
-	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 .PHONY: lint
 lint: install  ## ruff, mypy strict, import contracts

@@ -66,6 +66,11 @@ def samples(function: Function, dtype: torch.dtype = torch.float32) -> Iterator[
             yield Sample(label, x, mask, kwargs)
 
 
+def needed(function: Function) -> dict:
+    """The keyword arguments that a function asks for beside its dims, such as q or k."""
+    return {name: value for name, value in next(samples(function)).kwargs.items() if name not in ("dim", "keepdim")}
+
+
 def cases(dtype: torch.dtype = torch.float32) -> list:
     """Every function with every one of its samples, for ``pytest.mark.parametrize``."""
     import pytest

@@ -21,6 +21,7 @@ MASKS = {
     "not": lambda: ~Mask.from_indices([[0, 1], [2, 2]], (3, 4)),
     "combination": lambda: Mask(X % 2 == 0) & Mask.causal(3, 4),
     "view": lambda: Mask.causal(4, 3).T,
+    "segments": lambda: Mask.from_segments(torch.tensor([0, 0, 1, -1]))[None, :3][0],
 }
 
 USES = {
@@ -67,10 +68,11 @@ def test_compiled_functions_take_masks(kind, use):
     torch.testing.assert_close(compiled(MASKS[kind](), X), expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("kind", ["not", "combination", "view"])
+@pytest.mark.parametrize("kind", ["not", "combination", "view", "segments"])
 def test_compiled_functions_take_masks_of_every_other_structure(kind):
-    compiled = torch.compile(USES["views"], fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(MASKS[kind](), X), USES["views"](MASKS[kind](), X), rtol=0, atol=0)
+    for use in (USES["views"], USES["lengths"]):
+        compiled = torch.compile(use, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(MASKS[kind](), X), use(MASKS[kind](), X), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("build", BUILDS)

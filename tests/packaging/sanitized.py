@@ -25,8 +25,10 @@ def main(arguments: list[str]) -> int:
     binary = Path(wanted).read_bytes()
     assert b"__asan_init" in binary, f"{wanted} was built without AddressSanitizer"
     assert b"__ubsan_handle" in binary, f"{wanted} was built without UndefinedBehaviorSanitizer"
-    # The sanitizers' own report of a crash says more than faulthandler's, which would take its place.
-    return pytest.main(["-m", "kernel", "-p", "no:faulthandler", "-p", "no:cacheprovider", "tests", *arguments])
+    # A report is written straight to the file descriptor just before the process dies: pytest must not hold it back,
+    # and faulthandler must not take its place.
+    quiet = ["--capture=sys", "-p", "no:faulthandler", "-p", "no:cacheprovider"]
+    return pytest.main(["-m", "kernel", *quiet, *(arguments or ["tests"])])
 
 
 if __name__ == "__main__":

@@ -53,13 +53,14 @@ def as_ints(op: str, name: str, values: Any) -> Tensor:
 
 def check_range(op: str, name: str, values: Tensor, *, low: int, high: int, hints: tuple[str, str]) -> None:
     """Raise for the first value out of range, with the hint for values that are too low or too high."""
+    if not values.numel() or (int(values.min()) >= low and int(values.max()) <= high):
+        return
     bad = (values < low) | (values > high)
-    if bool(bad.any()):
-        at = tuple(int(i) for i in bad.nonzero()[0])
-        value = int(values[at])
-        where = f" at position {at[0] if len(at) == 1 else at}" if at else ""
-        must = f"hold only values from {low} to {high}"
-        raise OutOfRangeError(say(op, name, must=must, got=f"{value}{where}", hint=hints[value > high]))
+    at = tuple(int(i) for i in bad.nonzero()[0])
+    value = int(values[at])
+    where = f" at position {at[0] if len(at) == 1 else at}" if at else ""
+    must = f"hold only values from {low} to {high}"
+    raise OutOfRangeError(say(op, name, must=must, got=f"{value}{where}", hint=hints[value > high]))
 
 
 def check_size(op: str, name: str, value: Any) -> None:

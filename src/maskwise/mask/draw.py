@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from html import escape
 from itertools import islice, product
 from math import ceil
 from typing import TYPE_CHECKING
@@ -43,6 +42,9 @@ def text(mask: Mask) -> str:
 
 def html(mask: Mask) -> str:
     """Draw a mask as one self-contained piece of HTML: a caption and an SVG for each slice shown."""
+    # Only notebooks need it, and its table of entities takes a while to load.
+    from html import escape
+
     try:
         parts = [f"<code>{escape(_headline(mask))}</code>"]
         if _drawable(mask):

@@ -1,16 +1,24 @@
 """What a mask knows: counts, lengths, whether it is full, empty or a prefix."""
 
+# The first argument of a method is the mask itself, which its reader never passes.
+# ruff: noqa: D417
+
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, overload
 
 import torch
 from torch import Tensor
 
-from maskwise.mask.structures import Intervals, Structure
-from maskwise.mask.views import subscript
+from maskwise.mask.structures import Indices, Intervals, Structure
+from maskwise.mask.views import normalize_dim, subscript
 
-__all__ = ["Facts", "count_all", "is_prefix", "row_counts"]
+if TYPE_CHECKING:
+    from maskwise.mask.mask import Mask
+
+__all__ = ["Facts", "count", "count_all", "equal", "indices", "is_prefix", "row_counts"]
 
 # Larger masks are looked at piece by piece, so that counting never takes more than this many bytes.
 _PIECE = 1 << 26
@@ -86,3 +94,83 @@ def is_prefix(structure: Structure, bits: Tensor | None = None) -> bool:
     bits = structure.materialize() if bits is None else bits
     # A leading run never turns from dropped to kept.
     return not bool((~bits[..., :-1] & bits[..., 1:]).any())
+
+
+# -- the methods of Mask -----------------------------------------------------------------------------------------------
+
+
+@overload
+def count(mask: Mask, dim: None = None, keepdim: bool = False) -> int: ...
+@overload
+def count(mask: Mask, dim: int | Sequence[int], keepdim: bool = False) -> Tensor: ...
+def count(mask: Mask, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> int | Tensor:
+    """Return how many are kept: an int in all, or an int64 tensor along ``dim``.
+
+    >>> from maskwise import Mask
+    >>> mask = Mask.from_lengths([2, 4])
+    >>> mask.count(), mask.count(0), mask.count(1, keepdim=True)
+    (6, tensor([2, 2, 1, 1]), tensor([[2],
+            [4]]))
+
+    Args:
+        dim: the dim or dims to count along; by default all of them.
+        keepdim: whether the counted dims stay, with size 1.
+
+    Raises:
+        OutOfRangeError: there is no such dim.
+
+    """
+    if dim is None:
+        return mask._once("count", lambda: count_all(mask._local, mask._seen))
+    dims = sorted({normalize_dim("Mask.count", d, mask.ndim) for d in ([dim] if isinstance(dim, int) else dim)})
+    if not dims:
+        return mask.to_bool().to(torch.int64)
+    if dims[-1] == mask.ndim - 1:
+        # Kept per row is often known in closed form, so the bool tensor is not needed.
+        rows = mask.lengths.unsqueeze(-1)
+        total = rows.sum(dims[:-1], keepdim=True) if len(dims) > 1 else rows
+    else:
+        total = mask.to_bool().sum(dims, keepdim=True)
+    # The caller owns what is returned, so it is never the remembered tensor itself.
+    return total.clone() if keepdim else total.squeeze(dims).clone()
+
+
+def indices(mask: Mask) -> Tensor:
+    """Return the kept positions in order: (n,) for a mask of one dim, else (n, ndim), int64.
+
+    >>> from maskwise import Mask
+    >>> Mask.from_lengths([1, 2]).indices()
+    tensor([[0, 0],
+            [1, 0],
+            [1, 1]])
+    """
+
+    def compute() -> Tensor:
+        structure = mask._structure
+        if isinstance(structure, Indices):
+            columns = torch.unravel_index(structure.flat, structure.shape)
+            found = torch.stack(columns, -1).to(mask.device, non_blocking=True)
+        else:
+            found = mask.to_bool().nonzero()
+        return found.squeeze(-1) if mask.ndim == 1 else found
+
+    return mask._once("indices", compute)
+
+
+def equal(mask: Mask, other: Mask | Tensor) -> bool:
+    """Return whether two masks have the same shape and keep the same positions.
+
+    >>> from maskwise import Mask
+    >>> Mask.causal(3).equal(Mask.from_lengths([1, 2, 3]))
+    True
+
+    Args:
+        other: a Mask or a bool tensor.
+
+    Raises:
+        DtypeError: it is neither.
+        DeviceError: it is on another device.
+
+    """
+    right = mask._coerce(other, "equal")
+    return mask is right or (mask.shape == right.shape and (mask ^ right).is_empty)

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
-from maskwise.mask import algebra, block_mask, constructors, convert, draw, facts, interop, shaping
+from maskwise.mask import algebra, block_mask, constructors, convert, draw, interop, shaping
+from maskwise.mask import facts as known
 from maskwise.mask.facts import Facts
-from maskwise.mask.structures import Dense, Indices, Structure
-from maskwise.mask.views import normalize_dim
+from maskwise.mask.structures import Dense, Structure
 
 if TYPE_CHECKING:
     import numpy as np
@@ -164,7 +164,7 @@ class Mask:
         >>> Mask.causal(2, 3).shape
         torch.Size([2, 3])
         """
-        return torch.Size(self._structure.shape)
+        return torch.Size(self._structure.shape) if self._bits is None else self._bits.shape
 
     @property
     def device(self) -> torch.device:
@@ -189,13 +189,7 @@ class Mask:
         """Return how many positions there are, kept or not."""
         return prod(self._structure.shape)
 
-    def size(self, dim: int | None = None) -> torch.Size | int:
-        """Return the shape, or the size of one dim.
-
-        >>> Mask.causal(2, 3).size(-1)
-        3
-        """
-        return self.shape if dim is None else self.shape[normalize_dim("Mask.size", dim, self.ndim)]
+    size = shaping.size
 
     # -- facts ---------------------------------------------------------------------------------------------------------
     @property
@@ -205,46 +199,25 @@ class Mask:
         >>> Mask.from_lengths([2, 4]).facts
         Facts(kind='intervals', numel=8, count=6, is_prefix=True, on_host=True)
         """
-        structure, cache = self._structure, self._cache
-        count = cache.get("count")
-        prefix = cache.get("is_prefix")
-        return Facts(
-            structure.kind,
-            structure.numel(),
-            structure.known_count if count is None else count[0],
-            structure.known_prefix if prefix is None else prefix[0],
-            structure.on_host,
-        )
+        cache = self._cache
+        here = cache.get("facts")
+        if here is None:
+            structure = self._structure
+            count, prefix = cache.get("count"), cache.get("is_prefix")
+            here = Facts(
+                structure.kind,
+                structure.numel(),
+                structure.known_count if count is None else count[0],
+                structure.known_prefix if prefix is None else prefix[0],
+                structure.on_host,
+            )
+            if not torch.compiler.is_compiling():
+                cache["facts"] = here
+        return cast(Facts, here)
 
-    def count(self, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Any:
-        """Return how many are kept: an int in all, or an int64 tensor along ``dim``.
-
-        >>> mask = Mask.from_lengths([2, 4])
-        >>> mask.count(), mask.count(0), mask.count(1, keepdim=True)
-        (6, tensor([2, 2, 1, 1]), tensor([[2],
-                [4]]))
-
-        Args:
-            dim: the dim or dims to count along; by default all of them.
-            keepdim: whether the counted dims stay, with size 1.
-
-        Raises:
-            OutOfRangeError: there is no such dim.
-
-        """
-        if dim is None:
-            return self._once("count", lambda: facts.count_all(self._local, self._seen))
-        dims = sorted({normalize_dim("Mask.count", d, self.ndim) for d in ([dim] if isinstance(dim, int) else dim)})
-        if not dims:
-            return self.to_bool().to(torch.int64)
-        if dims[-1] == self.ndim - 1:
-            # Kept per row is often known in closed form, so the bool tensor is not needed.
-            rows = self.lengths.unsqueeze(-1)
-            lead = dims[:-1]
-            total = rows.sum(lead, keepdim=True) if lead else rows
-        else:
-            total = self.to_bool().sum(dims, keepdim=True)
-        return total if keepdim else total.squeeze(dims)
+    count = known.count
+    indices = known.indices
+    equal = known.equal
 
     @property
     def density(self) -> float:
@@ -254,7 +227,7 @@ class Mask:
         0.75
         """
         numel = self.numel()
-        return cast(int, self.count()) / numel if numel else nan
+        return self.count() / numel if numel else nan
 
     @property
     def lengths(self) -> Tensor:
@@ -283,26 +256,6 @@ class Mask:
 
         return self._once("cu_seqlens", compute)
 
-    def indices(self) -> Tensor:
-        """Return the kept positions in order: (n,) for a mask of one dim, else (n, ndim), int64.
-
-        >>> Mask.from_lengths([1, 2]).indices()
-        tensor([[0, 0],
-                [1, 0],
-                [1, 1]])
-        """
-
-        def compute() -> Tensor:
-            structure = self._structure
-            if isinstance(structure, Indices):
-                columns = torch.unravel_index(structure.flat, structure.shape)
-                found = torch.stack(columns, -1).to(self.device, non_blocking=True)
-            else:
-                found = self.to_bool().nonzero()
-            return found.squeeze(-1) if self.ndim == 1 else found
-
-        return self._once("indices", compute)
-
     @property
     def is_full(self) -> bool:
         """Whether everything is kept.
@@ -310,7 +263,7 @@ class Mask:
         >>> Mask.from_lengths([3, 3]).is_full
         True
         """
-        return bool(self.count() == self.numel())
+        return self.count() == self.numel()
 
     @property
     def is_empty(self) -> bool:
@@ -319,7 +272,7 @@ class Mask:
         >>> Mask.from_lengths([0, 0], max_len=2).is_empty
         True
         """
-        return bool(self.count() == 0)
+        return self.count() == 0
 
     @property
     def is_prefix(self) -> bool:
@@ -328,24 +281,7 @@ class Mask:
         >>> Mask.causal(4).is_prefix, Mask.window(4, left=1).is_prefix
         (True, False)
         """
-        return self._once("is_prefix", lambda: facts.is_prefix(self._local, self._seen))
-
-    def equal(self, other: Mask | Tensor) -> bool:
-        """Return whether two masks have the same shape and keep the same positions.
-
-        >>> Mask.causal(3).equal(Mask.from_lengths([1, 2, 3]))
-        True
-
-        Args:
-            other: a Mask or a bool tensor.
-
-        Raises:
-            DtypeError: it is neither.
-            DeviceError: it is on another device.
-
-        """
-        right = self._coerce(other, "equal")
-        return self is right or (self.shape == right.shape and (self ^ right).is_empty)
+        return self._once("is_prefix", lambda: known.is_prefix(self._local, self._seen))
 
     # -- algebra -------------------------------------------------------------------------------------------------------
     def __and__(self, other: Mask | Tensor) -> Mask:
@@ -444,6 +380,8 @@ class Mask:
         if hit is not None and (hit[1] is None or hit[0]._version == hit[1]):
             return cast(Fact, hit[0])
         value = compute()
+        # There is more to know now.
+        self._cache.pop("facts", None)
         if not isinstance(value, Tensor):
             self._cache[name] = (value, None)
         elif type(value) is Tensor:
@@ -467,7 +405,7 @@ class Mask:
             raise ShapeError(say("Mask.lengths", "mask", must="have at least one dim", got=(), hint="mask[None]"))
         return self._once(
             "host_lengths",
-            lambda: facts.row_counts(self._local, self._seen).expand(self.shape[:-1]).contiguous(),
+            lambda: known.row_counts(self._local, self._seen).expand(self.shape[:-1]).contiguous(),
         )
 
 

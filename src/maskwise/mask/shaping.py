@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ __all__ = [
     "permute",
     "pin_memory",
     "reshape",
+    "size",
     "squeeze",
     "stack",
     "subscript",
@@ -55,11 +56,29 @@ def subscript(mask: Mask, key: Any) -> Mask:
         ArgumentError: a slice has a negative step.
 
     """
+    if mask._bits is not None:
+        return mask._wrap(Dense(_gather(mask, key)))
     if views.is_basic(key):
         return mask._wrap(mask._structure.view(views.subscript(mask._structure.shape, key)))
-    parts = key if isinstance(key, tuple) else (key,)
-    plain = tuple(part.to_bool() if isinstance(part, type(mask)) else part for part in parts)
-    return mask._wrap(Dense(mask.to_bool()[plain]))
+    return mask._wrap(Dense(_gather(mask, key)))
+
+
+@overload
+def size(mask: Mask, dim: None = None) -> torch.Size: ...
+@overload
+def size(mask: Mask, dim: int) -> int: ...
+def size(mask: Mask, dim: int | None = None) -> torch.Size | int:
+    """Return the shape, or the size of one dim.
+
+    >>> from maskwise import Mask
+    >>> Mask.causal(2, 3).size(-1)
+    3
+
+    Raises:
+        OutOfRangeError: there is no such dim.
+
+    """
+    return mask.shape if dim is None else mask.shape[views.normalize_dim("Mask.size", dim, mask.ndim)]
 
 
 def unsqueeze(mask: Mask, dim: int) -> Mask:
@@ -320,6 +339,18 @@ def _masks(op: str, cls: type[Mask], masks: Sequence[Mask]) -> list[Mask]:
             must = f"all be on {parts[0].device}"
             raise DeviceError(say(op, "masks", must=must, got=part.device, hint=f'mask.to("{parts[0].device}")'))
     return parts
+
+
+def _gather(mask: Mask, key: Any) -> Tensor:
+    """Return the bool tensor at ``key``; what torch refuses of a basic key is said in our own words."""
+    parts = key if isinstance(key, tuple) else (key,)
+    plain = tuple([part.to_bool() if isinstance(part, type(mask)) else part for part in parts])
+    try:
+        return mask.to_bool()[plain]
+    except (IndexError, ValueError):
+        if views.is_basic(key):
+            views.subscript(tuple(mask.shape), key)
+        raise
 
 
 def _flat(sizes: Sequence[Any]) -> tuple[int, ...]:

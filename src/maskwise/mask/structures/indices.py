@@ -58,4 +58,6 @@ class Indices(Structure):
             return None
         rows = prod(self.shape[:-1])
         row = torch.div(self.flat, self.shape[-1], rounding_mode="floor")
-        return torch.bincount(row, minlength=rows).view(self.shape[:-1])
+        # Not bincount, whose size depends on the values, which a compiled graph cannot know.
+        counts = torch.zeros(rows, dtype=torch.int64, device=row.device)
+        return counts.index_add_(0, row, torch.ones_like(row)).view(self.shape[:-1])

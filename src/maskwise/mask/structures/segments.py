@@ -49,14 +49,11 @@ class Segments(Structure):
 
     @override
     def row_counts(self) -> Tensor:
-        ids = self.ids
-        if not ids.numel():
-            return torch.zeros(ids.shape, dtype=torch.int64, device=ids.device)
-        # Numbering (sequence, id) pairs together lets one pass count all sequences at once.
-        sequence = torch.arange(ids.shape[:-1].numel(), device=ids.device).view(*ids.shape[:-1], 1).expand_as(ids)
-        pairs = torch.stack([sequence.reshape(-1), ids.reshape(-1)])
-        _, pair, counts = torch.unique(pairs, dim=1, return_inverse=True, return_counts=True)
-        return torch.where(ids == self.padding, 0, counts[pair].view(ids.shape))
+        # In sorted order, a position's segment is the run of its id: no device is waited for to find its length.
+        ids = self.ids.contiguous()
+        order = ids.sort(-1).values
+        counts = torch.searchsorted(order, ids, right=True) - torch.searchsorted(order, ids)
+        return torch.where(ids == self.padding, 0, counts)
 
     def as_intervals(self) -> Structure | None:
         """Return the same mask as Intervals where every id stands in one run; None where not, or on a device."""

@@ -1,0 +1,48 @@
+"""A missing or broken extension is said once, at the line that first needed it, with the command that mends it."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import warnings
+warnings.simplefilter("always")
+import torch, maskwise as mw
+from maskwise.ops.extension import status
+x, mask = torch.tensor([1.0, 2.0, float("nan")]), torch.tensor([True, True, False])
+first = mw.sum(x, mask)
+second = mw.sum(x[:2], mask[:2])
+compiled = torch.compile(lambda x, mask: mw.sum(x, mask), backend="eager", fullgraph=True)(x, mask)
+print(first.item(), second.item(), compiled.item(), status().loaded, status().simd, status().error)
+"""
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("broken")
+    binary, script = folder / "_C.abi3.so", folder / "script.py"
+    binary.write_bytes(b"not a library")
+    script.write_text(SCRIPT)
+    run = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "MASKWISE_EXTENSION": str(binary)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return run, script
+
+
+def test_every_op_works_on_its_reference(broken):
+    run, _ = broken
+    assert run.stdout.startswith("3.0 3.0 3.0 False none the C++ extension does not load: ")
+
+
+def test_it_is_said_once_at_the_users_line_with_the_fix(broken):
+    run, script = broken
+    warnings = [line for line in run.stderr.splitlines() if "runs without its kernels" in line]
+    assert len(warnings) == 1
+    assert warnings[0].startswith(f"{script}:7: UserWarning: maskwise runs without its kernels, and slower: ")
+    assert warnings[0].endswith("To mend it: pip install --no-build-isolation --force-reinstall --no-deps maskwise")

@@ -1,29 +1,49 @@
-// The reductions as registered ops. Arguments were checked in Python: dims are sorted, unique and not negative, the
-// mask is bool and broadcasts to x, and the capability table knows that the dtype is served.
-#include "layout.h"
+// Sum, product, mean, any, all as registered ops.
+#include "reduce_call.h"
 
-#define MASKWISE_KERNELS "reduce_kernels.h"
+#define MASKWISE_KERNELS "reduce_totals.h"
 #include "foreach_isa.h"
 
 namespace maskwise {
 namespace {
 
-using Dims = std::vector<int64_t>;
-
 Tensor sum(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim) {
-  const ScalarType dtype = x.scalar_type();
-  const bool floating = dtype == ScalarType::Float || dtype == ScalarType::Double || dtype == ScalarType::Half ||
-                        dtype == ScalarType::BFloat16;
-  const Layout layout = make_layout(x, mask, dim);
-  Tensor out = empty_cpu(reduced_sizes(x, dim, keepdim), floating ? dtype : ScalarType::Long);
-  MASKWISE_AT_ISA(sum(dtype, layout, x.const_data_ptr(), mask.const_data_ptr(), out.mutable_data_ptr()));
-  return out;
+  ReduceCall call(x, mask, dim, keepdim, is_floating(x.scalar_type()) ? x.scalar_type() : ScalarType::Long);
+  MASKWISE_AT_ISA(sum(x.scalar_type(), call.layout, call.x, call.mask, call.result));
+  return call.out;
 }
+
+Tensor prod(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim) {
+  ReduceCall call(x, mask, dim, keepdim, x.scalar_type());
+  MASKWISE_AT_ISA(prod(x.scalar_type(), call.layout, call.x, call.mask, call.result));
+  return call.out;
+}
+
+Tensor mean(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim) {
+  ReduceCall call(x, mask, dim, keepdim, x.scalar_type());
+  MASKWISE_AT_ISA(mean(x.scalar_type(), call.layout, call.x, call.mask, call.result));
+  return call.out;
+}
+
+// torch's any and all of uint8 are uint8.
+template <bool kAll>
+Tensor truth(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim) {
+  const ScalarType dtype = x.scalar_type();
+  ReduceCall call(x, mask, dim, keepdim, dtype == ScalarType::Byte ? dtype : ScalarType::Bool);
+  MASKWISE_AT_ISA(truth(dtype, call.layout, call.x, call.mask, call.result, kAll));
+  return call.out;
+}
+
+Tensor any(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim) { return truth<false>(x, mask, dim, keepdim); }
+Tensor all(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim) { return truth<true>(x, mask, dim, keepdim); }
 
 }  // namespace
 }  // namespace maskwise
 
 STABLE_TORCH_LIBRARY_IMPL(maskwise, CPU, m) {
-  m.impl("sum_fused", TORCH_BOX(&maskwise::sum));
-  m.impl("sum_fused_forward", TORCH_BOX(&maskwise::sum));
+  MASKWISE_IMPL_REDUCTION(m, sum);
+  MASKWISE_IMPL_REDUCTION(m, prod);
+  MASKWISE_IMPL_REDUCTION(m, mean);
+  MASKWISE_IMPL_REDUCTION(m, any);
+  MASKWISE_IMPL_REDUCTION(m, all);
 }

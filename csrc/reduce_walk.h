@@ -1,64 +1,143 @@
 // How a reduction walks: rows when the reduced stretch is contiguous, columns when the kept one is, and a staged copy of
-// small pieces for any other stride. Included once a SIMD level, inside its namespace, by the kernel header of a family.
+// small pieces for any other stride. Included once a SIMD level, inside its namespace, by the kernel headers.
 //
 // A reduction is a struct Op with
-//   In, Out            the element types of x and of the result
-//   State              what one output has seen so far; default-constructed it has seen nothing
-//   row(s, x, m, n)    sees n contiguous elements; m is null where all are kept
-//   Columns            the same for up to kColumns outputs side by side: start(c, w), cols(c, x, m, w), column(c, j)
-//   merge(s, other)    joins the state of a later stretch
-//   finish(s)          the result
+//   In, A, Out             the element types of x, of the arithmetic and of the result
+//   Lanes                  what each lane of a vector has seen lately; nothing() is the start
+//   State                  what one output has seen so far; default-constructed it has seen nothing
+//   see(lanes, x, kept, p) R vectors of values and of masks; p is the position of the first, of columns only
+//   row(s, x, m, n, at)    n contiguous elements at position `at`; m is null where all are kept. Mostly see_row below
+//   collect(s, lanes)      joins all lanes to one output
+//   lane(lanes, i, base)   one lane as a state of its own, whose positions start at `base`
+//   merge(s, other)        joins the state of a later stretch
+//   done(s)                whether nothing more can change the result
+//   kPeriod                rows of a column that the lanes can hold before they are collected
+//   finish(s)              the result
+#include "reduce_lanes.h"
 
-// Columns done side by side; their accumulators stay in the first-level cache.
-constexpr int64_t kColumns = 1024;
+// Vectors of a row that are seen at once, and rows of a column. More rows would share too few sets of the cache.
+constexpr int kRowVectors = 8;
+constexpr int kColumnRows = 4;
+// Elements of a row that are seen in the arithmetic type before it widens: bounds the rounding error of long rows.
+constexpr int64_t kChunk = 2048;
+// Columns done side by side: wide enough to read long stretches of memory, while their lanes stay in a near cache.
+constexpr int64_t kColumns = 4096;
 // One output with more elements than this is split among threads. Fixed, so that the bits of a result never depend on
 // the number of threads.
 constexpr int64_t kSplit = 262144;
 
+// Mask bytes for where all is kept, and for where nothing is: so each reduction is compiled once, for masks.
+struct Bytes {
+  uint8_t bytes[kColumns];
+  constexpr explicit Bytes(uint8_t value) : bytes() {
+    for (auto& byte : bytes) byte = value;
+  }
+};
+constexpr Bytes kAllKept(1), kNoneKept(0);
+
+// Sees at most kChunk elements. `room` elements before x may be read too.
+template <class Op, class T>
+inline __attribute__((always_inline)) void see_chunk(const Op& op, typename Op::Lanes& lanes, const T* x, const uint8_t* m, int64_t n, int64_t room) {
+  using A = typename Op::A;
+  constexpr int L = kLanes<A>, R = kRowVectors;
+  int64_t i = 0;
+  for (; i + R * L <= n; i += R * L) {
+    if (none_of<R * L>(m + i)) continue;
+    Vec<A> values[R];
+    LaneMask<A> kept[R];
+    for (int k = 0; k < R; ++k) {
+      values[k] = load<A>(x + i + k * L);
+      kept[k] = load_mask<A>(m + i + k * L);
+    }
+    op.template see<R>(lanes, values, kept, 0);
+  }
+  for (; i < n; i += L) {
+    Vec<A> values[1];
+    LaneMask<A> kept[1];
+    const int rest = static_cast<int>(n - i);
+    if (rest >= L) {
+      values[0] = load<A>(x + i);
+      kept[0] = load_mask<A>(m + i);
+    } else if (room + i >= L - rest) {
+      // A whole vector that ends where the row does; its first lanes were seen before.
+      values[0] = load<A>(x + n - L);
+      kept[0] = last_lanes<A>(rest) & load_mask<A>(m + n - L);
+    } else {
+      T staged[L] = {};
+      uint8_t bytes[L] = {};
+      for (int k = 0; k < rest; ++k) staged[k] = x[i + k];
+      for (int k = 0; k < rest; ++k) bytes[k] = m[i + k];
+      values[0] = load<A>(staged);
+      kept[0] = load_mask<A>(bytes);
+    }
+    op.template see<1>(lanes, values, kept, 0);
+  }
+}
+
+// Not inlined: it is called from three places, and compiles slowly.
+template <class Op, class T>
+__attribute__((noinline)) void see_row(const Op& op, typename Op::State& s, const T* x, const uint8_t* m, int64_t n) {
+  for (int64_t i = 0; i < n && !op.done(s); i += kChunk) {
+    typename Op::Lanes lanes = op.nothing();
+    const int64_t count = std::min(kChunk, n - i);
+    // Of the mask that stands for "all kept" nothing lies before the first byte.
+    see_chunk(op, lanes, x + i, m == nullptr ? kAllKept.bytes : m + i, count, m == nullptr ? 0 : i);
+    op.collect(s, lanes);
+  }
+}
+
 // Shows `count` elements that lie apart in memory to Op::row, through small contiguous copies.
 template <class Op>
-void staged_row(typename Op::State& s, const typename Op::In* x, int64_t xs, const uint8_t* m, int64_t ms, int64_t count) {
+void staged_row(const Op& op, typename Op::State& s, const typename Op::In* x, int64_t xs, const uint8_t* m, int64_t ms,
+                int64_t count, int64_t at) {
   constexpr int64_t kStage = 512;
   typename Op::In values[kStage];
   uint8_t kept[kStage];
   for (int64_t i = 0; i < count; i += kStage) {
     const int64_t n = std::min(kStage, count - i);
     for (int64_t k = 0; k < n; ++k) values[k] = x[(i + k) * xs];
-    if (ms != 0)
+    if (m != nullptr)
       for (int64_t k = 0; k < n; ++k) kept[k] = m[(i + k) * ms];
-    Op::row(s, values, ms == 0 ? nullptr : kept, n);
+    op.row(s, values, m == nullptr ? nullptr : kept, n, at + i);
   }
 }
 
 // Elements [begin, end) behind one output whose data starts at (x, m).
 template <class Op>
-void reduce_range(typename Op::State& s, const Layout& layout, const typename Op::In* x, const uint8_t* m,
+void reduce_range(const Op& op, typename Op::State& s, const Layout& layout, const typename Op::In* x, const uint8_t* m,
                   int64_t begin, int64_t end) {
   const Loop inner = layout.reduced.empty() ? Loop{1, 1, 1} : layout.reduced.back();
-  for_each_run(layout.reduced, begin, end, [&](Offset at, int64_t count) {
-    const uint8_t* kept = m + at.mask;
+  int64_t at = begin;
+  for_each_run(layout.reduced, begin, end, [&](Offset run, int64_t count) {
+    const uint8_t* kept = m + run.mask;
+    const int64_t here = at;
+    at += count;
     if (inner.mask == 0) {
       if (*kept == 0) return;
       kept = nullptr;
     }
     if (inner.x == 1 && (inner.mask == 1 || inner.mask == 0))
-      Op::row(s, x + at.x, kept, count);
+      op.row(s, x + run.x, kept, count, here);
     else
-      staged_row<Op>(s, x + at.x, inner.x, kept, inner.mask, count);
+      staged_row(op, s, x + run.x, inner.x, kept, inner.mask, count, here);
   });
 }
 
 template <class Op>
-void reduce_rows(const Layout& layout, const typename Op::In* x, const uint8_t* m, typename Op::Out* out) {
+void reduce_rows(const Op& op, const Layout& layout, const typename Op::In* x, const uint8_t* m,
+                 typename Op::Out* out) {
   const int64_t splits = ceil_div(layout.length, kSplit);
   if (splits <= 1 || layout.outputs >= 64) {
     parallel(layout.outputs, layout.length, [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) {
-        const Offset at = offset_of(layout.kept, r);
-        typename Op::State s;
-        reduce_range<Op>(s, layout, x + at.x, m + at.mask, 0, layout.length);
-        out[r] = Op::finish(s);
-      }
+      int64_t r = begin;
+      for_each_run(layout.kept, begin, end, [&](Offset at, int64_t count) {
+        const Loop loop = layout.kept.empty() ? Loop{1, 0, 0} : layout.kept.back();
+        for (int64_t k = 0; k < count; ++k) {
+          typename Op::State s;
+          reduce_range(op, s, layout, x + at.x + k * loop.x, m + at.mask + k * loop.mask, 0, layout.length);
+          out[r++] = op.finish(s);
+        }
+      });
     });
     return;
   }
@@ -67,85 +146,26 @@ void reduce_rows(const Layout& layout, const typename Op::In* x, const uint8_t* 
     for (int64_t p = begin; p < end; ++p) {
       const Offset at = offset_of(layout.kept, p / splits);
       const int64_t from = p % splits * kSplit;
-      reduce_range<Op>(parts[p], layout, x + at.x, m + at.mask, from, std::min(from + kSplit, layout.length));
+      reduce_range(op, parts[p], layout, x + at.x, m + at.mask, from, std::min(from + kSplit, layout.length));
     }
   });
   for (int64_t r = 0; r < layout.outputs; ++r) {
-    for (int64_t p = 1; p < splits; ++p) Op::merge(parts[r * splits], parts[r * splits + p]);
-    out[r] = Op::finish(parts[r * splits]);
+    for (int64_t p = 1; p < splits; ++p) op.merge(parts[r * splits], parts[r * splits + p]);
+    out[r] = op.finish(parts[r * splits]);
   }
 }
 
-// The innermost kept loop is contiguous in x: its outputs are reduced side by side.
-template <class Op>
-void reduce_columns(const Layout& layout, const typename Op::In* x, const uint8_t* m, typename Op::Out* out) {
-  using In = typename Op::In;
-  const Loop inner = layout.kept.back();
-  const std::vector<Loop> outer(layout.kept.begin(), layout.kept.end() - 1);
-  const int64_t width = std::min<int64_t>(inner.size, kColumns);
-  const int64_t blocks = ceil_div(inner.size, width);
-  const int64_t groups = layout.outputs / inner.size * blocks;
-  // Few groups and much to reduce: the reduced range is split too. As in rows, by sizes alone.
-  const int64_t rows_each = std::max<int64_t>(1, kSplit / width);
-  const int64_t splits = groups >= 64 ? 1 : ceil_div(layout.length, rows_each);
-  const int64_t step = splits == 1 ? layout.length : rows_each;
-  std::vector<typename Op::State> parts(splits == 1 ? 0 : groups * splits * width);
-
-  parallel(groups * splits, step * width, [&](int64_t begin, int64_t end) {
-    typename Op::Columns columns;
-    uint8_t staged[kColumns];
-    for (int64_t task = begin; task < end; ++task) {
-      const int64_t group = task / splits;
-      const int64_t first = group % blocks * width;
-      const int64_t w = std::min(width, inner.size - first);
-      const Offset at = offset_of(outer, group / blocks);
-      const In* xs = x + at.x + first;
-      const uint8_t* ms = m + at.mask + first * inner.mask;
-      Op::start(columns, w);
-      const Loop loop = layout.reduced.empty() ? Loop{1, 0, 0} : layout.reduced.back();
-      const int64_t from = task % splits * step;
-      for_each_run(layout.reduced, from, std::min(from + step, layout.length), [&](Offset run, int64_t count) {
-        for (int64_t r = 0; r < count; ++r) {
-          const uint8_t* kept = ms + run.mask + r * loop.mask;
-          if (inner.mask == 0) {
-            if (*kept == 0) continue;
-            kept = nullptr;
-          } else if (inner.mask != 1) {
-            for (int64_t j = 0; j < w; ++j) staged[j] = kept[j * inner.mask];
-            kept = staged;
-          }
-          Op::cols(columns, xs + run.x + r * loop.x, kept, w);
-        }
-      });
-      for (int64_t j = 0; j < w; ++j) {
-        if (splits == 1)
-          out[group / blocks * inner.size + first + j] = Op::finish(Op::column(columns, j));
-        else
-          parts[(task % splits * groups + group) * width + j] = Op::column(columns, j);
-      }
-    }
-  });
-  if (splits == 1) return;
-  for (int64_t group = 0; group < groups; ++group) {
-    const int64_t first = group % blocks * width;
-    const int64_t w = std::min(width, inner.size - first);
-    for (int64_t j = 0; j < w; ++j) {
-      auto s = parts[group * width + j];
-      for (int64_t p = 1; p < splits; ++p) Op::merge(s, parts[(p * groups + group) * width + j]);
-      out[group / blocks * inner.size + first + j] = Op::finish(s);
-    }
-  }
-}
+#include "reduce_columns.h"
 
 template <class Op>
-void reduce(const Layout& layout, const void* x, const void* m, void* out) {
+void reduce(const Op& op, const Layout& layout, const void* x, const void* m, void* out) {
   const auto* xs = static_cast<const typename Op::In*>(x);
   const auto* ms = static_cast<const uint8_t*>(m);
   auto* results = static_cast<typename Op::Out*>(out);
   const bool rows_touch = !layout.reduced.empty() && layout.reduced.back().x == 1;
   const bool columns_touch = !layout.kept.empty() && layout.kept.back().x == 1 && layout.kept.back().size >= 4;
   if (!rows_touch && columns_touch && layout.length > 0)
-    reduce_columns<Op>(layout, xs, ms, results);
+    reduce_columns(op, layout, xs, ms, results);
   else
-    reduce_rows<Op>(layout, xs, ms, results);
+    reduce_rows(op, layout, xs, ms, results);
 }

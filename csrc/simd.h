@@ -92,6 +92,13 @@ inline Vec<A> load(const T* p) {
   } else if constexpr (std::is_same_v<T, Half>) {
     return widen_half(p);
   } else {
+#if MASKWISE_VECTOR_BYTES == 32 && defined(MASKWISE_F16C)
+    // GCC 12 widens bytes lane by lane when it is left to __builtin_convertvector.
+    if constexpr (sizeof(T) == 1 && std::is_same_v<A, int32_t>) {
+      const __m128i narrow = _mm_loadl_epi64((const __m128i*)p);
+      return (Vec<A>)(std::is_signed_v<T> ? _mm256_cvtepi8_epi32(narrow) : _mm256_cvtepu8_epi32(narrow));
+    }
+#endif
     using Narrow = typename VectorOf<T, kLanes<A>>::type;
     return __builtin_convertvector(load_raw<Narrow>(p), Vec<A>);
   }

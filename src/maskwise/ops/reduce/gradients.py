@@ -51,8 +51,10 @@ def var(grad: Tensor, x: Tensor, mask: Tensor, dim: list[int], keepdim: bool, co
     return torch.where(mask, scale * centred, 0.0).to(x.dtype)
 
 
-def extremum(grad: Tensor, out: Tensor, x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
-    """An equal part to all that equal the extremum."""
+def extremum(
+    grad: Tensor, out: Tensor, x: Tensor, mask: Tensor, dim: list[int], keepdim: bool, greatest: bool
+) -> Tensor:
+    """An equal part to all that equal the extremum, be it the greatest or the least."""
     equal = mask & (x == spread(out, x.shape, dim, keepdim))
     share = grad.to(wide(x)) / counts(x, equal, dim, keepdim)
     # A NaN equals nothing: the slice has no one to give to, and like torch's its gradient is NaN.

@@ -17,20 +17,20 @@ __all__ = ["amax", "amin", "argmax", "argmin"]
 
 define(
     "extremum_backward",
-    "(Tensor grad, Tensor out, Tensor x, Tensor mask, int[] dim, bool keepdim) -> Tensor",
+    "(Tensor grad, Tensor out, Tensor x, Tensor mask, int[] dim, bool keepdim, bool greatest) -> Tensor",
     reference=contiguous(gradients.extremum),
     fake=fake_gradient_with_out,
 )
 
 
-def backward_of(function: Callable[..., Tensor]) -> Callable[..., Any]:
+def backward_of(function: Callable[..., Tensor], *, greatest: bool) -> Callable[..., Any]:
     """Make the gradient of amax or amin."""
 
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         x, mask, out = ctx.saved_tensors
         if torch.is_grad_enabled():
             return gradients.again(function, grad, x, mask, *ctx.rest), None, None, None
-        return torch.ops.maskwise.extremum_backward(grad, out, x, mask, *ctx.rest), None, None, None
+        return torch.ops.maskwise.extremum_backward(grad, out, x, mask, *ctx.rest, greatest), None, None, None
 
     return backward
 
@@ -41,7 +41,7 @@ amax = register(
     reference=reference.amax,
     fake=fake(),
     setup_context=remember(out=True),
-    backward=backward_of(reference.amax),
+    backward=backward_of(reference.amax, greatest=True),
     work=works(calls=2, copies=1, gradient_copies=2),
     cpu=(*FLOATING, *INTEGRAL, torch.bool),
 )
@@ -51,7 +51,7 @@ amin = register(
     reference=reference.amin,
     fake=fake(),
     setup_context=remember(out=True),
-    backward=backward_of(reference.amin),
+    backward=backward_of(reference.amin, greatest=False),
     work=works(calls=2, copies=1, gradient_copies=2),
     cpu=(*FLOATING, *INTEGRAL, torch.bool),
 )

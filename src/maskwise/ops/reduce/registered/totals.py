@@ -75,7 +75,7 @@ prod = register(
     setup_context=remember(out=True),
     backward=prod_backward,
     work=works(calls=2, copies=1),
-    cpu=(*FLOATING, *INTEGRAL, torch.bool),
+    cpu=FLOATING,
 )
 mean = register(
     "mean",

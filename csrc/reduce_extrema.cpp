@@ -1,0 +1,46 @@
+// The extrema and where they are, as registered ops.
+#include "reduce_call.h"
+
+#define MASKWISE_KERNELS "reduce_extrema.h"
+#include "foreach_isa.h"
+
+namespace maskwise {
+namespace {
+
+Tensor extremum(const Tensor& x, const Tensor& mask, const Dims& dim, bool keepdim, bool greatest) {
+  ReduceCall call(x, mask, dim, keepdim, x.scalar_type());
+  MASKWISE_AT_ISA(extremum(x.scalar_type(), call.layout, call.x, call.mask, call.result, greatest));
+  return call.out;
+}
+
+Tensor position(const Tensor& x, const Tensor& mask, const Dims& dim, bool keepdim, bool greatest) {
+  ReduceCall call(x, mask, dim, keepdim, ScalarType::Long);
+  MASKWISE_AT_ISA(position(x.scalar_type(), call.layout, call.x, call.mask, call.result, greatest));
+  return call.out;
+}
+
+Tensor amax(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim) { return extremum(x, mask, dim, keepdim, true); }
+Tensor amin(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim) { return extremum(x, mask, dim, keepdim, false); }
+Tensor argmax(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim) { return position(x, mask, dim, keepdim, true); }
+Tensor argmin(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim) { return position(x, mask, dim, keepdim, false); }
+
+Tensor extremum_backward(const Tensor& grad, const Tensor& of, const Tensor& x, const Tensor& mask, Dims dim, bool,
+                         bool greatest) {
+  GradientCall call(grad, x, mask, dim);
+  const Tensor extrema = torch::stable::contiguous(of);
+  MASKWISE_AT_ISA(extremum_backward(x.scalar_type(), call.layout, call.map, call.grad.const_data_ptr(),
+                                    extrema.const_data_ptr(), x.const_data_ptr(), mask.const_data_ptr(),
+                                    call.out.mutable_data_ptr(), greatest));
+  return call.out;
+}
+
+}  // namespace
+}  // namespace maskwise
+
+STABLE_TORCH_LIBRARY_IMPL(maskwise, CPU, m) {
+  MASKWISE_IMPL_REDUCTION(m, amax);
+  MASKWISE_IMPL_REDUCTION(m, amin);
+  MASKWISE_IMPL_REDUCTION(m, argmax);
+  MASKWISE_IMPL_REDUCTION(m, argmin);
+  m.impl("extremum_backward", TORCH_BOX(&maskwise::extremum_backward));
+}

@@ -1,0 +1,40 @@
+// Variance and standard deviation as registered ops.
+#include "reduce_call.h"
+
+#define MASKWISE_KERNELS "reduce_moments.h"
+#include "foreach_isa.h"
+
+namespace maskwise {
+namespace {
+
+Tensor moments(const Tensor& x, const Tensor& mask, const Dims& dim, bool keepdim, double correction, bool root) {
+  ReduceCall call(x, mask, dim, keepdim, x.scalar_type());
+  MASKWISE_AT_ISA(var(x.scalar_type(), call.layout, call.x, call.mask, call.result, correction, root));
+  return call.out;
+}
+
+Tensor var(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim, double correction) {
+  return moments(x, mask, dim, keepdim, correction, false);
+}
+
+Tensor std(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim, double correction) {
+  return moments(x, mask, dim, keepdim, correction, true);
+}
+
+Tensor var_backward(const Tensor& grad, const Tensor& x, const Tensor& mask, Dims dim, bool, double correction,
+                    bool root) {
+  GradientCall call(grad, x, mask, dim);
+  MASKWISE_AT_ISA(var_backward(x.scalar_type(), call.layout, call.map, call.grad.const_data_ptr(),
+                               x.const_data_ptr(), mask.const_data_ptr(), call.out.mutable_data_ptr(), correction,
+                               root));
+  return call.out;
+}
+
+}  // namespace
+}  // namespace maskwise
+
+STABLE_TORCH_LIBRARY_IMPL(maskwise, CPU, m) {
+  MASKWISE_IMPL_REDUCTION(m, var);
+  MASKWISE_IMPL_REDUCTION(m, std);
+  m.impl("var_backward", TORCH_BOX(&maskwise::var_backward));
+}

@@ -1,0 +1,133 @@
+// Variance and standard deviation, and their gradient. Included once a SIMD level, inside its namespace, by
+// foreach_isa.h.
+#include "reduce_walk.h"
+#include "reduce_gradients.h"
+
+// What is known of a set of values: how many, their mean, and the squares of their distances from it.
+struct Moments {
+  double kept = 0;
+  double mean = 0;
+  double squares = 0;
+};
+
+// Joins two sets (Chan, Golub and LeVeque): no difference of large numbers is taken, so nothing cancels.
+inline void join(Moments& a, const Moments& b) {
+  if (b.kept == 0) return;
+  if (a.kept == 0) {
+    a = b;
+    return;
+  }
+  const double kept = a.kept + b.kept;
+  const double apart = b.mean - a.mean;
+  const double share = b.kept / kept;
+  a.mean += apart * share;
+  a.squares += b.squares + apart * apart * a.kept * share;
+  a.kept = kept;
+}
+
+// Finish: struct with Out and static Out of(const Moments&, double correction, bool root).
+template <class T, class Finish>
+struct Var {
+  using In = T;
+  using A = Acc<T>;
+  using Out = typename Finish::Out;
+  static constexpr int64_t kPeriod = 256;
+  struct Lanes {
+    Vec<A> kept, mean, squares;
+  };
+  using State = Moments;
+  Finish finisher;
+
+  Lanes nothing() const { return {Vec<A>{}, Vec<A>{}, Vec<A>{}}; }
+  // The R values of each lane are a set with moments of its own, which then joins those seen before.
+  template <int R>
+  void see(Lanes& lanes, Vec<A> (&x)[R], const LaneMask<A> (&kept)[R], BitsOf<A>) const {
+    const auto add = [](auto a, auto b) { return a + b; };
+    Vec<A> part[R];
+    for (int r = 0; r < R; ++r) part[r] = keep<A>(x[r], kept[r]);
+    const Vec<A> count = -__builtin_convertvector(tree<R>(kept, add), Vec<A>);
+    const Vec<A> one = splat<A>(1);
+    const Vec<A> mean = tree<R>(part, add) / (count > one ? count : one);
+    for (int r = 0; r < R; ++r) {
+      const Vec<A> apart = keep<A>(x[r] - mean, kept[r]);
+      part[r] = apart * apart;
+    }
+    const Vec<A> total = lanes.kept + count;
+    const Vec<A> share = count / (total > one ? total : one);
+    const Vec<A> apart = mean - lanes.mean;
+    lanes.squares += tree<R>(part, add) + apart * apart * lanes.kept * share;
+    lanes.mean += apart * share;
+    lanes.kept = total;
+  }
+  void row(State& s, const T* x, const uint8_t* m, int64_t n, int64_t) const { see_row(*this, s, x, m, n); }
+  void collect(State& s, const Lanes& lanes) const {
+    Moments all;
+    double sum = 0;
+    for (int i = 0; i < kLanes<A>; ++i) {
+      all.kept += lanes.kept[i];
+      sum += static_cast<double>(lanes.kept[i]) * lanes.mean[i];
+    }
+    if (all.kept == 0) return;
+    all.mean = sum / all.kept;
+    for (int i = 0; i < kLanes<A>; ++i) {
+      const double apart = lanes.mean[i] - all.mean;
+      all.squares += lanes.squares[i] + lanes.kept[i] * apart * apart;
+    }
+    join(s, all);
+  }
+  State lane(const Lanes& lanes, int64_t i, int64_t) const { return {lanes.kept[i], lanes.mean[i], lanes.squares[i]}; }
+  void merge(State& s, const State& other) const { join(s, other); }
+  bool done(const State&) const { return false; }
+  Out finish(const State& s) const { return finisher(s); }
+};
+
+template <class T>
+struct Spread {
+  using Out = T;
+  double correction;
+  bool root;
+  T operator()(const Moments& s) const {
+    if (s.kept == 0) return static_cast<T>(std::numeric_limits<float>::quiet_NaN());
+    const double var = s.squares / std::max(0.0, s.kept - correction);
+    return static_cast<T>(root ? std::sqrt(var) : var);
+  }
+};
+
+struct AsTheyAre {
+  using Out = Moments;
+  Moments operator()(const Moments& s) const { return s; }
+};
+
+inline void var(ScalarType dtype, const Layout& layout, const void* x, const void* m, void* out, double correction,
+                bool root) {
+  with_floating(dtype, [&](auto t) {
+    using T = decltype(t);
+    reduce(Var<T, Spread<T>>{{correction, root}}, layout, x, m, out);
+  });
+}
+
+// scale * (x - mean), where scale is grad * 2 / (n - correction), for the root over 2 std.
+template <class T>
+struct Distance {
+  using In = T;
+  using A = Acc<T>;
+  Vec<A> operator()(Vec<A> x, Vec<A> scale, Vec<A> mean) const { return scale * (x - mean); }
+};
+
+inline void var_backward(ScalarType dtype, const Layout& layout, const MapLayout& map, const void* grad, const void* x,
+                         const void* m, void* out, double correction, bool root) {
+  with_floating(dtype, [&](auto t) {
+    using T = decltype(t);
+    std::vector<Moments> moments(layout.outputs);
+    reduce(Var<T, AsTheyAre>{}, layout, x, m, moments.data());
+    Params<T> params(layout.outputs);
+    for (int64_t i = 0; i < layout.outputs; ++i) {
+      const double freedom = std::max(0.0, moments[i].kept - correction);
+      const double g = static_cast<double>(static_cast<const T*>(grad)[i]);
+      const double std = std::sqrt(moments[i].squares / freedom);
+      params.a[i] = static_cast<Acc<T>>(!root ? 2 * g / freedom : std == 0 ? 0 : g / (freedom * std));
+      params.b[i] = static_cast<Acc<T>>(moments[i].mean);
+    }
+    map_gradient(Distance<T>{}, map, params, x, m, out);
+  });
+}

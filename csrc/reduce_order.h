@@ -1,0 +1,107 @@
+// How the extrema see values, so that one kernel serves the greatest, the least, and the magnitudes of both: as
+// (x & bits) ^ flip, of which the least is looked for. Included once a SIMD level, inside its namespace.
+
+// A is float, double or a signed integer. Complementing an integer turns its order around, as does the sign of a float;
+// flipping the top bit of an unsigned integer makes it a signed one of the same order.
+template <class A>
+struct Order {
+  using Bits = BitsOf<A>;
+  static constexpr bool kFloating = std::is_floating_point_v<A>;
+  Bits bits = Bits(-1);
+  Bits flip = 0;
+
+  static Order make(bool greatest, bool magnitudes, bool is_unsigned) {
+    Order order;
+    constexpr Bits kTop = std::numeric_limits<Bits>::min();
+    if (magnitudes) order.bits = std::numeric_limits<Bits>::max();
+    if (greatest) order.flip = kFloating ? kTop : Bits(-1);
+    if (is_unsigned) order.flip = Bits(order.flip ^ kTop);
+    return order;
+  }
+  Vec<A> see(Vec<A> x) const { return (Vec<A>)(((LaneMask<A>)x & bits) ^ flip); }
+  // Back to a value of x: the same again, but the sign that a magnitude lost.
+  A show(A seen) const {
+    Bits raw;
+    std::memcpy(&raw, &seen, sizeof(A));
+    raw = Bits(raw ^ flip);
+    std::memcpy(&seen, &raw, sizeof(A));
+    return seen;
+  }
+  // What no value that was seen is above.
+  static constexpr A last() {
+    return kFloating ? std::numeric_limits<A>::infinity() : std::numeric_limits<A>::max();
+  }
+};
+
+// The lanes in which x is no number. Integers always are.
+template <class A>
+inline LaneMask<A> is_nan(Vec<A> x) {
+  if constexpr (std::is_floating_point_v<A>) return x != x;
+  else return LaneMask<A>{};
+}
+
+// The types in which the extrema are looked for: the integers by their width alone.
+template <class T>
+using Compared = std::conditional_t<std::is_integral_v<T>, T, Acc<T>>;
+
+// Calls call(T{}) for the dtype: a floating type, or the signed integer that is as wide.
+template <class Call>
+void with_order(ScalarType dtype, const Call& call) {
+  if (is_floating(dtype)) return with_floating(dtype, call);
+  with_width(dtype, call);
+}
+inline bool is_unsigned(ScalarType dtype) { return dtype == ScalarType::Byte || dtype == ScalarType::Bool; }
+
+// The extremum, in an order.
+template <class T>
+struct Extremum {
+  using In = T;
+  using A = Compared<T>;
+  using Out = T;
+  static constexpr int64_t kPeriod = 1024;
+  struct Lanes {
+    Vec<A> least;
+    LaneMask<A> nan, some;
+  };
+  struct State {
+    A least = Order<A>::last();
+    bool nan = false;
+    bool some = false;
+  };
+  Order<A> order;
+  T empty;
+
+  Lanes nothing() const { return {splat<A>(Order<A>::last()), LaneMask<A>{}, LaneMask<A>{}}; }
+  template <int R>
+  void see(Lanes& lanes, Vec<A> (&x)[R], const LaneMask<A> (&kept)[R], BitsOf<A>) const {
+    const Vec<A> last = splat<A>(Order<A>::last());
+    LaneMask<A> nan[R];
+    for (int r = 0; r < R; ++r) {
+      nan[r] = is_nan<A>(x[r]) & kept[r];
+      x[r] = kept[r] ? order.see(x[r]) : last;
+    }
+    // Of a NaN and a number this takes the second, of which there always is one: it must not win here.
+    lanes.least = better<false, A>(tree<R>(x, [](Vec<A> a, Vec<A> b) { return better<false, A>(a, b); }), lanes.least);
+    lanes.nan |= tree<R>(nan, [](LaneMask<A> a, LaneMask<A> b) { return a | b; });
+    lanes.some |= tree<R>(kept, [](LaneMask<A> a, LaneMask<A> b) { return a | b; });
+  }
+  void row(State& s, const T* x, const uint8_t* m, int64_t n, int64_t) const { see_row(*this, s, x, m, n); }
+  void collect(State& s, const Lanes& lanes) const {
+    for (int i = 0; i < kLanes<A>; ++i) s.least = std::min<A>(s.least, lanes.least[i]);
+    s.nan |= any_lane(lanes.nan);
+    s.some |= any_lane(lanes.some);
+  }
+  State lane(const Lanes& lanes, int64_t i, int64_t) const {
+    return {lanes.least[i], lanes.nan[i] != 0, lanes.some[i] != 0};
+  }
+  void merge(State& s, const State& other) const {
+    s.least = std::min<A>(s.least, other.least);
+    s.nan |= other.nan;
+    s.some |= other.some;
+  }
+  bool done(const State&) const { return false; }
+  Out finish(const State& s) const {
+    if (s.nan) return static_cast<T>(std::numeric_limits<float>::quiet_NaN());
+    return s.some ? static_cast<T>(order.show(s.least)) : empty;
+  }
+};

@@ -17,6 +17,7 @@ from tests.laws.slices import law_cases
 #: The keyword arguments of a kind of function. A family may bring its own, by function: KWARGS in its law_cases.py.
 KWARGS = {
     "reduction": [{}, {"dim": 0}, {"dim": -1, "keepdim": True}, {"dim": (0, -1)}],
+    "position": [{}, {"dim": 0}, {"dim": -1, "keepdim": True}],
     "rowwise": [{"dim": -1}, {"dim": 0}],
 }
 

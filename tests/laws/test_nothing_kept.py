@@ -7,7 +7,7 @@ from maskwise.ops.registry import FUNCTIONS
 from maskwise.plan.planner import force
 from tests.laws.samples import ROUTES, needed
 
-REDUCTIONS = [pytest.param(f, id=f.name) for f in FUNCTIONS.values() if f.kind == "reduction"]
+REDUCTIONS = [pytest.param(f, id=f.name) for f in FUNCTIONS.values() if f.kind in ("reduction", "position")]
 
 
 def half_empty():

@@ -1,0 +1,7 @@
+"""Losses over what is kept."""
+
+from __future__ import annotations
+
+from maskwise.ops.loss.api import loss as loss
+
+__all__ = ["loss"]

@@ -1,0 +1,126 @@
+"""The masked loss that users call: check the arguments, plan, run."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from maskwise.errors import ArgumentError, DtypeError, say
+from maskwise.mask import Mask
+from maskwise.ops.arguments import MaskLike
+from maskwise.ops.loss import reference, unknown
+from maskwise.ops.loss.call import prepare
+from maskwise.ops.loss.kinds import KINDS
+
+__all__ = ["loss"]
+
+REDUCTIONS = ("none", "sum", "mean", "sequence")
+
+
+def loss(
+    fn: Callable[..., Tensor],
+    input: Tensor | Sequence[Tensor],  # (N, ...), for cross_entropy (N, C, ...)
+    target: Tensor | None,  # (N, ...)
+    mask: MaskLike,  # broadcasts to the unreduced loss
+    reduction: str = "mean",
+    **kwargs: Any,
+) -> Tensor:
+    """Any loss of torch.nn.functional, or your own, over what the mask keeps.
+
+    What is dropped is made harmless before the loss sees it: under the mask, neither NaN nor a class that does not
+    exist does any harm to the loss or to a gradient.
+
+    >>> import torch, torch.nn.functional as F, maskwise as mw
+    >>> logits = torch.zeros(2, 4, 3)                       # 2 sequences, 4 classes, 3 tokens
+    >>> target = torch.tensor([[1, 2, 99999], [3, -1, -1]])
+    >>> mask = mw.Mask.from_lengths([2, 1], max_len=3)
+    >>> mw.loss(F.cross_entropy, logits, target, mask)
+    tensor(1.3863)
+    >>> x = torch.tensor([[1.0, 3.0], [5.0, float("nan")]])
+    >>> keep = torch.tensor([[True, True], [True, False]])
+    >>> mw.loss(F.mse_loss, x, torch.ones(2, 2), keep, reduction="none")
+    tensor([[ 0.,  4.],
+            [16.,  0.]])
+    >>> mw.loss(F.mse_loss, x, torch.ones(2, 2), keep, reduction="sequence")    # (4 / 2 + 16 / 1) / 2
+    tensor(9.)
+    >>> better, worse = torch.tensor([1.0, 5.0]), torch.tensor([3.0, float("nan")])
+    >>> mw.loss(F.margin_ranking_loss, (better, worse), torch.ones(2), torch.tensor([True, False]))
+    tensor(2.)
+
+    Args:
+        fn: called as ``fn(input, target, reduction="none", **kwargs)``. Each element of what it returns may depend on
+            its own elements of input and target only (for cross_entropy and such: on its own row of them).
+        input: what ``fn`` takes first; or several tensors, for a loss of several inputs.
+        target: what ``fn`` takes next; None for a loss without one.
+        mask: a Mask or a bool tensor that broadcasts to the unreduced loss; True means keep. For cross_entropy with
+            input (N, C, L) that is (N, L).
+        reduction: "none" gives the unreduced loss, with 0 where it is dropped; "sum"; "mean" divides by how many are
+            kept, or as torch does by their weights, where classes (or for mse_loss and l1_loss elements) have them;
+            "sequence" is the mean of each row, which is an index of dim 0 with all further dims, and then the mean of
+            the rows that keep something.
+        **kwargs: go to ``fn``, with torch's meaning. Where ``ignore_index`` is met, the element is dropped too. One
+            with a value for each element of the loss, such as ``var`` of gaussian_nll_loss, is made harmless also; for
+            your own functions, hand such tensors over in ``input``.
+
+    Returns:
+        A tensor of no dims; for "none", of the shape of the unreduced loss. Where nothing is kept, it is 0, with a
+        gradient of 0.
+
+    Raises:
+        ShapeError: the mask does not broadcast to the unreduced loss.
+        DtypeError: the mask is not bool; an input is no tensor; ``fn`` does not take ``reduction``.
+        DeviceError: the mask is on another device.
+        ArgumentError: a reduction that does not exist.
+    """
+    if isinstance(fn, functools.partial) and not fn.args:
+        return loss(fn.func, input, target, mask, reduction, **{**fn.keywords, **kwargs})
+    operands = tensors_of(input, target)
+    bits = mask.to_bool() if isinstance(mask, Mask) else mask
+    check(fn, bits, reduction, kwargs)
+    kind = KINDS.get(fn)
+    if kind is None:
+        return unknown.loss(fn, operands, bits, kwargs, reduction)
+    call = prepare(fn, kind, operands, bits, kwargs)
+    return reference.loss(call, reduction)
+
+
+def tensors_of(input: Tensor | Sequence[Tensor], target: Tensor | None) -> tuple[Tensor, ...]:
+    """The operands in the order in which the loss takes them, or raise."""
+    inputs = (input,) if isinstance(input, Tensor) else input
+    if not isinstance(inputs, Sequence) or not inputs or not all(isinstance(x, Tensor) for x in inputs):
+        raise DtypeError(say("loss", "input", must="be a tensor, or several", got=type(input).__name__))
+    if target is None:
+        return tuple(inputs)
+    if not isinstance(target, Tensor):
+        hint = "torch.as_tensor(target)"
+        raise DtypeError(say("loss", "target", must="be a tensor or None", got=type(target).__name__, hint=hint))
+    return (*inputs, target)
+
+
+def check(fn: Callable[..., Tensor], bits: Tensor, reduction: str, kwargs: dict[str, Any]) -> None:
+    """Raise where an argument cannot be meant."""
+    if not isinstance(bits, Tensor):
+        hint = "Mask.full(shape)" if bits is None else "Mask(torch.as_tensor(mask))"
+        raise DtypeError(say("loss", "mask", must="be a Mask or a bool tensor", got=type(bits).__name__, hint=hint))
+    if bits.dtype is not torch.bool:
+        hint = "mask.bool(), Mask.from_attention_mask(mask) or Mask.from_additive(mask)"
+        raise DtypeError(say("loss", "mask", must="be a Mask or a bool tensor", got=bits.dtype, hint=hint))
+    if reduction not in REDUCTIONS:
+        raise ArgumentError(say("loss", "reduction", must=f"be one of {', '.join(REDUCTIONS)}", got=repr(reduction)))
+    for legacy in ("size_average", "reduce"):
+        if kwargs.get(legacy) is not None:
+            hint = 'reduction="mean", "sum", "sequence" or "none"'
+            raise ArgumentError(say("loss", legacy, must="not be given", got=kwargs[legacy], hint=hint))
+    if fn is F.ctc_loss:
+        hint = "F.ctc_loss(log_probs[:, keep], targets[keep], input_lengths[keep], target_lengths[keep])"
+        must = "give a loss for each element of its input"
+        raise ArgumentError(say("loss", "fn", must=must, got="ctc_loss", hint=hint))
+    if isinstance(fn, torch.nn.Module) and hasattr(fn, "reduction"):
+        hint = "F.cross_entropy instead of nn.CrossEntropyLoss(), with its options as keyword arguments"
+        must = 'be a function that takes reduction="none"'
+        raise DtypeError(say("loss", "fn", must=must, got=type(fn).__name__, hint=hint))

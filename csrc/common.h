@@ -20,6 +20,9 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 namespace maskwise {
 
@@ -37,17 +40,40 @@ Isa isa();
 // The least work worth a thread of its own, in elements.
 constexpr int64_t kGrain = 32768;
 
-// A new contiguous CPU tensor. torch::stable::new_empty would look the op up by its name on every call, which costs a
-// tiny kernel more than its arithmetic; this asks the allocator directly.
-inline Tensor empty_cpu(const std::vector<int64_t>& sizes, ScalarType dtype) {
-  std::vector<int64_t> strides(sizes.size());
-  int64_t stride = 1;
-  for (size_t d = sizes.size(); d-- > 0; stride *= std::max<int64_t>(1, sizes[d])) strides[d] = stride;
+// Asks for huge pages behind fresh memory that a kernel is about to write in full. Linux hands memory out page by page,
+// and with pages of 4 kB that costs a result of 64 MB five times more than writing it does.
+inline void advise_huge(void* data, size_t bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+  constexpr uintptr_t kHugePage = uintptr_t{1} << 21;
+  if (bytes < 2 * kHugePage) return;
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + kHugePage - 1) & ~(kHugePage - 1);
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) & ~(kHugePage - 1);
+  // Only a wish: where the system grants none, nothing changes.
+  if (begin < end) (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#else
+  (void)data, (void)bytes;
+#endif
+}
+
+// A new CPU tensor with these strides, which must leave no gaps. torch::stable::new_empty would look the op up by its
+// name on every call, which costs a tiny kernel more than its arithmetic; this asks the allocator directly.
+inline Tensor empty_cpu(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides, ScalarType dtype) {
   AtenTensorHandle handle;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
       static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(),
       torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype)), aoti_torch_device_type_cpu(), 0, &handle));
-  return Tensor(handle);
+  Tensor out(handle);
+  const size_t bytes = static_cast<size_t>(out.numel()) * out.element_size();
+  if (bytes > 0) advise_huge(out.mutable_data_ptr(), bytes);
+  return out;
+}
+
+// A new contiguous CPU tensor.
+inline Tensor empty_cpu(const std::vector<int64_t>& sizes, ScalarType dtype) {
+  std::vector<int64_t> strides(sizes.size());
+  int64_t stride = 1;
+  for (size_t d = sizes.size(); d-- > 0; stride *= std::max<int64_t>(1, sizes[d])) strides[d] = stride;
+  return empty_cpu(sizes, strides, dtype);
 }
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

@@ -5,9 +5,72 @@ from __future__ import annotations
 from maskwise.errors import MaskwiseError as MaskwiseError
 from maskwise.mask import Mask as Mask
 from maskwise.ops.loss import loss as loss
+from maskwise.ops.order import argsort as argsort
+from maskwise.ops.order import median as median
+from maskwise.ops.order import quantile as quantile
+from maskwise.ops.order import sort as sort
+from maskwise.ops.order import topk as topk
+from maskwise.ops.reduce import all as all
+from maskwise.ops.reduce import amax as amax
+from maskwise.ops.reduce import amin as amin
+from maskwise.ops.reduce import any as any
+from maskwise.ops.reduce import argmax as argmax
+from maskwise.ops.reduce import argmin as argmin
+from maskwise.ops.reduce import count as count
+from maskwise.ops.reduce import logsumexp as logsumexp
+from maskwise.ops.reduce import mean as mean
+from maskwise.ops.reduce import norm as norm
+from maskwise.ops.reduce import prod as prod
+from maskwise.ops.reduce import std as std
 from maskwise.ops.reduce import sum as sum
+from maskwise.ops.reduce import var as var
+from maskwise.ops.scan import cummax as cummax
+from maskwise.ops.scan import cummin as cummin
+from maskwise.ops.scan import cumprod as cumprod
+from maskwise.ops.scan import cumsum as cumsum
+from maskwise.ops.scan import logcumsumexp as logcumsumexp
+from maskwise.ops.softmax import log_softmax as log_softmax
+from maskwise.ops.softmax import normalize as normalize
+from maskwise.ops.softmax import softmax as softmax
+from maskwise.ops.softmax import softmin as softmin
+from maskwise.ops.softmax import standardize as standardize
 from maskwise.plan import explain as explain
 
 __version__ = "0.1.0"
 
-__all__ = ["Mask", "MaskwiseError", "__version__", "explain", "loss", "sum"]
+__all__ = [
+    "Mask",
+    "MaskwiseError",
+    "__version__",
+    "all",
+    "amax",
+    "amin",
+    "any",
+    "argmax",
+    "argmin",
+    "argsort",
+    "count",
+    "cummax",
+    "cummin",
+    "cumprod",
+    "cumsum",
+    "explain",
+    "log_softmax",
+    "logcumsumexp",
+    "logsumexp",
+    "loss",
+    "mean",
+    "median",
+    "norm",
+    "normalize",
+    "prod",
+    "quantile",
+    "softmax",
+    "softmin",
+    "sort",
+    "standardize",
+    "std",
+    "sum",
+    "topk",
+    "var",
+]

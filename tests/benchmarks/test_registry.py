@@ -28,7 +28,7 @@ def test_a_target_never_hangs_on_a_side_that_leaks():
 
 def test_the_promises_for_sum_are_in_the_registry():
     for density in (10, 50, 90):
-        (case,) = select(f"sum 4096x4096 dim=-1 keep={density}%")
+        (case,) = [case for case in all_cases() if case.name == f"sum 4096x4096 dim=-1 keep={density}%"]
         assert [target.text for target in case.targets] == [
             "at least 15 x faster than best peer",
             "at most 2 x the time of x.sum",

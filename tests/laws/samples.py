@@ -17,6 +17,7 @@ from tests.laws.slices import law_cases
 #: The keyword arguments of a kind of function. A family may bring its own, by function: KWARGS in its law_cases.py.
 KWARGS = {
     "reduction": [{}, {"dim": 0}, {"dim": -1, "keepdim": True}, {"dim": (0, -1)}],
+    "position": [{}, {"dim": 0}, {"dim": -1, "keepdim": True}],
     "rowwise": [{"dim": -1}, {"dim": 0}],
 }
 
@@ -63,6 +64,11 @@ def samples(function: Function, dtype: torch.dtype = torch.float32) -> Iterator[
     for label, x, mask in inputs(dtype):
         for kwargs in of_family.get(function.name, KWARGS[function.kind]):
             yield Sample(label, x, mask, kwargs)
+
+
+def needed(function: Function) -> dict:
+    """The keyword arguments that a function asks for beside its dims, such as q or k."""
+    return {name: value for name, value in next(samples(function)).kwargs.items() if name not in ("dim", "keepdim")}
 
 
 def cases(dtype: torch.dtype = torch.float32) -> list:

@@ -2,6 +2,7 @@
 
 Each family brings its loop bodies in ``tests/ops/<family>/law_cases.py``, as ``SLICES[name]``:
 - a reduction: ``(kept, **kwargs) -> scalar``, where ``kept`` are the kept values, at least one;
+- a position: ``(slice, keep) -> position in the slice``, which has at least one kept value;
 - anything else: ``(row, keep, **kwargs) -> row or tuple of rows``, where ``row`` and ``keep`` are whole slices and the
   values of ``row`` that ``keep`` drops are NaN, so that a loop body that looks at them fails too.
 """
@@ -25,10 +26,12 @@ def expected(function, x, mask, **kwargs):
     body = law_cases(function).SLICES[function.name]
     if function.kind == "reduction":
         return _reduce(body, function.empty, wide, mask, **kwargs)
+    if function.kind == "position":
+        return _reduce(body, function.empty, wide, mask, whole=True, **kwargs)
     return _map(body, wide, mask, **kwargs)
 
 
-def _reduce(body, empty, x, mask, dim=None, keepdim=False, **kwargs):
+def _reduce(body, empty, x, mask, dim=None, keepdim=False, whole=False, **kwargs):
     dims = (
         list(range(x.dim())) if dim is None else sorted(d % x.dim() for d in ([dim] if isinstance(dim, int) else dim))
     )
@@ -38,7 +41,7 @@ def _reduce(body, empty, x, mask, dim=None, keepdim=False, **kwargs):
     bits = mask.permute(*others, *dims).reshape(rows.shape)
     rows, bits = rows.reshape(-1, rows.shape[-1]), bits.reshape(-1, bits.shape[-1])
     outs = [
-        torch.as_tensor(body(row[kept], **kwargs) if kept.any() else empty).to(torch.float64)
+        torch.as_tensor(body(*((row, kept) if whole else (row[kept],)), **kwargs) if kept.any() else empty).double()
         for row, kept in zip(rows, bits, strict=True)
     ]
     out = torch.stack(outs).reshape(sizes)

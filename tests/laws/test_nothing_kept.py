@@ -5,9 +5,9 @@ import torch
 
 from maskwise.ops.registry import FUNCTIONS
 from maskwise.plan.planner import force
-from tests.laws.samples import ROUTES
+from tests.laws.samples import ROUTES, needed
 
-REDUCTIONS = [pytest.param(f, id=f.name) for f in FUNCTIONS.values() if f.kind == "reduction"]
+REDUCTIONS = [pytest.param(f, id=f.name) for f in FUNCTIONS.values() if f.kind in ("reduction", "position")]
 
 
 def half_empty():
@@ -23,7 +23,7 @@ def half_empty():
 def test_an_empty_slice_gives_the_empty_value(function, route):
     x, mask = half_empty()
     with force(route):
-        out = function.call(x, mask, dim=1)
+        out = function.call(x, mask, dim=1, **needed(function))
     expected = torch.tensor([function.empty] * 2, dtype=out.dtype)
     torch.testing.assert_close(out[[0, 2]], expected, rtol=0, atol=0, equal_nan=True)
     assert out[1].isfinite()
@@ -34,8 +34,8 @@ def test_an_empty_slice_gives_the_empty_value(function, route):
 def test_empty_replaces_that_value_and_no_other(function, route):
     x, mask = half_empty()
     with force(route):
-        out = function.call(x, mask, dim=1, empty=-7)
-        unchanged = function.call(x, mask, dim=1)[1]
+        out = function.call(x, mask, dim=1, empty=-7, **needed(function))
+        unchanged = function.call(x, mask, dim=1, **needed(function))[1]
     assert out[[0, 2]].tolist() == [-7, -7]
     assert out[1] == unchanged
 
@@ -47,7 +47,7 @@ def test_the_gradient_of_an_empty_slice_is_exactly_zero(function, route, empty):
     x, mask = half_empty()
     x.requires_grad_()
     with force(route):
-        out = function.call(x, mask, dim=1, empty=empty)
+        out = function.call(x, mask, dim=1, empty=empty, **needed(function))
         (gradient,) = torch.autograd.grad(out.sum(), x)
     assert torch.equal(gradient[[0, 2]], torch.zeros(2, 5))
 
@@ -59,6 +59,6 @@ def test_the_gradient_of_an_empty_slice_is_exactly_zero(function, route, empty):
 def test_a_slice_of_no_elements_is_an_empty_slice(function, shape, route):
     x, mask = torch.zeros(shape), torch.zeros(shape, dtype=torch.bool)
     with force(route):
-        out = function.call(x, mask, dim=-1)
+        out = function.call(x, mask, dim=-1, **needed(function))
     assert out.shape == shape[:-1]
     torch.testing.assert_close(out, torch.full_like(out, function.empty), rtol=0, atol=0, equal_nan=True)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from functools import cache
 
 from maskwise.benchmarks.case import Case
-from maskwise.benchmarks.cases import reduce, startup
+from maskwise.benchmarks.cases import reduce, scan, startup
 from maskwise.errors import ArgumentError
 
 __all__ = ["all_cases", "select"]
 
 FAMILIES = (
     reduce.cases,
+    scan.cases,
     startup.cases,
 )
 
@@ -25,8 +26,8 @@ def all_cases() -> tuple[Case, ...]:
 def select(pattern: str = "") -> tuple[Case, ...]:
     """Return the cases whose family or name contains every word of the pattern.
 
-    >>> [case.name for case in select("sum 4096 dim=0")]
-    ['sum 4096x4096 dim=0 keep=50%']
+    >>> [case.name for case in select("startup IMPORT")]
+    ['import maskwise after torch']
     """
     words = pattern.lower().split()
     chosen = tuple(case for case in all_cases() if all(word in f"{case.family} {case.name}".lower() for word in words))

@@ -1,0 +1,134 @@
+// Sort, argsort and topk as registered ops, and the gradient of all three. Arguments were checked in Python: dim holds
+// one dim that is not negative, the mask is bool and broadcasts to x, k is not above the size of the dim.
+#include "layout.h"
+#include "order_entry.h"
+
+#define MASKWISE_KERNELS "order_kernels.h"
+#include "foreach_isa.h"
+
+namespace maskwise {
+namespace {
+
+using Dims = std::vector<int64_t>;
+
+// The sizes of a tensor, with another size at the dim.
+std::vector<int64_t> resized(const Tensor& x, int64_t dim, int64_t size) {
+  const auto sizes = x.sizes();
+  std::vector<int64_t> out(sizes.begin(), sizes.end());
+  if (!out.empty()) out[dim] = size;
+  return out;
+}
+
+int64_t inner_of(const Tensor& x, int64_t dim) {
+  int64_t inner = 1;
+  for (int64_t d = dim + 1; d < x.dim(); ++d) inner *= x.size(d);
+  return inner;
+}
+
+void run(const Tensor& x, const Tensor& mask, const Dims& dim, bool best, int64_t size, bool descending, Tensor* values,
+         Tensor& indices) {
+  const Layout layout = make_layout(x, mask, dim);
+  if (layout.outputs == 0) return;
+  const ScalarType dtype = x.scalar_type();
+  const void* xs = x.const_data_ptr();
+  const void* ms = mask.const_data_ptr();
+  void* vs = values == nullptr ? nullptr : values->mutable_data_ptr();
+  auto* is = static_cast<int64_t*>(indices.mutable_data_ptr());
+  const int64_t inner = inner_of(x, dim[0]);
+  MASKWISE_AT_ISA(ordering::order(dtype, best, layout, xs, ms, {vs, is, size, inner, descending}));
+}
+
+int64_t size_of(const Tensor& x, int64_t dim) { return x.dim() == 0 ? 1 : x.size(dim); }
+
+std::tuple<Tensor, Tensor> sort(const Tensor& x, const Tensor& mask, Dims dim, bool descending) {
+  const int64_t size = size_of(x, dim[0]);
+  const std::vector<int64_t> sizes = resized(x, dim[0], size);
+  Tensor values = empty_cpu(sizes, x.scalar_type());
+  Tensor indices = empty_cpu(sizes, ScalarType::Long);
+  run(x, mask, dim, false, size, descending, &values, indices);
+  return {values, indices};
+}
+
+Tensor argsort(const Tensor& x, const Tensor& mask, Dims dim, bool descending) {
+  const int64_t size = size_of(x, dim[0]);
+  Tensor indices = empty_cpu(resized(x, dim[0], size), ScalarType::Long);
+  run(x, mask, dim, false, size, descending, nullptr, indices);
+  return indices;
+}
+
+std::tuple<Tensor, Tensor> topk(const Tensor& x, const Tensor& mask, Dims dim, int64_t k, bool largest) {
+  const std::vector<int64_t> sizes = resized(x, dim[0], k);
+  Tensor values = empty_cpu(sizes, x.scalar_type());
+  Tensor indices = empty_cpu(sizes, ScalarType::Long);
+  // x of no dims has one value, and torch gives it whether k is 0 or 1.
+  run(x, mask, dim, true, x.dim() == 0 ? 1 : k, largest, &values, indices);
+  return {values, indices};
+}
+
+// Puts each gradient back to where its value came from; zero elsewhere. Moves bits, so a type is its size.
+template <class Bits>
+void scatter(const Layout& layout, const Bits* grad, const int64_t* indices, Bits* out, int64_t size, int64_t inner) {
+  const Loop along = layout.reduced.empty() ? Loop{1, 0, 0} : layout.reduced.back();
+  const int64_t width = std::min<int64_t>(inner, 16);
+  const int64_t each = ceil_div(inner, width);
+  parallel(layout.outputs / inner * each, (layout.length + size) * width, [&](int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; ++b) {
+      const int64_t column = b % each * width;
+      const int64_t w = std::min(width, inner - column);
+      Bits* to = out + b / each * size * inner + column;
+      for (int64_t r = 0; inner > 1 && r < size; ++r) std::memset(to + r * inner, 0, w * sizeof(Bits));
+      if (inner == 1) std::memset(to, 0, size * sizeof(Bits));
+      int64_t g[16], i[16];
+      for (int64_t j = 0; j < w; ++j) {
+        const Offset at = offset_of(layout.kept, b / each * inner + column + j);
+        g[j] = at.x;
+        i[j] = at.mask;
+      }
+      for (int64_t r = 0; r < layout.length; ++r) {
+        int64_t none = 0;
+        for (int64_t j = 0; j < w; ++j) {
+          const int64_t place = indices[i[j] + r * along.mask];
+          if (place >= 0)
+            to[place * inner + j] = grad[g[j] + r * along.x];
+          else
+            ++none;
+        }
+        // What is kept comes first, so behind a row of nothing there is nothing.
+        if (none == w) break;
+      }
+    }
+  });
+}
+
+Tensor order_scatter(const Tensor& grad, const Tensor& indices, Dims dim, int64_t size) {
+  Tensor out = empty_cpu(resized(grad, dim[0], size), grad.scalar_type());
+  const Layout layout = make_layout(grad, indices, dim);
+  const int64_t inner = inner_of(grad, dim[0]);
+  if (layout.outputs == 0 || size == 0) return out;
+  const auto* is = static_cast<const int64_t*>(indices.const_data_ptr());
+  const auto go = [&](auto bits) {
+    using Bits = decltype(bits);
+    scatter(layout, static_cast<const Bits*>(grad.const_data_ptr()), is, static_cast<Bits*>(out.mutable_data_ptr()), size,
+            inner);
+  };
+  switch (grad.element_size()) {
+    case 2: go(uint16_t{}); break;
+    case 4: go(uint32_t{}); break;
+    case 8: go(uint64_t{}); break;
+    default: STD_TORCH_CHECK(false, "maskwise: a gradient has a dtype that has no kernel");
+  }
+  return out;
+}
+
+}  // namespace
+}  // namespace maskwise
+
+STABLE_TORCH_LIBRARY_IMPL(maskwise, CPU, m) {
+  m.impl("sort_fused", TORCH_BOX(&maskwise::sort));
+  m.impl("sort_fused_forward", TORCH_BOX(&maskwise::sort));
+  m.impl("argsort_fused", TORCH_BOX(&maskwise::argsort));
+  m.impl("argsort_fused_forward", TORCH_BOX(&maskwise::argsort));
+  m.impl("topk_fused", TORCH_BOX(&maskwise::topk));
+  m.impl("topk_fused_forward", TORCH_BOX(&maskwise::topk));
+  m.impl("order_scatter", TORCH_BOX(&maskwise::order_scatter));
+}

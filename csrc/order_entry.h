@@ -1,0 +1,37 @@
+// The one entry of the order family that is not an integer. Outside of the SIMD levels, so that the standard algorithms
+// on it are compiled for every CPU.
+#pragma once
+
+#include "common.h"
+
+#include <cstdlib>
+#include <memory>
+
+namespace maskwise {
+
+// A 64-bit key and the place that it came from.
+struct WideEntry {
+  uint64_t key;
+  int64_t place;
+};
+inline bool operator<(const WideEntry& a, const WideEntry& b) {
+  return a.key < b.key || (a.key == b.key && a.place < b.place);
+}
+inline bool operator==(const WideEntry& a, const WideEntry& b) { return a.key == b.key && a.place == b.place; }
+
+// For each of the 256 choices among eight lanes: the lanes that are chosen, in order.
+struct LaneTable {
+  uint8_t lanes[256][8];
+};
+constexpr LaneTable make_lane_table() {
+  LaneTable table{};
+  for (int bits = 0; bits < 256; ++bits) {
+    int n = 0;
+    for (int lane = 0; lane < 8; ++lane)
+      if (bits >> lane & 1) table.lanes[bits][n++] = static_cast<uint8_t>(lane);
+  }
+  return table;
+}
+alignas(64) inline constexpr LaneTable kLaneTable = make_lane_table();
+
+}  // namespace maskwise

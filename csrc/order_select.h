@@ -1,0 +1,134 @@
+// Sorting a list of entries, and finding the one of a rank. Included once a SIMD level, inside its namespace, after
+// order_compact.h.
+namespace ordering {
+
+// Fewer entries than this are sorted by comparisons: a radix sort first has its histograms to clear and sum.
+constexpr int64_t kRadixFrom = 96;
+
+// Sorts n entries, least significant byte first, and returns where the result is: a or other. Entries of one key stay
+// in order, and entries are made in the order of their places, so only the bytes of the key need a pass; a byte that
+// all keys share needs none.
+template <class Kind>
+typename Kind::E* sort_entries(typename Kind::E* a, typename Kind::E* other, int64_t n) {
+  using E = typename Kind::E;
+  if (n < kRadixFrom) {
+    std::sort(a, a + n);
+    return a;
+  }
+  constexpr int kBytes = std::is_same_v<Kind, Keys64> || std::is_same_v<Kind, Places64> ? 8 : 4;
+  int64_t counts[kBytes][256] = {};
+  for (int64_t i = 0; i < n; ++i) {
+    const uint64_t key = Kind::key(a[i]);
+    for (int b = 0; b < kBytes; ++b) ++counts[b][key >> 8 * b & 0xff];
+  }
+  for (int b = 0; b < kBytes; ++b) {
+    int64_t* ends = counts[b];
+    if (ends[Kind::key(a[0]) >> 8 * b & 0xff] == n) continue;
+    int64_t start = 0;
+    for (int d = 0; d < 256; ++d) start += std::exchange(ends[d], start);
+    for (int64_t i = 0; i < n; ++i) {
+      const E e = a[i];
+      other[ends[Kind::key(e) >> 8 * b & 0xff]++] = e;
+    }
+    std::swap(a, other);
+  }
+  return a;
+}
+
+constexpr int64_t kSample = 64;
+
+// The entry of a rank among at most kSample of them, which lie in an array of that size: the greatest that has no more
+// than `rank` below it. Every pair is compared, which for so few is faster than any sort: nothing is mispredicted.
+template <class E>
+E pick(const E* s, int64_t n, int64_t rank) {
+  E best = s[0];
+  bool found = false;
+  for (int64_t i = 0; i < n; ++i) {
+    constexpr int L = kLanes<E>;
+    LaneMask<E> lanes{};
+    int64_t below = 0, j = 0;
+    for (; j + L <= n; j += L) lanes -= (LaneMask<E>)(load_raw<Vec<E>>(s + j) < s[i]);
+    for (int l = 0; l < L; ++l) below += static_cast<int64_t>(lanes[l]);
+    for (; j < n; ++j) below += s[j] < s[i];
+    if (below <= rank && (!found || best < s[i])) best = s[i], found = true;
+  }
+  return best;
+}
+
+// How much room `select` wants for n entries.
+inline int64_t select_room(int64_t n) { return 2 * (n + kSlack); }
+
+// The entry of a rank (0 is the least) among n entries, which are not touched.
+template <class E>
+E select(const E* a, int64_t n, int64_t rank, E* room) {
+  if constexpr (!std::is_same_v<E, WideEntry>) {
+    // A sample tells between which two entries the wanted one lies, most likely; only what is between them is kept.
+    E* next = room + n + kSlack;
+    while (n > kSample) {
+      constexpr int64_t kMargin = 7;
+      E sample[kSample];
+      for (int64_t i = 0; i < kSample; ++i) sample[i] = a[i * n / kSample];
+      const int64_t middle = static_cast<int64_t>(static_cast<double>(rank) / static_cast<double>(n) * kSample);
+      E lo = middle < kMargin ? E{0} : pick(sample, kSample, middle - kMargin);
+      E hi = middle + kMargin >= kSample ? ~E{0} : pick(sample, kSample, middle + kMargin);
+      int64_t less = 0;
+      int64_t inside = within(room, a, n, lo, hi, less);
+      if (rank < less || rank >= less + inside) {
+        // It lies beyond one of them, on the side that is now known.
+        if (rank < less)
+          hi = lo - 1, lo = 0;
+        else
+          lo = hi + 1, hi = ~E{0};
+        less = 0;
+        inside = within(room, a, n, lo, hi, less);
+      }
+      rank -= less;
+      if (lo == hi) return lo;
+      if (inside > n - n / 4) {
+        std::nth_element(room, room + rank, room + inside);
+        return room[rank];
+      }
+      a = room;
+      n = inside;
+      std::swap(room, next);
+    }
+    return pick(a, n, rank);
+  } else {
+    std::copy_n(a, n, room);
+    std::nth_element(room, room + rank, room + n);
+    return room[rank];
+  }
+}
+
+// The entry that follows `e`, the one of a rank, among n entries; e itself where it is the last.
+template <class E>
+E next_entry(const E* a, int64_t n, int64_t rank, E e) {
+  int64_t upto = 0, i = 0;
+  bool found = false;
+  E best = e;
+  if constexpr (!std::is_same_v<E, WideEntry>) {
+    constexpr int L = kLanes<E>;
+    LaneMask<E> counts{};
+    Vec<E> least = splat<E>(~E{0});
+    for (; i + L <= n; i += L) {
+      const auto v = load_raw<Vec<E>>(a + i);
+      const auto low = (LaneMask<E>)(v <= e);
+      counts -= low;
+      const auto candidate = v | (Vec<E>)low;
+      least = candidate < least ? candidate : least;
+    }
+    for (int l = 0; l < L; ++l) {
+      upto += static_cast<int64_t>(counts[l]);
+      if (e < least[l] && (!found || least[l] < best)) best = least[l], found = true;
+    }
+  }
+  for (; i < n; ++i) {
+    if (!(e < a[i]))
+      ++upto;
+    else if (!found || a[i] < best)
+      best = a[i], found = true;
+  }
+  return upto > rank + 1 ? e : best;
+}
+
+}  // namespace ordering

@@ -1,0 +1,174 @@
+// Slices as lists of entries: how the kept elements behind each output are collected, by rows or by columns. Included
+// once a SIMD level, inside its namespace, after order_select.h.
+namespace ordering {
+
+// Uninitialised memory: it is filled as far as something is kept, so what is not kept is not even touched.
+template <class E>
+struct Room {
+  explicit Room(int64_t n) : data(static_cast<E*>(std::malloc(std::max<int64_t>(1, n) * sizeof(E)))) {
+    STD_TORCH_CHECK(data != nullptr, "maskwise: no memory for the kept elements of a slice");
+  }
+  ~Room() { std::free(data); }
+  Room(const Room&) = delete;
+  Room& operator=(const Room&) = delete;
+  E* data;
+};
+
+// Slices are taken a block at a time. Columns that lie side by side share cache lines, so a block of them is read at
+// once; and results that do are written at once.
+struct Blocks {
+  bool columns;   // whether x is read side by side
+  int64_t width;  // slices a block
+  int64_t run;    // slices that a block must not reach across
+  int64_t each;   // blocks a run
+  int64_t total;
+
+  template <class Body>
+  void for_each(int64_t length, const Body& body) const {
+    // To order an element costs many times what it costs to read it.
+    parallel(total, length * width * 8, [&](int64_t begin, int64_t end) {
+      body([&](const auto& visit) {
+        for (int64_t b = begin; b < end; ++b) {
+          const int64_t within_run = b % each * width;
+          visit(b / each * run + within_run, std::min(width, run - within_run));
+        }
+      });
+    });
+  }
+};
+
+inline Blocks make_blocks(const Layout& layout, int64_t columns_width, int64_t rows_width) {
+  const bool rows_touch = !layout.reduced.empty() && layout.reduced.back().x == 1;
+  const bool columns_touch = !layout.kept.empty() && layout.kept.back().x == 1 && layout.kept.back().size >= 4;
+  const bool columns = !rows_touch && columns_touch;
+  const int64_t run = columns ? layout.kept.back().size : layout.outputs;
+  const int64_t width = std::max<int64_t>(1, std::min(run, columns ? columns_width : rows_width));
+  const int64_t each = ceil_div(run, width);
+  return {columns, width, run, each, run == 0 ? 0 : layout.outputs / run * each};
+}
+
+// Calls piece(x, m, n, place) for stretches of at most `most` contiguous elements of one slice. m is null where all are
+// kept; stretches of which nothing is kept may be left out.
+template <class T, class Piece>
+void for_each_piece(const Layout& layout, const T* x, const uint8_t* m, int64_t most, const Piece& piece) {
+  const Loop inner = layout.reduced.empty() ? Loop{1, 1, 1} : layout.reduced.back();
+  const bool direct = inner.x == 1 && (inner.mask == 1 || inner.mask == 0);
+  constexpr int64_t kStage = 512;
+  T values[kStage];
+  uint8_t kept[kStage];
+  int64_t place = 0;
+  for_each_run(layout.reduced, 0, layout.length, [&](Offset at, int64_t count) {
+    const T* xs = x + at.x;
+    const uint8_t* ms = m + at.mask;
+    const int64_t first = place;
+    place += count;
+    if (inner.mask == 0 && !is_kept(*ms)) return;
+    const int64_t step = direct ? most : std::min(most, kStage);
+    for (int64_t i = 0; i < count; i += step) {
+      const int64_t n = std::min(step, count - i);
+      if (direct) {
+        piece(xs + i, inner.mask == 0 ? nullptr : ms + i, n, first + i);
+        continue;
+      }
+      for (int64_t k = 0; k < n; ++k) values[k] = xs[(i + k) * inner.x];
+      if (inner.mask != 0)
+        for (int64_t k = 0; k < n; ++k) kept[k] = ms[(i + k) * inner.mask];
+      piece(static_cast<const T*>(values), inner.mask == 0 ? nullptr : static_cast<const uint8_t*>(kept), n, first + i);
+    }
+  });
+}
+
+// How many elements of a slice are kept.
+inline int64_t count_kept(const Layout& layout, const uint8_t* m) {
+  const Loop inner = layout.reduced.empty() ? Loop{1, 1, 1} : layout.reduced.back();
+  int64_t total = 0;
+  for_each_run(layout.reduced, 0, layout.length, [&](Offset at, int64_t count) {
+    const uint8_t* ms = m + at.mask;
+    if (inner.mask == 0) {
+      total += is_kept(*ms) ? count : 0;
+    } else {
+      for (int64_t i = 0; i < count; ++i) total += is_kept(ms[i * inner.mask]);
+    }
+  });
+  return total;
+}
+
+// The room that one slice wants. To count what is kept is cheap, but dearer than a little memory.
+inline int64_t room_for(const Layout& layout, const uint8_t* m) {
+  return (layout.length <= 65536 ? layout.length : count_kept(layout, m)) + kSlack;
+}
+
+template <class Kind, class T>
+int64_t fill_row(typename Kind::E* out, const Layout& layout, const T* x, const uint8_t* m, KeyOf<T> flip) {
+  int64_t count = 0;
+  for_each_piece(layout, x, m, layout.length, [&](const T* xs, const uint8_t* ms, int64_t n, int64_t place) {
+    count += compact<Kind, false>(out + count, xs, ms, n, place, flip, KeyOf<T>{0});
+  });
+  return count;
+}
+
+constexpr int64_t kWidest = 64;
+
+// Calls row(x, kept, place) for every row of a block of w columns of which anything may be kept: the keys of the w
+// elements, padded to whole vectors, and their mask bytes.
+template <class T, bool OneZero, class Row>
+void for_each_row(const Layout& layout, const T* x, const uint8_t* m, int64_t w, KeyOf<T> flip, const Row& row) {
+  using K = KeyOf<T>;
+  constexpr int L = kLanes<K>;
+  const Loop inner = layout.kept.back();
+  const Loop loop = layout.reduced.empty() ? Loop{1, 0, 0} : layout.reduced.back();
+  alignas(64) K keys[kWidest];
+  uint8_t staged[kWidest];
+  std::memset(staged, 1, sizeof(staged));
+  int64_t place = 0;
+  for_each_run(layout.reduced, 0, layout.length, [&](Offset at, int64_t count) {
+    for (int64_t r = 0; r < count; ++r, ++place) {
+      const T* xs = x + at.x + r * loop.x;
+      const uint8_t* ms = m + at.mask + r * loop.mask;
+      if (inner.mask == 0) {
+        if (!is_kept(*ms)) continue;
+        ms = staged;
+      } else if (inner.mask != 1) {
+        for (int64_t j = 0; j < w; ++j) staged[j] = ms[j * inner.mask];
+        ms = staged;
+      }
+      int64_t j = 0;
+      for (; j + L <= w; j += L) {
+        const Vec<K> v = load_keys<OneZero>(xs + j, flip);
+        std::memcpy(keys + j, &v, sizeof(v));
+      }
+      for (; j < w; ++j) keys[j] = key_of<OneZero>(xs[j], flip);
+      row(static_cast<const K*>(keys), ms, place);
+    }
+  });
+}
+
+// The entries of w columns, the ones of column j from out + j * stride on.
+template <class Kind, class T>
+void fill_columns(typename Kind::E* out, int64_t stride, int64_t* counts, const Layout& layout, const T* x,
+                  const uint8_t* m, int64_t w, KeyOf<T> flip) {
+  std::fill_n(counts, w, 0);
+  for_each_row<T, Kind::placed>(layout, x, m, w, flip, [&](const KeyOf<T>* keys, const uint8_t* ms, int64_t place) {
+    for (int64_t j = 0; j < w; ++j) {
+      out[j * stride + counts[j]] = Kind::make(keys[j], place);
+      counts[j] += is_kept(ms[j]);
+    }
+  });
+}
+
+// Fills a block of slices, by rows or by columns.
+template <class Kind, class T>
+void fill_block(typename Kind::E* out, int64_t stride, int64_t* counts, const Blocks& blocks, const Layout& layout,
+                const T* x, const uint8_t* m, int64_t first, int64_t w, KeyOf<T> flip) {
+  if (blocks.columns) {
+    const Offset at = offset_of(layout.kept, first);
+    fill_columns<Kind>(out, stride, counts, layout, x + at.x, m + at.mask, w, flip);
+    return;
+  }
+  for (int64_t j = 0; j < w; ++j) {
+    const Offset at = offset_of(layout.kept, first + j);
+    counts[j] = fill_row<Kind>(out + j * stride, layout, x + at.x, m + at.mask, flip);
+  }
+}
+
+}  // namespace ordering

@@ -1,0 +1,119 @@
+// The scans as registered ops. Arguments were checked in Python: dim holds one dim, not negative, the mask is bool and
+// broadcasts to x, and the capability table knows that the dtype is served.
+#include "scan_walk.h"
+
+#define MASKWISE_KERNELS "scan_kernels.h"
+#include "foreach_isa.h"
+
+namespace maskwise {
+namespace {
+
+using Dims = std::vector<int64_t>;
+
+bool is_integral(ScalarType dtype) {
+  return dtype != ScalarType::Float && dtype != ScalarType::Double && dtype != ScalarType::Half &&
+         dtype != ScalarType::BFloat16;
+}
+
+// A new tensor of x's shape: in x's order of dims if x has no gaps and no overlaps, else contiguous.
+Tensor new_like(const Tensor& x, ScalarType dtype) {
+  const auto sizes = x.sizes();
+  const auto strides = x.strides();
+  const std::vector<int64_t> shape(sizes.begin(), sizes.end());
+  if (x.is_contiguous()) return empty_cpu(shape, dtype);
+  std::vector<std::pair<int64_t, int64_t>> dims;
+  for (size_t d = 0; d < shape.size(); ++d)
+    if (sizes[d] != 1) dims.emplace_back(strides[d], sizes[d]);
+  std::sort(dims.begin(), dims.end());
+  int64_t expected = 1;
+  for (const auto& [stride, size] : dims) {
+    if (stride != expected) return empty_cpu(shape, dtype);
+    expected *= size;
+  }
+  return empty_cpu(shape, std::vector<int64_t>(strides.begin(), strides.end()), dtype);
+}
+
+Tensor scan(const Scan& kernel, const Tensor& x, const Tensor& mask, ScalarType dtype, const Dims& dim) {
+  Tensor out = new_like(x, dtype);
+  run_scan(kernel, make_scan_layout({&x, &mask, &out}, kernel.bytes, dim[0]));
+  return out;
+}
+
+Tensor cumsum(const Tensor& x, const Tensor& mask, Dims dim) {
+  const ScalarType dtype = x.scalar_type();
+  return scan(MASKWISE_AT_ISA(cumsum(dtype)), x, mask, is_integral(dtype) ? ScalarType::Long : dtype, dim);
+}
+
+Tensor cumprod(const Tensor& x, const Tensor& mask, Dims dim) {
+  const ScalarType dtype = x.scalar_type();
+  return scan(MASKWISE_AT_ISA(cumprod(dtype)), x, mask, is_integral(dtype) ? ScalarType::Long : dtype, dim);
+}
+
+Tensor logcumsumexp(const Tensor& x, const Tensor& mask, Dims dim) {
+  const ScalarType dtype = x.scalar_type();
+  return scan(MASKWISE_AT_ISA(logcumsumexp(dtype)), x, mask, dtype, dim);
+}
+
+std::tuple<Tensor, Tensor> extreme(const Scan& kernel, const Tensor& x, const Tensor& mask, const Dims& dim) {
+  Tensor places = new_like(x, ScalarType::Long);
+  Tensor values = new_like(x, x.scalar_type());
+  run_scan(kernel, make_scan_layout({&x, &mask, &places, &values}, kernel.bytes, dim[0]));
+  return {values, places};
+}
+
+std::tuple<Tensor, Tensor> cummax(const Tensor& x, const Tensor& mask, Dims dim) {
+  return extreme(MASKWISE_AT_ISA(cummax(x.scalar_type())), x, mask, dim);
+}
+
+std::tuple<Tensor, Tensor> cummin(const Tensor& x, const Tensor& mask, Dims dim) {
+  return extreme(MASKWISE_AT_ISA(cummin(x.scalar_type())), x, mask, dim);
+}
+
+Tensor cumsum_backward(const Tensor& grad, const Tensor& mask, Dims dim) {
+  const ScalarType dtype = grad.scalar_type();
+  return scan(MASKWISE_AT_ISA(cumsum_backward(dtype)), grad, mask, dtype, dim);
+}
+
+Tensor fold_backward(const Scan& kernel, const Tensor& grad, const Tensor& x, const Tensor& mask, const Tensor& out,
+                     const Dims& dim) {
+  Tensor result = new_like(x, x.scalar_type());
+  run_scan(kernel, make_scan_layout({&grad, &x, &mask, &out, &result}, kernel.bytes, dim[0]));
+  return result;
+}
+
+Tensor cumprod_backward(const Tensor& grad, const Tensor& x, const Tensor& mask, const Tensor& out, Dims dim) {
+  return fold_backward(MASKWISE_AT_ISA(cumprod_backward(x.scalar_type())), grad, x, mask, out, dim);
+}
+
+Tensor logcumsumexp_backward(const Tensor& grad, const Tensor& x, const Tensor& mask, const Tensor& out, Dims dim) {
+  return fold_backward(MASKWISE_AT_ISA(logcumsumexp_backward(x.scalar_type())), grad, x, mask, out, dim);
+}
+
+Tensor cumextreme_backward(const Tensor& grad, const Tensor& places, Dims dim) {
+  const ScalarType dtype = grad.scalar_type();
+  Tensor result = new_like(grad, dtype);
+  const int bytes[] = {static_cast<int>(grad.element_size()), 8, static_cast<int>(grad.element_size())};
+  const ScanLayout layout = make_scan_layout({&grad, &places, &result}, bytes, dim[0]);
+  if (layout.count > 0 && layout.steps.size > 0) MASKWISE_AT_ISA(cumextreme_backward(dtype, layout));
+  return result;
+}
+
+}  // namespace
+}  // namespace maskwise
+
+STABLE_TORCH_LIBRARY_IMPL(maskwise, CPU, m) {
+  m.impl("cumsum_fused", TORCH_BOX(&maskwise::cumsum));
+  m.impl("cumsum_fused_forward", TORCH_BOX(&maskwise::cumsum));
+  m.impl("cumprod_fused", TORCH_BOX(&maskwise::cumprod));
+  m.impl("cumprod_fused_forward", TORCH_BOX(&maskwise::cumprod));
+  m.impl("cummax_fused", TORCH_BOX(&maskwise::cummax));
+  m.impl("cummax_fused_forward", TORCH_BOX(&maskwise::cummax));
+  m.impl("cummin_fused", TORCH_BOX(&maskwise::cummin));
+  m.impl("cummin_fused_forward", TORCH_BOX(&maskwise::cummin));
+  m.impl("logcumsumexp_fused", TORCH_BOX(&maskwise::logcumsumexp));
+  m.impl("logcumsumexp_fused_forward", TORCH_BOX(&maskwise::logcumsumexp));
+  m.impl("cumsum_backward", TORCH_BOX(&maskwise::cumsum_backward));
+  m.impl("cumprod_backward", TORCH_BOX(&maskwise::cumprod_backward));
+  m.impl("cumextreme_backward", TORCH_BOX(&maskwise::cumextreme_backward));
+  m.impl("logcumsumexp_backward", TORCH_BOX(&maskwise::logcumsumexp_backward));
+}

@@ -1,0 +1,175 @@
+"""The extrema of what is kept, and where they are."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from maskwise.errors import ArgumentError, say
+from maskwise.ops.arguments import Dim, MaskLike
+from maskwise.ops.reduce import registered
+from maskwise.ops.reduce.api.shared import need_ordered, replace_empty
+
+__all__ = ["amax", "amin", "argmax", "argmin"]
+
+
+def amax(
+    x: Tensor,  # (...)
+    mask: MaskLike,  # broadcasts to x
+    dim: Dim = None,
+    *,
+    keepdim: bool = False,
+    empty: float | None = None,
+) -> Tensor:
+    """The greatest value that the mask keeps.
+
+    >>> import torch, maskwise as mw
+    >>> x = torch.tensor([[1.0, 2.0, float("nan")], [4.0, 5.0, 6.0]])
+    >>> mask = torch.tensor([[True, True, False], [False, False, False]])
+    >>> mw.amax(x, mask, dim=1)
+    tensor([2., -inf])
+
+    Args:
+        x: any shape; floating, integer or bool.
+        mask: a Mask or a bool tensor that broadcasts to ``x``; True means keep.
+        dim: the dim or dims to reduce; None for all.
+        keepdim: whether reduced dims stay, with size 1.
+        empty: what a slice with nothing kept gives, instead of -inf (of integers: the least there is).
+
+    Returns:
+        The greatest values, or NaN where one is kept: x's shape without the reduced dims. The gradient goes in equal
+        parts to all that equal the result.
+
+    Raises:
+        ShapeError: the mask does not broadcast to x.
+        DtypeError: the mask is not bool, or x is complex.
+        DeviceError: the mask is on another device.
+        OutOfRangeError: a dim that x does not have.
+    """
+    need_ordered("amax", x, or_bool=True)
+    out: Tensor = registered.amax(x, mask, dim, keepdim)
+    return out if empty is None else replace_empty("amax", out, x, mask, dim, keepdim, empty)
+
+
+def amin(
+    x: Tensor,  # (...)
+    mask: MaskLike,  # broadcasts to x
+    dim: Dim = None,
+    *,
+    keepdim: bool = False,
+    empty: float | None = None,
+) -> Tensor:
+    """The least value that the mask keeps.
+
+    >>> import torch, maskwise as mw
+    >>> x = torch.tensor([[1.0, 2.0, float("nan")], [4.0, 5.0, 6.0]])
+    >>> mask = torch.tensor([[True, True, False], [False, False, False]])
+    >>> mw.amin(x, mask, dim=1)
+    tensor([1., inf])
+
+    Args:
+        x: any shape; floating, integer or bool.
+        mask: a Mask or a bool tensor that broadcasts to ``x``; True means keep.
+        dim: the dim or dims to reduce; None for all.
+        keepdim: whether reduced dims stay, with size 1.
+        empty: what a slice with nothing kept gives, instead of inf (of integers: the greatest there is).
+
+    Returns:
+        The least values, or NaN where one is kept: x's shape without the reduced dims. The gradient goes in equal
+        parts to all that equal the result.
+
+    Raises:
+        ShapeError: the mask does not broadcast to x.
+        DtypeError: the mask is not bool, or x is complex.
+        DeviceError: the mask is on another device.
+        OutOfRangeError: a dim that x does not have.
+    """
+    need_ordered("amin", x, or_bool=True)
+    out: Tensor = registered.amin(x, mask, dim, keepdim)
+    return out if empty is None else replace_empty("amin", out, x, mask, dim, keepdim, empty)
+
+
+def argmax(
+    x: Tensor,  # (...)
+    mask: MaskLike,  # broadcasts to x
+    dim: int | None = None,
+    *,
+    keepdim: bool = False,
+    empty: int | None = None,
+) -> Tensor:
+    """Where the greatest value is that the mask keeps.
+
+    >>> import torch, maskwise as mw
+    >>> x = torch.tensor([[1.0, 2.0, float("nan")], [4.0, 5.0, 6.0]])
+    >>> mask = torch.tensor([[True, True, False], [False, False, False]])
+    >>> mw.argmax(x, mask, dim=1)
+    tensor([ 1, -1])
+    >>> mw.argmax(x, mask)
+    tensor(1)
+
+    Args:
+        x: any shape; floating or integer.
+        mask: a Mask or a bool tensor that broadcasts to ``x``; True means keep.
+        dim: the dim to look along; None for the position in the flattened x.
+        keepdim: whether reduced dims stay, with size 1.
+        empty: what a slice with nothing kept gives, instead of -1.
+
+    Returns:
+        int64: the position of the first greatest value, always a kept one; a kept NaN counts as the greatest.
+
+    Raises:
+        ShapeError: the mask does not broadcast to x.
+        DtypeError: the mask is not bool, or x is complex or bool.
+        DeviceError: the mask is on another device.
+        OutOfRangeError: a dim that x does not have.
+    """
+    need_ordered("argmax", x, or_bool=False)
+    need_one_dim("argmax", dim)
+    out: Tensor = registered.argmax(x, mask, dim, keepdim)
+    return out if empty is None else replace_empty("argmax", out, x, mask, dim, keepdim, empty)
+
+
+def argmin(
+    x: Tensor,  # (...)
+    mask: MaskLike,  # broadcasts to x
+    dim: int | None = None,
+    *,
+    keepdim: bool = False,
+    empty: int | None = None,
+) -> Tensor:
+    """Where the least value is that the mask keeps.
+
+    >>> import torch, maskwise as mw
+    >>> x = torch.tensor([[1.0, 2.0, float("nan")], [4.0, 5.0, 6.0]])
+    >>> mask = torch.tensor([[True, True, False], [False, False, False]])
+    >>> mw.argmin(x, mask, dim=1)
+    tensor([ 0, -1])
+    >>> mw.argmin(x, mask)
+    tensor(0)
+
+    Args:
+        x: any shape; floating or integer.
+        mask: a Mask or a bool tensor that broadcasts to ``x``; True means keep.
+        dim: the dim to look along; None for the position in the flattened x.
+        keepdim: whether reduced dims stay, with size 1.
+        empty: what a slice with nothing kept gives, instead of -1.
+
+    Returns:
+        int64: the position of the first least value, always a kept one; a kept NaN counts as the least.
+
+    Raises:
+        ShapeError: the mask does not broadcast to x.
+        DtypeError: the mask is not bool, or x is complex or bool.
+        DeviceError: the mask is on another device.
+        OutOfRangeError: a dim that x does not have.
+    """
+    need_ordered("argmin", x, or_bool=False)
+    need_one_dim("argmin", dim)
+    out: Tensor = registered.argmin(x, mask, dim, keepdim)
+    return out if empty is None else replace_empty("argmin", out, x, mask, dim, keepdim, empty)
+
+
+def need_one_dim(op: str, dim: object) -> None:
+    """Raise unless dim is one dim or None: a position in several dims would have no one number."""
+    if isinstance(dim, (tuple, list)):
+        hint = "x.flatten(start, end) first, or dim=None for the position in the flattened x"
+        raise ArgumentError(say(op, "dim", must="be an int or None", got=dim, hint=hint))

@@ -1,0 +1,131 @@
+"""Any, all, and how many are kept."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from maskwise.errors import DtypeError, say
+from maskwise.mask import Mask
+from maskwise.ops.arguments import Dim, MaskLike, dims_of
+from maskwise.ops.reduce import registered
+from maskwise.ops.reduce.api.shared import replace_empty
+
+__all__ = ["all", "any", "count"]
+
+
+def any(
+    x: Tensor,  # (...)
+    mask: MaskLike,  # broadcasts to x
+    dim: Dim = None,
+    *,
+    keepdim: bool = False,
+    empty: bool | None = None,
+) -> Tensor:
+    """Whether anything that the mask keeps is true.
+
+    >>> import torch, maskwise as mw
+    >>> x = torch.tensor([[1.0, 2.0, float("nan")], [4.0, 5.0, 6.0]])
+    >>> mask = torch.tensor([[True, True, False], [False, False, False]])
+    >>> mw.any(x, mask, dim=1)
+    tensor([ True, False])
+
+    Args:
+        x: any shape and dtype; what is not 0 is true.
+        mask: a Mask or a bool tensor that broadcasts to ``x``; True means keep.
+        dim: the dim or dims to reduce; None for all.
+        keepdim: whether reduced dims stay, with size 1.
+        empty: what a slice with nothing kept gives, instead of False.
+
+    Returns:
+        bool (of uint8: uint8, as in torch): x's shape without the reduced dims.
+
+    Raises:
+        ShapeError: the mask does not broadcast to x.
+        DtypeError: the mask is not bool.
+        DeviceError: the mask is on another device.
+        OutOfRangeError: a dim that x does not have.
+    """
+    out: Tensor = registered.any(x, mask, dim, keepdim)
+    return out if empty is None else replace_empty("any", out, x, mask, dim, keepdim, empty)
+
+
+def all(
+    x: Tensor,  # (...)
+    mask: MaskLike,  # broadcasts to x
+    dim: Dim = None,
+    *,
+    keepdim: bool = False,
+    empty: bool | None = None,
+) -> Tensor:
+    """Whether everything that the mask keeps is true.
+
+    >>> import torch, maskwise as mw
+    >>> x = torch.tensor([[1.0, 2.0, float("nan")], [4.0, 5.0, 6.0]])
+    >>> mask = torch.tensor([[True, True, False], [False, False, False]])
+    >>> mw.all(x, mask, dim=1)
+    tensor([True, True])
+
+    Args:
+        x: any shape and dtype; what is not 0 is true.
+        mask: a Mask or a bool tensor that broadcasts to ``x``; True means keep.
+        dim: the dim or dims to reduce; None for all.
+        keepdim: whether reduced dims stay, with size 1.
+        empty: what a slice with nothing kept gives, instead of True.
+
+    Returns:
+        bool (of uint8: uint8, as in torch): x's shape without the reduced dims.
+
+    Raises:
+        ShapeError: the mask does not broadcast to x.
+        DtypeError: the mask is not bool.
+        DeviceError: the mask is on another device.
+        OutOfRangeError: a dim that x does not have.
+    """
+    out: Tensor = registered.all(x, mask, dim, keepdim)
+    return out if empty is None else replace_empty("all", out, x, mask, dim, keepdim, empty)
+
+
+def count(
+    mask: MaskLike,  # (...)
+    dim: Dim = None,
+    keepdim: bool = False,
+) -> Tensor:
+    """How many are kept.
+
+    >>> import torch, maskwise as mw
+    >>> mask = torch.tensor([[True, True, False], [False, False, False]])
+    >>> mw.count(mask), mw.count(mask, dim=1)
+    (tensor(2), tensor([2, 0]))
+    >>> mw.count(mw.Mask.from_lengths([2, 0], max_len=1_000_000_000), dim=1)
+    tensor([2, 0])
+
+    Args:
+        mask: a Mask or a bool tensor; True means keep. What a Mask knows of itself is not counted again.
+        dim: the dim or dims to count along; None for all.
+        keepdim: whether counted dims stay, with size 1.
+
+    Returns:
+        int64: the mask's shape without the counted dims.
+
+    Raises:
+        DtypeError: the mask is not bool.
+        OutOfRangeError: a dim that the mask does not have.
+    """
+    if isinstance(mask, Mask):
+        return count_of(mask, dim, keepdim)
+    if not isinstance(mask, Tensor) or mask.dtype is not torch.bool:
+        got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise DtypeError(say("count", "mask", must="be a Mask or a bool tensor", got=got, hint="mask.bool()"))
+    everything = torch.ones((), dtype=torch.bool, device=mask.device)
+    out: Tensor = registered.sum(mask, everything, tuple(dims_of("count", mask, dim)), keepdim)
+    return out
+
+
+def count_of(mask: Mask, dim: Dim, keepdim: bool) -> Tensor:
+    """Count a Mask by what it knows."""
+    if dim is None:
+        total = torch.tensor(mask.count(), dtype=torch.int64, device=mask.device)
+        return total.reshape((1,) * mask.ndim) if keepdim else total
+    out: Tensor = mask.count(dim, keepdim)
+    return out.to(mask.device)

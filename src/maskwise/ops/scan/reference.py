@@ -1,0 +1,90 @@
+"""The scans in plain torch operations: the ground truth of the tests, and the route where no kernel serves.
+
+Each is leak-proof, forward and backward, and differentiable by torch itself, transforms included. ``mask`` is a bool
+tensor that broadcasts to x, ``dim`` a list with the one dim to scan, not negative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+__all__ = ["cummax", "cummin", "cumprod", "cumsum", "highest", "logcumsumexp", "lowest"]
+
+#: Distance below the smallest kept value at which a term no longer changes a sum of exponentials, by dtype: the
+#: exponential of it is 0 in the arithmetic that torch uses for the dtype.
+_GAP = {torch.float64: 2000.0}
+
+
+def filled(x: Tensor, mask: Tensor, value: float) -> Tensor:
+    """X with ``value`` where it is dropped. Unlike a product with the mask, it lets no NaN through."""
+    # A Python scalar of x's own kind: any other would make torch promote, and copy, x.
+    if x.dtype.is_floating_point or x.dtype.is_complex:
+        return torch.where(mask, x, float(value))
+    return torch.where(mask, x, bool(value) if x.dtype is torch.bool else int(value))
+
+
+def lowest(dtype: torch.dtype) -> float:
+    """The identity of the maximum: no value of the dtype is below it."""
+    if dtype.is_floating_point:
+        return -torch.inf
+    return 0 if dtype is torch.bool else torch.iinfo(dtype).min
+
+
+def highest(dtype: torch.dtype) -> float:
+    """The identity of the minimum: no value of the dtype is above it."""
+    if dtype.is_floating_point:
+        return torch.inf
+    return 1 if dtype is torch.bool else torch.iinfo(dtype).max
+
+
+def cumsum(x: Tensor, mask: Tensor, dim: list[int]) -> Tensor:
+    """The running sum of what is kept; 0 before anything is."""
+    return filled(x, mask, 0).cumsum(dim[0])
+
+
+def cumprod(x: Tensor, mask: Tensor, dim: list[int]) -> Tensor:
+    """The running product of what is kept; 1 before anything is."""
+    return filled(x, mask, 1).cumprod(dim[0])
+
+
+def cummax(x: Tensor, mask: Tensor, dim: list[int]) -> tuple[Tensor, Tensor]:
+    """The running maximum of what is kept and where it stands; the lowest value and -1 before anything is kept."""
+    return _extreme(torch.cummax, lowest(x.dtype), x, mask, dim[0])
+
+
+def cummin(x: Tensor, mask: Tensor, dim: list[int]) -> tuple[Tensor, Tensor]:
+    """The running minimum of what is kept and where it stands; the highest value and -1 before anything is kept."""
+    return _extreme(torch.cummin, highest(x.dtype), x, mask, dim[0])
+
+
+def _extreme(
+    scan: Callable[..., tuple[Tensor, Tensor]], identity: float, x: Tensor, mask: Tensor, dim: int
+) -> tuple[Tensor, Tensor]:
+    found, places = scan(filled(x.detach(), mask, identity), dim)
+    # While the running value is the identity, every value kept so far is: the latest of them is where it stands, as
+    # for any tie in torch. torch itself may point at a dropped place, whose filling ties with them.
+    steps = torch.arange(x.shape[dim] if x.dim() else 1, device=x.device)
+    steps = steps.reshape([-1 if d == dim else 1 for d in range(x.dim())])
+    latest = torch.where(mask, steps, -1).expand(x.shape).cummax(dim).values
+    places = torch.where(found == identity, latest, places)
+    # Taken from x by index, so that the gradient goes to exactly that place.
+    values = x.gather(dim, places.clamp_min(0))
+    return filled(values, places >= 0, identity), places
+
+
+def logcumsumexp(x: Tensor, mask: Tensor, dim: list[int]) -> Tensor:
+    """The logarithm of the running sum of exponentials of what is kept; -inf before anything is kept."""
+    if x.numel() == 0:
+        return torch.where(mask, x, 0.0)
+    # Terms that add nothing (dropped, or -inf themselves) become a finite value so far below the smallest term that
+    # adding it changes no bit. With -inf in their place torch's gradients have NaN on the way, which leaks into the
+    # second derivative.
+    terms = mask & (x != -torch.inf)
+    floor = torch.where(terms, x.detach(), 0.0).nan_to_num(nan=0.0).amin(dim[0], keepdim=True)
+    floor = (2 * floor - _GAP.get(x.dtype, 200.0)).clamp_min(torch.finfo(x.dtype).min)
+    out = torch.where(terms, x, floor).logcumsumexp(dim[0])
+    started = terms.expand(x.shape).cumsum(dim[0]) > 0
+    return torch.where(started, out, -torch.inf)

@@ -1,0 +1,46 @@
+"""The scans as loop bodies, for the law suites: one step after the other, over kept values only."""
+
+import math
+
+import torch
+
+
+def running(step, start):
+    """A scan that keeps its value where a step is dropped."""
+
+    def body(row, keep):
+        out, value = torch.empty_like(row), start
+        for i, (x, kept) in enumerate(zip(row.tolist(), keep.tolist(), strict=True)):
+            value = step(value, x) if kept else value
+            out[i] = value
+        return out
+
+    return body
+
+
+def extreme(better, start):
+    """A running extreme with its place: the latest of equals, and NaN before everything."""
+
+    def body(row, keep):
+        values, places = torch.empty_like(row), torch.empty_like(row, dtype=torch.int64)
+        value, place = start, -1
+        for i, (x, kept) in enumerate(zip(row.tolist(), keep.tolist(), strict=True)):
+            if kept and (math.isnan(x) or (not math.isnan(value) and (better(x, value) or x == value))):
+                value, place = x, i
+            values[i], places[i] = value, place
+        return values, places
+
+    return body
+
+
+def add_exp(value, x):
+    return float(torch.logaddexp(torch.tensor(value, dtype=torch.float64), torch.tensor(x, dtype=torch.float64)))
+
+
+SLICES = {
+    "cumsum": running(lambda value, x: value + x, 0.0),
+    "cumprod": running(lambda value, x: value * x, 1.0),
+    "cummax": extreme(lambda x, value: x > value, -math.inf),
+    "cummin": extreme(lambda x, value: x < value, math.inf),
+    "logcumsumexp": running(add_exp, -math.inf),
+}

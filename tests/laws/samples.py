@@ -19,6 +19,7 @@ KWARGS = {
     "reduction": [{}, {"dim": 0}, {"dim": -1, "keepdim": True}, {"dim": (0, -1)}],
     "position": [{}, {"dim": 0}, {"dim": -1, "keepdim": True}],
     "rowwise": [{"dim": -1}, {"dim": 0}],
+    "elementwise": [{}],
 }
 
 

@@ -21,8 +21,10 @@ def example(n=6):
 
 
 def caller(function):
-    """The function as ``call(x, mask)``, over the last dim, with whatever else it needs."""
-    kwargs = {**next(iter(samples(function))).kwargs, "dim": -1}
+    """The function as ``call(x, mask)``, over the last dim if it has dims, with whatever else it needs."""
+    kwargs = {**next(iter(samples(function))).kwargs}
+    if function.kind != "elementwise":
+        kwargs["dim"] = -1
     return lambda x, mask: function.call(x, mask, **kwargs)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import inf, nan
 from typing import Any
 
-from maskwise.ops import order, reduce, scan, softmax
+from maskwise.ops import fill, order, reduce, scan, softmax
 
 __all__ = ["FUNCTIONS", "Function"]
 
@@ -24,7 +24,7 @@ class Function:
     call: Callable[..., Any]
     family: str
     #: How it treats dims: a "reduction" removes them; a "position" too, one or all of them, and tells where; a "rowwise"
-    #: function works along one of them and keeps it.
+    #: function works along one of them and keeps it; an "elementwise" one has none.
     kind: str
     #: What a slice with nothing kept gives (law 3).
     empty: float
@@ -63,5 +63,6 @@ FUNCTIONS: dict[str, Function] = {
         Function("cummax", scan.cummax, family="scan", kind="rowwise", empty=-inf, gradient=2),
         Function("cummin", scan.cummin, family="scan", kind="rowwise", empty=inf, gradient=2),
         Function("logcumsumexp", scan.logcumsumexp, family="scan", kind="rowwise", empty=-inf, gradient=2),
+        Function("fill", fill.fill, family="fill", kind="elementwise", empty=0.0, gradient=2),
     )
 }

@@ -96,4 +96,10 @@ fill = register(
     work=fill_work,
     cpu=(*FLOATING, *INTEGRAL, torch.bool, torch.complex64, torch.complex128),
 )
-fill = replace(fill, plain=plain, bare=with_tensor(fill.bare), fused=with_tensor(fill.fused))
+fill = replace(
+    fill,
+    plain=plain,
+    bare=with_tensor(fill.bare),
+    fused=with_tensor(fill.fused),
+    taped=with_tensor(fill.taped or fill.fused),
+)

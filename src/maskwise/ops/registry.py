@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import inf, nan
 from typing import Any
 
-from maskwise.ops import fill, order, reduce, scan, softmax
+from maskwise.ops import fill, loss, order, reduce, scan, softmax
 
 __all__ = ["FUNCTIONS", "Function"]
 
@@ -63,5 +63,6 @@ FUNCTIONS: dict[str, Function] = {
         Function("cummin", scan.cummin, family="scan", kind="rowwise", empty=inf, gradient=2),
         Function("logcumsumexp", scan.logcumsumexp, family="scan", kind="rowwise", empty=-inf, gradient=2),
         Function("fill", fill.fill, family="fill", kind="elementwise", empty=0.0, gradient=2),
+        Function("loss", loss.loss, family="loss", kind="elementwise", empty=0.0, gradient=2),
     )
 }

@@ -153,7 +153,7 @@ def spread(x: Tensor, shape: tuple[int, ...], name: str | None) -> Tensor:
 
 def broadcast(operands: tuple[Tensor, ...]) -> tuple[int, ...]:
     """The shape that operands broadcast to, with torch's warning if they have to."""
-    if len({tuple(x.shape) for x in operands}) == 1:
+    if all(x.shape == operands[0].shape for x in operands[1:]):
         return tuple(operands[0].shape)
     shapes = [tuple(x.shape) for x in operands]
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from maskwise.ops.arguments import MaskLike
 from maskwise.ops.loss import reference, unknown
 from maskwise.ops.loss.call import prepare
 from maskwise.ops.loss.kinds import KINDS
+from maskwise.ops.loss.quick import find
 from maskwise.ops.loss.routes import choose
 from maskwise.plan import Plan
 from maskwise.plan.explain import listeners, record
@@ -80,18 +81,25 @@ def loss(
         DeviceError: the mask is on another device.
         ArgumentError: a reduction that does not exist.
     """
+    bits = mask.to_bool() if isinstance(mask, Mask) else mask
+    compiling = torch.compiler.is_compiling()
+    if not compiling and reduction in REDUCTIONS:
+        quick = find(fn, input, target, bits, reduction, kwargs)
+        if quick is not None:
+            if listeners:
+                record(quick.plan, cast(Tensor, input), mask)
+            return quick.run(input, target, bits)
     if isinstance(fn, functools.partial) and not fn.args:
         return loss(fn.func, input, target, mask, reduction, **{**fn.keywords, **kwargs})
     operands = tensors_of(input, target)
-    bits = mask.to_bool() if isinstance(mask, Mask) else mask
     check(fn, bits, reduction, kwargs)
     kind = KINDS.get(fn)
     if kind is None:
-        if listeners and not torch.compiler.is_compiling():
+        if listeners and not compiling:
             record(Plan("loss", "plain", "nothing is known of this loss", 0.0), operands[0], mask)
         return unknown.loss(fn, operands, bits, kwargs, reduction)
     call = prepare(fn, kind, operands, bits, kwargs)
-    if torch.compiler.is_compiling():
+    if compiling:
         return reference.loss(call, reduction)
     plan, run = choose(call, reduction)
     if listeners:

@@ -1,7 +1,6 @@
-"""Which way a known loss goes down.
+"""Which way a known loss goes down, if it is none of the `maskwise.ops.loss.quick` ones.
 
 - ``plain``: dense, with stand-ins for what is dropped. It works everywhere, and makes no device wait.
-- ``kept``: small inputs on the CPU. What is kept is gathered, and torch does the rest.
 - ``pieces``: large inputs on the CPU. Piece by piece, without temporaries outside the cache.
 """
 
@@ -14,46 +13,35 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from maskwise.ops.loss import blocks, kept, reference
+from maskwise.ops.loss import blocks, reference
 from maskwise.ops.loss.call import Call
 from maskwise.plan import Plan, planner
 from maskwise.plan.plan import Refusal
 
 __all__ = ["choose"]
 
-#: Elements of the largest operand up to which gathering pays, and from which cutting into pieces does.
-SMALL, LARGE = 1 << 11, 1 << 16
+#: Elements of the largest operand from which cutting into pieces pays.
+LARGE = 1 << 15
 _PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 
-Run = Callable[[], Tensor]
 
-
-def choose(call: Call, reduction: str) -> tuple[Plan, Run]:
+def choose(call: Call, reduction: str) -> tuple[Plan, Callable[[], Tensor]]:
     """The plan of a call outside of compiled graphs, and the call itself as a function without arguments."""
-    forced = planner.forced()
-    why = obstacle(call) if forced != "plain" else "forced"
-    size = max(x.numel() for x in call.tensors)
-    if not why and forced is None and size <= SMALL:
-        if kept.serves(call, reduction):
-            return _KEPT, partial(kept.loss, call, reduction)
-        why = "too small for pieces"
-    if not why and (forced == "kernel" or size >= LARGE):
+    why = obstacle(call)
+    if not why:
         form = blocks.form_of(call, reduction)
         if form is not None:
             reason = "kept rows only" if form.rows else "in pieces that fit the cache"
             return Plan("loss", "pieces", reason, 0.0), partial(blocks.loss, call, form, reduction)
         why = "memory does not lie in pieces"
-    plan = Plan("loss", "plain", why, 0.0, (Refusal("pieces", why),)) if why else _BETWEEN
-    return plan, partial(reference.loss, call, reduction)
-
-
-_KEPT = Plan("loss", "kept", "small: gathering what is kept is cheapest", 0.0)
-_BETWEEN = Plan("loss", "plain", "neither small nor large", 0.0, (Refusal("pieces", "too small for pieces"),))
+    return Plan("loss", "plain", why, 0.0, (Refusal("pieces", why),)), partial(reference.loss, call, reduction)
 
 
 def obstacle(call: Call) -> str:
-    """Why neither gathering nor cutting can be done; empty where they can."""
-    x = call.tensors[0]
+    """Why the call cannot, or should not, be cut into pieces; empty where it can."""
+    x, forced = call.tensors[0], planner.forced()
+    if forced == "plain":
+        return "forced"
     if x.device.type != "cpu":
         return f"what is kept cannot be gathered on {x.device.type} without waiting for it"
     if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
@@ -62,4 +50,6 @@ def obstacle(call: Call) -> str:
         return "autocast decides on dtypes inside of the loss"
     if not all(type(t) in _PLAIN_TYPES for t in call.tensors):
         return "an operand is a tensor subclass"
+    if forced is None and max(t.numel() for t in call.tensors) < LARGE:
+        return "too small for pieces"
     return ""

@@ -1,0 +1,144 @@
+"""The losses of single elements that have a kernel, as one registered op: schema, fake, gradient, work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from maskwise.ops.loss.call import harmless
+from maskwise.ops.loss.reference import reduce
+from maskwise.ops.register import define, register
+from maskwise.plan.capability import FLOATING
+from maskwise.plan.cost import Work
+
+__all__ = ["REDUCTIONS", "Code", "code_of", "elements"]
+
+#: The losses by their codes, those of loss_kernels.h.
+LOSSES = (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy_with_logits)
+REDUCTIONS = {"none": 0, "sum": 1, "mean": 2}
+
+
+class Code(NamedTuple):
+    """A loss as the kernel knows it: its number and its one parameter."""
+
+    code: int
+    parameter: float
+
+
+def code_of(fn: Callable[..., Any], kwargs: Mapping[str, Any]) -> Code | None:
+    """The code of a loss with these keyword arguments, or None where no kernel serves them."""
+    given = {name: value for name, value in kwargs.items() if value is not None}
+    if fn not in LOSSES or any(isinstance(value, Tensor) for value in given.values()):
+        return None
+    code = LOSSES.index(fn)
+    name = {F.smooth_l1_loss: "beta", F.huber_loss: "delta"}.get(fn)
+    parameter = float(given.pop(name, 1.0)) if name else 0.0
+    if given or parameter < 0 or (fn is F.huber_loss and parameter == 0):
+        return None
+    # Without a smooth part it is the absolute difference.
+    return Code(LOSSES.index(F.l1_loss), 0.0) if fn is F.smooth_l1_loss and parameter == 0 else Code(code, parameter)
+
+
+def unreduced(x: Tensor, target: Tensor, code: int, parameter: float) -> Tensor:
+    """The loss of each element, by torch."""
+    fn = LOSSES[code]
+    if fn is F.smooth_l1_loss:
+        return F.smooth_l1_loss(x, target, reduction="none", beta=parameter)
+    if fn is F.huber_loss:
+        return F.huber_loss(x, target, reduction="none", delta=parameter)
+    out: Tensor = fn(x, target, reduction="none")
+    return out
+
+
+def plain(
+    x: Tensor, target: Tensor, mask: Tensor, code: int, parameter: float, reduction: int
+) -> tuple[Tensor, Tensor]:
+    """The loss, and for a mean how many are kept, in plain torch operations."""
+    out = unreduced(harmless(x, mask, 0.0), harmless(target, mask, 0.0), code, parameter)
+    names = {number: name for name, number in REDUCTIONS.items()}
+    kept = mask.expand(x.shape).sum() if reduction == REDUCTIONS["mean"] else mask.new_zeros(())
+    return reduce(harmless(out, mask, 0.0), mask, names[reduction]), kept.to(torch.float64)
+
+
+def like(x: Tensor) -> Tensor:
+    """Room in x's order of dims if x has no gaps and no overlaps, else contiguous."""
+    expected = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(x.stride(), x.shape, strict=True) if size != 1):
+        if stride != expected:
+            return x.new_empty(x.shape)
+        expected *= size
+    return x.new_empty_strided(x.shape, x.stride())
+
+
+def fake(x: Tensor, target: Tensor, mask: Tensor, code: int, parameter: float, reduction: int) -> tuple[Tensor, Tensor]:
+    """The results without their data."""
+    return x.new_empty(()) if reduction else like(x), x.new_empty((), dtype=torch.float64)
+
+
+def remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    """What the gradient needs: the operands themselves, and how many are kept."""
+    x, target, mask, ctx.code, ctx.parameter, ctx.reduction = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(x, target, mask, output[1])
+
+
+def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
+    """The gradients of x and, by plain operations, of a target that wants one."""
+    x, target, mask, kept = ctx.saved_tensors
+    if torch.is_grad_enabled() or ctx.needs_input_grad[1]:
+        wanted = [t for t, want in zip((x, target), ctx.needs_input_grad, strict=False) if want]
+        with torch.enable_grad():
+            out, _ = plain(x, target, mask, ctx.code, ctx.parameter, ctx.reduction)
+        found = iter(torch.autograd.grad(out, wanted, grad, create_graph=torch.is_grad_enabled()))
+        of_x, of_target = (next(found) if want else None for want in ctx.needs_input_grad[:2])
+        return of_x, of_target, None, None, None, None
+    op = torch.ops.maskwise.loss_fused_backward
+    return op(grad, x, target, mask, kept, ctx.code, ctx.parameter, ctx.reduction), None, None, None, None, None
+
+
+def plain_backward(
+    grad: Tensor, x: Tensor, target: Tensor, mask: Tensor, kept: Tensor, code: int, parameter: float, reduction: int
+) -> Tensor:
+    """The gradient of x, where there is no kernel."""
+    with torch.enable_grad():
+        leaf = x.detach().requires_grad_()
+        out, _ = plain(leaf, target, mask, code, parameter, reduction)
+    return like(x).copy_(torch.autograd.grad(out, leaf, grad)[0])
+
+
+def fake_backward(
+    grad: Tensor, x: Tensor, target: Tensor, mask: Tensor, kept: Tensor, code: int, parameter: float, reduction: int
+) -> Tensor:
+    """The gradient of x without its data."""
+    return like(x)
+
+
+def work(route: str, elements: int, size: int, grad: bool) -> Work:
+    """The kernel reads x, target and mask once; the idiom writes and reads the loss twice, once with the mask in it."""
+    read, back = elements * (2 * size + 1), elements * size if grad else 0
+    if route == "plain":
+        return Work(calls=5, streamed=read + 4 * elements * size, fresh=2 * elements * size + 2 * back)
+    return Work(calls=1, streamed=read, fresh=back)
+
+
+define(
+    "loss_fused_backward",
+    "(Tensor grad, Tensor x, Tensor target, Tensor mask, Tensor kept, int code, float parameter, int reduction)"
+    " -> Tensor",
+    reference=plain_backward,
+    fake=fake_backward,
+)
+elements = register(
+    "loss",
+    "(Tensor x, Tensor target, Tensor mask, int code, float parameter, int reduction) -> (Tensor, Tensor)",
+    reference=plain,
+    fake=fake,
+    setup_context=remember,
+    backward=backward,
+    work=work,
+    cpu=FLOATING,
+)

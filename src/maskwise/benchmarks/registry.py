@@ -5,12 +5,13 @@ from __future__ import annotations
 from functools import cache
 
 from maskwise.benchmarks.case import Case
-from maskwise.benchmarks.cases import reduce, scan, startup
+from maskwise.benchmarks.cases import order, reduce, scan, startup
 from maskwise.errors import ArgumentError
 
 __all__ = ["all_cases", "select"]
 
 FAMILIES = (
+    order.cases,
     reduce.cases,
     scan.cases,
     startup.cases,

@@ -56,7 +56,7 @@ void sort_slices(const Layout& layout, const T* x, const uint8_t* m, const Order
   using E = typename Kind::E;
   const KeyOf<T> flip = o.descending ? ~KeyOf<T>{0} : 0;
   // A block's entries should stay in the second-level cache.
-  const int64_t wide = block_width<E>(layout.length);
+  const int64_t wide = block_width<E, T>(layout.length);
   const Blocks blocks = make_blocks(layout, wide, o.inner == 1 ? 1 : wide);
   blocks.for_each(layout.length, [&](const auto& visit_each) {
     const bool one = blocks.width == 1;
@@ -159,7 +159,7 @@ void topk_slices(const Layout& layout, const T* x, const uint8_t* m, const Order
   // A k that is not small turns nobody away before most have come: the slice is collected whole.
   const bool whole = 2 * B::full(k) > layout.length;
   const int64_t stride = (whole ? layout.length : B::full(k) + kPiece) + kSlack;
-  const int64_t wide = block_width<E>(stride);
+  const int64_t wide = block_width<E, T>(stride);
   const Blocks blocks = make_blocks(layout, wide, o.inner == 1 ? 1 : wide);
   blocks.for_each((layout.length + 7) / 8 + k, [&](const auto& visit_each) {
     Room<E> lists_room(stride * blocks.width);

@@ -70,12 +70,26 @@ void for_each_piece(const Layout& layout, const T* x, const uint8_t* m, int64_t 
         piece(xs + i, inner.mask == 0 ? nullptr : ms + i, n, first + i);
         continue;
       }
+      if (inner.mask != 0) {
+        uint8_t any = 0;
+        for (int64_t k = 0; k < n; ++k) any |= kept[k] = ms[(i + k) * inner.mask];
+        if (any == 0) continue;
+      }
       for (int64_t k = 0; k < n; ++k) values[k] = xs[(i + k) * inner.x];
-      if (inner.mask != 0)
-        for (int64_t k = 0; k < n; ++k) kept[k] = ms[(i + k) * inner.mask];
       piece(static_cast<const T*>(values), inner.mask == 0 ? nullptr : static_cast<const uint8_t*>(kept), n, first + i);
     }
   });
+}
+
+// How many of n mask bytes keep something, in short sums, which a compiler makes of vectors.
+inline int64_t count_kept(const uint8_t* m, int64_t n) {
+  int64_t total = 0;
+  for (int64_t i = 0; i < n; i += 4096) {
+    uint32_t part = 0;
+    for (int64_t k = i; k < std::min(i + 4096, n); ++k) part += is_kept(m[k]);
+    total += part;
+  }
+  return total;
 }
 
 // How many elements of a slice are kept.
@@ -86,6 +100,8 @@ inline int64_t count_kept(const Layout& layout, const uint8_t* m) {
     const uint8_t* ms = m + at.mask;
     if (inner.mask == 0) {
       total += is_kept(*ms) ? count : 0;
+    } else if (inner.mask == 1) {
+      total += count_kept(ms, count);
     } else {
       for (int64_t i = 0; i < count; ++i) total += is_kept(ms[i * inner.mask]);
     }
@@ -110,11 +126,11 @@ int64_t fill_row(typename Kind::E* out, const Layout& layout, const T* x, const 
 constexpr int64_t kWidest = 64;
 
 // How many slices of n entries to take at once: as many as a second-level cache holds when half is kept, but enough
-// that whole cache lines are used.
-template <class E>
+// that whole cache lines are read.
+template <class E, class T>
 int64_t block_width(int64_t n) {
   const int64_t fit = (int64_t{1} << 20) / (std::max<int64_t>(1, n) * static_cast<int64_t>(sizeof(E)));
-  return std::clamp<int64_t>(fit / 8 * 8, 8, kWidest);
+  return std::clamp<int64_t>(fit / 8 * 8, std::min<int64_t>(64 / sizeof(T), kWidest), kWidest);
 }
 
 constexpr int64_t kAhead = 12;

@@ -20,7 +20,7 @@ def sorted_loop(x, mask, dim, descending=False, k=None, tail=0):
         places = keep.nonzero()[:, 0]
         order = row[places].sort(descending=descending, stable=True).indices[:n]
         values[r, : len(order)], indices[r, : len(order)] = row[places][order], places[order]
-    shape = list(x.movedim(dim, -1).shape[:-1]) + [n]
+    shape = [*x.movedim(dim, -1).shape[:-1], n]
     return values.reshape(shape).movedim(-1, dim), indices.reshape(shape).movedim(-1, dim)
 
 

@@ -21,7 +21,9 @@ QS = [0.0, 0.1, 0.25, 0.5, 0.77, 1.0]
 
 def rows_of(x, mask, dim):
     """The slices over the dims, as rows of (x, mask), and the shape of the result."""
-    dims = list(range(x.dim())) if dim is None else sorted(d % x.dim() for d in ([dim] if isinstance(dim, int) else dim))
+    dims = (
+        list(range(x.dim())) if dim is None else sorted(d % x.dim() for d in ([dim] if isinstance(dim, int) else dim))
+    )
     others = [d for d in range(x.dim()) if d not in dims]
     sizes = [x.shape[d] for d in others]
     length = int(np.prod([x.shape[d] for d in dims]))
@@ -33,7 +35,10 @@ def rows_of(x, mask, dim):
 def median_loop(x, mask, dim=None):
     rows, bits, sizes = rows_of(x, mask, dim)
     nothing = torch.nan if x.is_floating_point() else torch.iinfo(x.dtype).min
-    outs = [row[keep].median() if keep.any() else torch.tensor(nothing, dtype=x.dtype) for row, keep in zip(rows, bits)]  # noqa: B905
+    outs = [
+        row[keep].median() if keep.any() else torch.tensor(nothing, dtype=x.dtype)
+        for row, keep in zip(rows, bits, strict=True)
+    ]
     return torch.stack(outs).reshape(sizes) if outs else x.new_zeros(sizes)
 
 
@@ -41,7 +46,10 @@ def quantile_loop(x, mask, q, dim=None, interpolation="linear"):
     rows, bits, sizes = rows_of(x.double(), mask, dim)
     q = torch.as_tensor(q, dtype=torch.float64)
     empty = torch.full(q.shape, torch.nan, dtype=torch.float64)
-    outs = [row[keep].quantile(q, interpolation=interpolation) if keep.any() else empty for row, keep in zip(rows, bits)]  # noqa: B905
+    outs = [
+        row[keep].quantile(q, interpolation=interpolation) if keep.any() else empty
+        for row, keep in zip(rows, bits, strict=True)
+    ]
     return torch.stack(outs, -1).reshape([*q.shape, *sizes]) if outs else x.new_zeros([*q.shape, *sizes])
 
 
@@ -92,7 +100,9 @@ def test_nan_and_infinities_among_the_kept_do_what_they_do_in_torch(interpolatio
     with force(route):
         out = mw.quantile(x, mask, QS, 1, interpolation=interpolation)
     # The last bit may differ: where torch adds weight * (b - a), a compiler may fuse the two.
-    torch.testing.assert_close(out, quantile_loop(x, mask, QS, 1, interpolation), rtol=1e-14, atol=1e-14, equal_nan=True)
+    torch.testing.assert_close(
+        out, quantile_loop(x, mask, QS, 1, interpolation), rtol=1e-14, atol=1e-14, equal_nan=True
+    )
     assert out[:, 30:].isnan().any()
 
 
@@ -116,7 +126,13 @@ def test_any_shape_stride_and_dim_agrees_with_a_loop(case, q, interpolation):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int8])
 def test_slices_of_every_length_and_many_ties_find_every_rank(dtype):
     for n in (1, 2, 63, 64, 65, 100, 1000, 70_000):
-        for values in (torch.randn(n), torch.randn(n).round(), torch.zeros(n), torch.arange(float(n)), -torch.arange(n)):
+        for values in (
+            torch.randn(n),
+            torch.randn(n).round(),
+            torch.zeros(n),
+            torch.arange(float(n)),
+            -torch.arange(n),
+        ):
             x, mask = values.mul(30).clamp(-100, 100).to(dtype), torch.rand(n) < 0.8
             mask[0] = True
             assert mw.median(x, mask) == x[mask].median()
@@ -191,7 +207,18 @@ def test_the_median_of_more_than_two_to_the_31_elements():
     mask = torch.zeros(n, dtype=torch.bool)
     mask[[7, 2**31 + 5, n - 1]] = True
     assert mw.median(x, mask) == 4
-    assert mw.median(x.view(-1, 4096), mask.view(-1, 4096), 0, empty=0).sum() == 12
+
+
+@pytest.mark.kernel
+def test_a_place_beyond_two_to_the_32_is_found():
+    # Rows of one expanded row, of which the mask keeps the last but one.
+    n, width = 2**16 + 2, 2**16
+    row = torch.randperm(width)
+    mask = torch.zeros(n, 1, dtype=torch.bool)
+    mask[-2] = True
+    for dtype in (torch.int32, torch.float64):
+        place = torch.ops.maskwise.median_places(row.to(dtype).expand(n, width), mask, [0, 1], False)
+        assert place == (n - 2) * width + row.tolist().index((width - 1) // 2)
 
 
 def test_quantiles_have_no_limit_of_size():
@@ -266,9 +293,10 @@ def test_ties_share_no_gradient_twice_and_both_routes_pick_the_same_elements():
 @pytest.mark.kernel
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_registered_ops_pass_opcheck(dtype):
-    x, mask = torch.randn(3, 4, 5).to(dtype), torch.rand(4, 1) < 0.5
+    x, mask = torch.randn(3, 4, 5).to(dtype), torch.tensor([True, False, True, True])[:, None]
     q = torch.tensor([0.2, 0.5], dtype=torch.float64)
-    for dim, keepdim in [([0], False), ([1, 2], True), ([0, 1, 2], False)]:
+    # Something is kept of every slice: opcheck takes no NaN for equal.
+    for dim, keepdim in [([1], False), ([1, 2], True), ([0, 1, 2], False)]:
         for op in ("median_fused", "median_places"):
             torch.library.opcheck(getattr(torch.ops.maskwise, op), (x, mask, dim, keepdim))
         for op in ("quantile_fused", "quantile_places"):
@@ -313,12 +341,24 @@ ERRORS = [
     (lambda x: mw.median(x, BITS, 3), OutOfRangeError, r"^median: .*got 3"),
     (lambda x: mw.median([1.0], BITS), DtypeError, r"torch\.as_tensor\(x\)"),
     (lambda x: mw.quantile([1.0], BITS, 0.5), DtypeError, r"torch\.as_tensor\(x\)"),
-    (lambda x: mw.quantile(x.int(), BITS, 0.5), DtypeError, r"^quantile: `x` must be floating.*x\.float\(\) or mw\.median"),
-    (lambda x: mw.quantile(x, BITS, 1.5), ArgumentError, r"^quantile: `q` must be in \[0, 1\], got 1.5. Hint: q=percent"),
+    (
+        lambda x: mw.quantile(x.int(), BITS, 0.5),
+        DtypeError,
+        r"^quantile: `x` must be floating.*x\.float\(\) or mw\.median",
+    ),
+    (
+        lambda x: mw.quantile(x, BITS, 1.5),
+        ArgumentError,
+        r"^quantile: `q` must be in \[0, 1\], got 1.5. Hint: q=percent",
+    ),
     (lambda x: mw.quantile(x, BITS, [0.5, -0.1]), ArgumentError, r"got -0.1"),
     (lambda x: mw.quantile(x, BITS, torch.tensor([0.5, 2.0])), ArgumentError, r"got 2.0"),
     (lambda x: mw.quantile(x, BITS, torch.tensor([[0.5]])), ShapeError, r"got \(1, 1\). Hint: q\.flatten\(\)"),
-    (lambda x: mw.quantile(x, BITS, torch.tensor([1])), DtypeError, r"floating tensor, got torch.int64. Hint: q\.float"),
+    (
+        lambda x: mw.quantile(x, BITS, torch.tensor([1])),
+        DtypeError,
+        r"floating tensor, got torch.int64. Hint: q\.float",
+    ),
     (lambda x: mw.quantile(x, BITS, "a"), DtypeError, r"a sequence of numbers or a floating tensor, got str"),
     (lambda x: mw.quantile(x, BITS, torch.tensor(0.5).requires_grad_()), ArgumentError, r"Hint: q\.detach\(\)"),
     (lambda x: mw.quantile(x, BITS, torch.tensor(0.5, device="meta")), DeviceError, r"cpu, got meta. Hint: q\.to"),

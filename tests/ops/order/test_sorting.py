@@ -1,4 +1,4 @@
-"""mw.sort, mw.argsort and mw.topk beyond the laws: ties and specials, layouts, threads, SIMD levels, the ops, errors."""
+"""mw.sort, mw.argsort and mw.topk beyond the laws: ties, specials, layouts, threads, SIMD levels, the ops, errors."""
 
 import hypothesis.strategies as st
 import numpy as np
@@ -85,7 +85,7 @@ def test_any_shape_stride_and_dim_agrees_with_a_loop(case, flag, percent):
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_long_slices_are_cut_back_again_and_again(dtype, dim):
-    shape = (70_001, 9) if dim == 0 else (9, 70_001)
+    shape = (70_001, 4) if dim == 0 else (4, 70_001)
     x, mask = torch.randn(shape).to(dtype), torch.rand(shape) < 0.7
     # Ascending values renew the list of the largest with every element.
     x.movedim(dim, -1)[0] = torch.arange(70_001.0).to(dtype)
@@ -143,17 +143,6 @@ def test_topk_of_more_than_two_to_the_31_elements():
     rows = mw.topk(x.view(-1, 4096), mask.view(-1, 4096), 1, dim=0)
     assert rows.values.sum() == 12
     assert rows.indices[0, 5] == 2**31 // 4096
-
-
-@pytest.mark.kernel
-def test_sort_of_a_row_with_more_than_two_to_the_32_elements_takes_wide_places():
-    # The row is one element, expanded; the mask keeps three of them.
-    n = 2**32 + 100
-    x = torch.tensor([1], dtype=torch.int8).expand(n)
-    mask = torch.zeros(n, dtype=torch.bool)
-    kept = [5, 2**31, n - 1]
-    mask[kept] = True
-    assert mw.topk(x, mask, 4).indices.tolist() == [*kept, -1]
 
 
 def test_x_of_no_dims_is_one_slice():
@@ -222,7 +211,7 @@ def test_the_ops_with_autograd_pass_gradcheck_of_both_orders(op):
         keeps_two = mask.sum(dim).min() >= 2
         if op == "topk_fused" and not keeps_two:
             continue
-        call = lambda x, dim=dim, rest=rest: getattr(torch.ops.maskwise, op)(x, mask, [dim], *rest)[0]  # noqa: B023
+        call = lambda x, dim=dim, rest=rest: getattr(torch.ops.maskwise, op)(x, mask, [dim], *rest)[0]
         assert torch.autograd.gradcheck(call, (x,))
         assert torch.autograd.gradgradcheck(call, (x,))
 
@@ -237,12 +226,20 @@ ERRORS = [
     (lambda x: mw.sort([1.0], BITS), DtypeError, r"torch\.as_tensor\(x\)"),
     (lambda x: mw.argsort(x, None), DtypeError, r"^argsort: .*Mask\.full\(x\.shape\)"),
     (lambda x: mw.argsort([1.0], BITS), DtypeError, r"^argsort: .*torch\.as_tensor\(x\)"),
-    (lambda x: mw.topk(x, BITS, 65), OutOfRangeError, r"^topk: `k` must be in \[0, 64\], .* got 65. Hint: k=min\(k, 64"),
+    (
+        lambda x: mw.topk(x, BITS, 65),
+        OutOfRangeError,
+        r"^topk: `k` must be in \[0, 64\], .* got 65. Hint: k=min\(k, 64",
+    ),
     (lambda x: mw.topk(x, BITS, -1), OutOfRangeError, r"got -1"),
     (lambda x: mw.topk(x, BITS, 65, 4), OutOfRangeError, r"^topk: `dim` must be in \[-3, 2\]"),
     (lambda x: mw.topk(x, BITS, 1, 4), OutOfRangeError, r"^topk: `dim` must be in \[-3, 2\]"),
     (lambda x: mw.topk(x, BITS, 1.0), DtypeError, r"^topk: `k` must be an int, got float"),
-    (lambda x: mw.topk(x > 0, BITS, 1), DtypeError, r"floating or integer, got torch.bool. Hint: x\.to\(torch\.uint8\)"),
+    (
+        lambda x: mw.topk(x > 0, BITS, 1),
+        DtypeError,
+        r"floating or integer, got torch.bool. Hint: x\.to\(torch\.uint8\)",
+    ),
 ]
 
 

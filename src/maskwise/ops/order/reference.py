@@ -108,7 +108,7 @@ def positions(
         poisoned = x.gather(-1, order.gather(-1, last)).isnan() & (n > 0)
         rank = torch.where(poisoned & valid, last.double(), rank)
     below, above = rank.floor(), rank.ceil()
-    weight = torch.where(valid, 0.5, 0.0) if name == "midpoint" else rank - below
+    weight = torch.full_like(rank, 0.5) if name == "midpoint" else rank - below
     return order.gather(-1, below.long()), order.gather(-1, above.long()), weight, valid
 
 

@@ -56,7 +56,7 @@ void sort_slices(const Layout& layout, const T* x, const uint8_t* m, const Order
   using E = typename Kind::E;
   const KeyOf<T> flip = o.descending ? ~KeyOf<T>{0} : 0;
   // A block's entries should stay in the second-level cache.
-  const int64_t wide = std::clamp<int64_t>(262144 / (std::max<int64_t>(1, layout.length) * int64_t(sizeof(E))), 4, 16);
+  const int64_t wide = block_width<E>(layout.length);
   const Blocks blocks = make_blocks(layout, wide, o.inner == 1 ? 1 : wide);
   blocks.for_each(layout.length, [&](const auto& visit_each) {
     const bool one = blocks.width == 1;
@@ -108,7 +108,44 @@ struct Best {
     const K key = static_cast<K>(Kind::key(last));
     limit = key == 0 ? 0 : key - 1;
   }
+
+  // The k least in order, at the front of the list.
+  E* finish() {
+    if (count < kRadixFrom) {
+      std::partial_sort(list, list + std::min(k, count), list + count);
+      return list;
+    }
+    cut();
+    E* sorted = sort_entries<Kind>(list, room, count);
+    if (sorted != list) std::copy_n(sorted, count, list);
+    return list;
+  }
 };
+
+// Shows a row of w keys to the lists of w columns. Few get in, so whole vectors are turned away at once.
+template <class Kind, class K>
+inline void offer(Best<Kind, K>* best, K* limits, const K* keys, const uint8_t* ms, int64_t w, int64_t place) {
+  using B = Best<Kind, K>;
+  const auto enter = [&](int64_t j) {
+    B& b = best[j];
+    b.list[b.count++] = Kind::make(keys[j], place);
+    if (b.count < B::full(b.k)) return;
+    b.cut();
+    limits[j] = b.limit;
+  };
+  int64_t j = 0;
+#if defined(MASKWISE_COMPACT)
+  for (; j + MASKWISE_COMPACT <= w; j += MASKWISE_COMPACT) {
+    unsigned bits = 0;
+    for (int l = 0; l < MASKWISE_COMPACT; l += kLanes<K>)
+      bits |= bits_of<K>((LaneMask<K>)(load_raw<Vec<K>>(keys + j + l) <= load_raw<Vec<K>>(limits + j + l))) << l;
+    bits &= lane_bits(ms + j);
+    for (; bits != 0; bits &= bits - 1) enter(j + __builtin_ctz(bits));
+  }
+#endif
+  for (; j < w; ++j)
+    if (is_kept(ms[j]) && keys[j] <= limits[j]) enter(j);
+}
 
 template <class Kind, class T>
 void topk_slices(const Layout& layout, const T* x, const uint8_t* m, const Ordered& o, T tail) {
@@ -119,43 +156,46 @@ void topk_slices(const Layout& layout, const T* x, const uint8_t* m, const Order
   const K flip = o.descending ? ~K{0} : 0;
   const int64_t k = o.size;
   if (k == 0) return;
-  const int64_t stride = std::min(B::full(k) + kPiece, layout.length) + kSlack;
-  const int64_t wide = std::clamp<int64_t>(262144 / (stride * int64_t(sizeof(E))), 8, kWidest);
-  const Blocks blocks = make_blocks(layout, wide, o.inner == 1 ? 1 : std::min<int64_t>(wide, 16));
+  // A k that is not small turns nobody away before most have come: the slice is collected whole.
+  const bool whole = 2 * B::full(k) > layout.length;
+  const int64_t stride = (whole ? layout.length : B::full(k) + kPiece) + kSlack;
+  const int64_t wide = block_width<E>(stride);
+  const Blocks blocks = make_blocks(layout, wide, o.inner == 1 ? 1 : wide);
   blocks.for_each((layout.length + 7) / 8 + k, [&](const auto& visit_each) {
     Room<E> lists_room(stride * blocks.width);
     Room<E> room(select_room(stride));
     visit_each([&](int64_t first, int64_t w) {
       B best[kWidest];
-      for (int64_t j = 0; j < w; ++j) best[j] = B{lists_room.data + j * stride, room.data, k};
-      if (blocks.columns) {
+      K limits[kWidest];
+      for (int64_t j = 0; j < w; ++j) {
+        best[j] = B{lists_room.data + j * stride, room.data, k};
+        limits[j] = best[j].limit;
+      }
+      if (whole) {
+        int64_t counts[kWidest];
+        fill_block<Kind>(lists_room.data, stride, counts, blocks, layout, x, m, first, w, flip);
+        for (int64_t j = 0; j < w; ++j) best[j].count = counts[j];
+      } else if (blocks.columns) {
         const Offset at = offset_of(layout.kept, first);
-        for_each_row<T, true>(layout, x + at.x, m + at.mask, w, flip, [&](const K* keys, const uint8_t* ms, int64_t place) {
-          for (int64_t j = 0; j < w; ++j) {
-            B& b = best[j];
-            if (!is_kept(ms[j]) || keys[j] > b.limit) continue;
-            b.list[b.count++] = Kind::make(keys[j], place);
-            if (b.count == B::full(k)) b.cut();
-          }
-        });
+        for_each_row<T, true>(
+            layout, x + at.x, m + at.mask, w, flip,
+            [&](const K* keys, const uint8_t* ms, int64_t place) { offer(best, limits, keys, ms, w, place); });
       } else {
         for (int64_t j = 0; j < w; ++j) {
           B& b = best[j];
           const Offset at = offset_of(layout.kept, first + j);
-          for_each_piece(layout, x + at.x, m + at.mask, kPiece, [&](const T* xs, const uint8_t* ms, int64_t n, int64_t place) {
-            b.count += compact<Kind, true>(b.list + b.count, xs, ms, n, place, flip, b.limit);
-            if (b.count >= B::full(k)) b.cut();
-          });
+          for_each_piece(layout, x + at.x, m + at.mask, kPiece,
+                         [&](const T* xs, const uint8_t* ms, int64_t n, int64_t place) {
+                           b.count += compact<Kind, true>(b.list + b.count, xs, ms, n, place, flip, b.limit);
+                           if (b.count >= B::full(k)) b.cut();
+                         });
         }
       }
       int64_t counts[kWidest];
       E* lists[kWidest];
       for (int64_t j = 0; j < w; ++j) {
-        best[j].cut();
-        counts[j] = best[j].count;
-        E* sorted = sort_entries<Kind>(best[j].list, room.data, counts[j]);
-        if (sorted != best[j].list) std::copy_n(sorted, counts[j], best[j].list);
-        lists[j] = best[j].list;
+        lists[j] = best[j].finish();
+        counts[j] = std::min(k, best[j].count);
       }
       write_sorted<Kind, T>(o, layout, lists, counts, first, w, x, flip, tail);
     });

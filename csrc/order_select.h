@@ -11,20 +11,20 @@ constexpr int64_t kRadixFrom = 96;
 template <class Kind>
 typename Kind::E* sort_entries(typename Kind::E* a, typename Kind::E* other, int64_t n) {
   using E = typename Kind::E;
-  if (n < kRadixFrom) {
+  if (n < kRadixFrom || n > std::numeric_limits<uint32_t>::max()) {
     std::sort(a, a + n);
     return a;
   }
   constexpr int kBytes = std::is_same_v<Kind, Keys64> || std::is_same_v<Kind, Places64> ? 8 : 4;
-  int64_t counts[kBytes][256] = {};
+  uint32_t counts[kBytes][256] = {};
   for (int64_t i = 0; i < n; ++i) {
     const uint64_t key = Kind::key(a[i]);
     for (int b = 0; b < kBytes; ++b) ++counts[b][key >> 8 * b & 0xff];
   }
   for (int b = 0; b < kBytes; ++b) {
-    int64_t* ends = counts[b];
+    uint32_t* ends = counts[b];
     if (ends[Kind::key(a[0]) >> 8 * b & 0xff] == n) continue;
-    int64_t start = 0;
+    uint32_t start = 0;
     for (int d = 0; d < 256; ++d) start += std::exchange(ends[d], start);
     for (int64_t i = 0; i < n; ++i) {
       const E e = a[i];
@@ -37,22 +37,33 @@ typename Kind::E* sort_entries(typename Kind::E* a, typename Kind::E* other, int
 
 constexpr int64_t kSample = 64;
 
-// The entry of a rank among at most kSample of them, which lie in an array of that size: the greatest that has no more
-// than `rank` below it. Every pair is compared, which for so few is faster than any sort: nothing is mispredicted.
+// The entries of two ranks among n <= kSample of them: the greatest that has no more than `rank` below it. Every pair is
+// compared, which for so few is faster than any sort: nothing is mispredicted.
 template <class E>
-E pick(const E* s, int64_t n, int64_t rank) {
-  E best = s[0];
-  bool found = false;
-  for (int64_t i = 0; i < n; ++i) {
-    constexpr int L = kLanes<E>;
-    LaneMask<E> lanes{};
-    int64_t below = 0, j = 0;
-    for (; j + L <= n; j += L) lanes -= (LaneMask<E>)(load_raw<Vec<E>>(s + j) < s[i]);
-    for (int l = 0; l < L; ++l) below += static_cast<int64_t>(lanes[l]);
-    for (; j < n; ++j) below += s[j] < s[i];
-    if (below <= rank && (!found || best < s[i])) best = s[i], found = true;
+std::pair<E, E> pick(const E* s, int64_t n, int64_t first, int64_t second) {
+  using S = BitsOf<E>;
+  constexpr int L = kLanes<E>;
+  // As signed numbers, which is what the CPU compares; padded with the greatest, which is below nothing.
+  alignas(64) S values[kSample];
+  for (int64_t i = 0; i < n; ++i) values[i] = static_cast<S>(s[i] ^ kTop<E>);
+  const int64_t padded = ceil_div(n, L) * L;
+  std::fill(values + n, values + padded, std::numeric_limits<S>::max());
+  Vec<S> low = splat<S>(std::numeric_limits<S>::min()), high = low;
+  for (int64_t i = 0; i < padded; i += L) {
+    const auto v = load_raw<Vec<S>>(values + i);
+    Vec<S> below{};
+    for (int64_t j = 0; j < n; ++j) below -= splat<S>(values[j]) < v;
+    const Vec<S> to_first = below <= static_cast<S>(first) ? v : splat<S>(std::numeric_limits<S>::min());
+    const Vec<S> to_second = below <= static_cast<S>(second) ? v : splat<S>(std::numeric_limits<S>::min());
+    low = to_first > low ? to_first : low;
+    high = to_second > high ? to_second : high;
   }
-  return best;
+  S a = low[0], b = high[0];
+  for (int l = 1; l < L; ++l) {
+    a = std::max<S>(a, low[l]);
+    b = std::max<S>(b, high[l]);
+  }
+  return {static_cast<E>(a) ^ kTop<E>, static_cast<E>(b) ^ kTop<E>};
 }
 
 // How much room `select` wants for n entries.
@@ -69,8 +80,9 @@ E select(const E* a, int64_t n, int64_t rank, E* room) {
       E sample[kSample];
       for (int64_t i = 0; i < kSample; ++i) sample[i] = a[i * n / kSample];
       const int64_t middle = static_cast<int64_t>(static_cast<double>(rank) / static_cast<double>(n) * kSample);
-      E lo = middle < kMargin ? E{0} : pick(sample, kSample, middle - kMargin);
-      E hi = middle + kMargin >= kSample ? ~E{0} : pick(sample, kSample, middle + kMargin);
+      auto [lo, hi] = pick(sample, kSample, std::max<int64_t>(0, middle - kMargin), middle + kMargin);
+      if (middle < kMargin) lo = 0;
+      if (middle + kMargin >= kSample) hi = ~E{0};
       int64_t less = 0;
       int64_t inside = within(room, a, n, lo, hi, less);
       if (rank < less || rank >= less + inside) {
@@ -92,7 +104,7 @@ E select(const E* a, int64_t n, int64_t rank, E* room) {
       n = inside;
       std::swap(room, next);
     }
-    return pick(a, n, rank);
+    return pick(a, n, rank, rank).first;
   } else {
     std::copy_n(a, n, room);
     std::nth_element(room, room + rank, room + n);
@@ -100,7 +112,7 @@ E select(const E* a, int64_t n, int64_t rank, E* room) {
   }
 }
 
-// The entry that follows `e`, the one of a rank, among n entries; e itself where it is the last.
+// The entry that follows `e`, the one of a rank, among n entries; e is not the last of them.
 template <class E>
 E next_entry(const E* a, int64_t n, int64_t rank, E e) {
   int64_t upto = 0, i = 0;

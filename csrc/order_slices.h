@@ -109,6 +109,21 @@ int64_t fill_row(typename Kind::E* out, const Layout& layout, const T* x, const 
 
 constexpr int64_t kWidest = 64;
 
+// How many slices of n entries to take at once: as many as a second-level cache holds when half is kept, but enough
+// that whole cache lines are used.
+template <class E>
+int64_t block_width(int64_t n) {
+  const int64_t fit = (int64_t{1} << 20) / (std::max<int64_t>(1, n) * static_cast<int64_t>(sizeof(E)));
+  return std::clamp<int64_t>(fit / 8 * 8, 8, kWidest);
+}
+
+constexpr int64_t kAhead = 12;
+
+inline void prefetch(const void* p, int64_t bytes) {
+  const auto at = reinterpret_cast<uintptr_t>(p);
+  for (uintptr_t line = at & ~uintptr_t{63}; line < at + bytes; line += 64) __builtin_prefetch((const void*)line);
+}
+
 // Calls row(x, kept, place) for every row of a block of w columns of which anything may be kept: the keys of the w
 // elements, padded to whole vectors, and their mask bytes.
 template <class T, bool OneZero, class Row>
@@ -125,6 +140,9 @@ void for_each_row(const Layout& layout, const T* x, const uint8_t* m, int64_t w,
     for (int64_t r = 0; r < count; ++r, ++place) {
       const T* xs = x + at.x + r * loop.x;
       const uint8_t* ms = m + at.mask + r * loop.mask;
+      // Rows lie pages apart, where no hardware prefetcher looks. One that is beyond the end does no harm.
+      prefetch(xs + kAhead * loop.x, w * int64_t{sizeof(T)});
+      if (inner.mask == 1) prefetch(ms + kAhead * loop.mask, w);
       if (inner.mask == 0) {
         if (!is_kept(*ms)) continue;
         ms = staged;

@@ -41,8 +41,7 @@ template <class Kind, class T, class Found>
 void quantile_slices(const QuantileCall& call, const T* x, const uint8_t* m, const Found& found) {
   using E = typename Kind::E;
   const Layout& layout = call.layout;
-  const int64_t length = std::max<int64_t>(1, layout.length);
-  const Blocks blocks = make_blocks(layout, std::clamp<int64_t>(262144 / (length * int64_t(sizeof(E))), 4, 16), 1);
+  const Blocks blocks = make_blocks(layout, block_width<E>(layout.length), 1);
   blocks.for_each((layout.length + 3) / 4, [&](const auto& visit_each) {
     const bool one = blocks.width == 1;
     int64_t stride = (one && layout.length > 65536 ? 0 : layout.length) + kSlack;

@@ -15,24 +15,6 @@ bool is_integral(ScalarType dtype) {
          dtype != ScalarType::BFloat16;
 }
 
-// A new tensor of x's shape: in x's order of dims if x has no gaps and no overlaps, else contiguous.
-Tensor new_like(const Tensor& x, ScalarType dtype) {
-  const auto sizes = x.sizes();
-  const auto strides = x.strides();
-  const std::vector<int64_t> shape(sizes.begin(), sizes.end());
-  if (x.is_contiguous()) return empty_cpu(shape, dtype);
-  std::vector<std::pair<int64_t, int64_t>> dims;
-  for (size_t d = 0; d < shape.size(); ++d)
-    if (sizes[d] != 1) dims.emplace_back(strides[d], sizes[d]);
-  std::sort(dims.begin(), dims.end());
-  int64_t expected = 1;
-  for (const auto& [stride, size] : dims) {
-    if (stride != expected) return empty_cpu(shape, dtype);
-    expected *= size;
-  }
-  return empty_cpu(shape, std::vector<int64_t>(strides.begin(), strides.end()), dtype);
-}
-
 Tensor scan(const Scan& kernel, const Tensor& x, const Tensor& mask, ScalarType dtype, const Dims& dim) {
   Tensor out = new_like(x, dtype);
   run_scan(kernel, make_scan_layout({&x, &mask, &out}, kernel.bytes, dim[0]));

@@ -6,6 +6,24 @@
 
 namespace maskwise {
 
+// A new tensor of x's shape: in x's order of dims if x has no gaps and no overlaps, else contiguous.
+inline Tensor new_like(const Tensor& x, ScalarType dtype) {
+  const auto sizes = x.sizes();
+  const auto strides = x.strides();
+  const std::vector<int64_t> shape(sizes.begin(), sizes.end());
+  if (x.is_contiguous()) return empty_cpu(shape, dtype);
+  std::vector<std::pair<int64_t, int64_t>> dims;
+  for (size_t d = 0; d < shape.size(); ++d)
+    if (sizes[d] != 1) dims.emplace_back(strides[d], sizes[d]);
+  std::sort(dims.begin(), dims.end());
+  int64_t expected = 1;
+  for (const auto& [stride, size] : dims) {
+    if (stride != expected) return empty_cpu(shape, dtype);
+    expected *= size;
+  }
+  return empty_cpu(shape, std::vector<int64_t>(strides.begin(), strides.end()), dtype);
+}
+
 constexpr int kOperands = 5;
 // Rows that a kernel may do side by side: as many as the widest vector has lanes of the narrowest accumulator.
 constexpr int kRows = 16;

@@ -124,19 +124,6 @@ struct LogSoftmaxBackward {
   static Vec<A> map(const State& s, Vec<A> y, Vec<A> g) { return g - vexp_nonpositive<A>(y) * s.field[0]; }
 };
 
-// Picks the type of the elements, and runs make(T{}) over the slices.
-template <class Make>
-void walk_floating(ScalarType dtype, const Make& make, const SliceLayout& layout, const void* x, const void* grad,
-                   const void* mask, void* out) {
-  switch (dtype) {
-    case ScalarType::Float: return walk_slices(make(float{}), layout, x, grad, mask, out);
-    case ScalarType::Double: return walk_slices(make(double{}), layout, x, grad, mask, out);
-    case ScalarType::Half: return walk_slices(make(Half{}), layout, x, grad, mask, out);
-    case ScalarType::BFloat16: return walk_slices(make(BFloat16{}), layout, x, grad, mask, out);
-    default: STD_TORCH_CHECK(false, "maskwise: a softmax was called with a dtype that has no kernel");
-  }
-}
-
 inline void softmax(ScalarType dtype, bool negate, const SliceLayout& layout, const void* x, const void* mask,
                     void* out) {
   if (negate)

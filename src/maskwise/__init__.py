@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from maskwise.errors import MaskwiseError as MaskwiseError
 from maskwise.mask import Mask as Mask
+from maskwise.ops.fill import fill as fill
 from maskwise.ops.loss import loss as loss
 from maskwise.ops.order import argsort as argsort
 from maskwise.ops.order import median as median
@@ -55,6 +56,7 @@ __all__ = [
     "cumprod",
     "cumsum",
     "explain",
+    "fill",
     "log_softmax",
     "logcumsumexp",
     "logsumexp",

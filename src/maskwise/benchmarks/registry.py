@@ -5,14 +5,18 @@ from __future__ import annotations
 from functools import cache
 
 from maskwise.benchmarks.case import Case
-from maskwise.benchmarks.cases import reduce, scan, startup
+from maskwise.benchmarks.cases import fill, order, reduce, reductions, scan, softmax, startup
 from maskwise.errors import ArgumentError
 
 __all__ = ["all_cases", "select"]
 
 FAMILIES = (
     reduce.cases,
+    reductions.cases,
+    softmax.cases,
     scan.cases,
+    order.cases,
+    fill.cases,
     startup.cases,
 )
 

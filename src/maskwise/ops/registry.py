@@ -5,13 +5,12 @@ A function is put under all the laws by adding its line here.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf, nan
 from typing import Any
 
-from maskwise.ops import order, reduce, scan, softmax
+from maskwise.ops import fill, loss, order, reduce, scan, softmax
 
 __all__ = ["FUNCTIONS", "Function"]
 
@@ -24,7 +23,7 @@ class Function:
     call: Callable[..., Any]
     family: str
     #: How it treats dims: a "reduction" removes them; a "position" too, one or all of them, and tells where; a "rowwise"
-    #: function works along one of them and keeps it.
+    #: function works along one of them and keeps it; an "elementwise" one has none.
     kind: str
     #: What a slice with nothing kept gives (law 3).
     empty: float
@@ -63,5 +62,7 @@ FUNCTIONS: dict[str, Function] = {
         Function("cummax", scan.cummax, family="scan", kind="rowwise", empty=-inf, gradient=2),
         Function("cummin", scan.cummin, family="scan", kind="rowwise", empty=inf, gradient=2),
         Function("logcumsumexp", scan.logcumsumexp, family="scan", kind="rowwise", empty=-inf, gradient=2),
+        Function("fill", fill.fill, family="fill", kind="elementwise", empty=0.0, gradient=2),
+        Function("loss", loss.loss, family="loss", kind="elementwise", empty=0.0, gradient=2),
     )
 }

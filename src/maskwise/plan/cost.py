@@ -18,9 +18,9 @@ class Rates:
 
     plain_call: float = 3.0
     bare_call: float = 4.0
-    fused_call: float = 20.0
+    fused_call: float = 9.0
     plain_backward: float = 45.0
-    fused_backward: float = 100.0
+    fused_backward: float = 50.0
     streamed: float = 20_000.0
     fresh: float = 2_000.0
     #: Smaller results come from memory that the allocator already has.

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 __all__ = ["Plan", "Refusal"]
 
 #: The ways down. ``plain``: leak-proof torch operations, differentiable by torch itself. ``bare``: the kernel, without
-#: autograd around it. ``fused``: the kernel with autograd.
-ROUTES = ("plain", "bare", "fused")
+#: autograd around it. ``fused``: the kernel with autograd. ``kept`` and ``pieces`` are those of a loss: see
+#: `maskwise.ops.loss.routes`.
+ROUTES = ("plain", "bare", "fused", "kept", "pieces")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from maskwise.plan.capability import can_serve
 from maskwise.plan.cost import Rates, Work, microseconds
 from maskwise.plan.plan import Plan, Refusal
 
-__all__ = ["describe", "force", "has_kernel", "make", "on_forget"]
+__all__ = ["describe", "force", "forced", "has_kernel", "make", "on_forget"]
 
 #: How an op family tells its work: (route, elements, bytes an element, gradient) -> Work.
 Describe = Callable[[str, int, int, bool], Work]
@@ -49,6 +49,11 @@ def force(route: str) -> Iterator[None]:
         _forced = before
         for forget in _forgetters:
             forget()
+
+
+def forced() -> str | None:
+    """The route that `force` asks for at the moment, or None."""
+    return _forced
 
 
 def has_kernel(op: str, dtype: torch.dtype, device: str) -> bool:

@@ -5,18 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
-from torch import Tensor
 
 import maskwise as mw
 from maskwise.benchmarks.case import Case, Side, at_least, at_most, never_slower
-from maskwise.benchmarks.cases.sides import Masked, compiled, masked_inputs, torch_dtype
+from maskwise.benchmarks.cases.sides import Call, Masked, compiled, masked_inputs, torch_dtype, with_backward
 
 __all__ = ["SUM_AGAINST_WHERE", "cases"]
-
-Call = Callable[[], Tensor]
 
 
 def _ours(i: Masked) -> Call:
@@ -50,17 +46,6 @@ def _unmasked(i: Masked) -> Call:
     return lambda: i.x.sum(i.dim)
 
 
-def _with_backward(side: Side) -> Side:
-    def build(i: Masked) -> Call:
-        x = i.x.clone().requires_grad_()
-        forward: Callable[[], Any] = side.prepare(replace(i, x=x))
-        # The gradient that comes from above is not constant, as after any real layer.
-        above = torch.rand(forward().shape, generator=torch.Generator().manual_seed(1)).to(x.dtype)
-        return lambda: torch.autograd.grad(forward(), x, above)[0]
-
-    return replace(side, prepare=build)
-
-
 IDIOMS = (
     Side("where+sum", _where),
     Side("masked_fill+sum", _masked_fill),
@@ -70,7 +55,7 @@ LEAKY = Side("x*mask", _multiply, kind="leaky")
 COMPILED = compiled("where+sum", _where)
 FLOOR = Side("x.sum", _unmasked, kind="floor")
 LARGE = (Side("mw.sum", _ours, kind="ours"), *IDIOMS, COMPILED, LEAKY, FLOOR)
-BACKWARD = tuple(_with_backward(side) for side in LARGE if side is not COMPILED)
+BACKWARD = tuple(with_backward(side) for side in LARGE if side is not COMPILED)
 
 
 def _moved(case: Case) -> int:

@@ -12,11 +12,10 @@ from torch import Tensor
 
 import maskwise as mw
 from maskwise.benchmarks.case import Case, Side, at_most, never_slower
-from maskwise.benchmarks.cases.sides import Masked, compiled, masked_inputs, torch_dtype
+from maskwise.benchmarks.cases.sides import Call, Masked, compiled, masked_inputs, torch_dtype, with_backward
 
 __all__ = ["cases"]
 
-Call = Callable[[], Tensor]
 IDENTITY = {"cumsum": 0.0, "cumprod": 1.0, "cummax": -math.inf, "cummin": math.inf, "logcumsumexp": -math.inf}
 
 
@@ -81,17 +80,6 @@ def _sides(name: str, *, compile: bool) -> tuple[Side, ...]:
     return (*sides, Side(f"x.{name}", _unmasked(name), kind="floor"))
 
 
-def _with_backward(side: Side) -> Side:
-    def build(i: Masked) -> Call:
-        x = i.x.clone().requires_grad_()
-        forward: Callable[[], Any] = side.prepare(replace(i, x=x))
-        # The gradient that comes from above is not constant, as after any real layer.
-        above = torch.rand(forward().shape, generator=torch.Generator().manual_seed(1)).to(x.dtype)
-        return lambda: torch.autograd.grad(forward(), x, above)[0]
-
-    return replace(side, prepare=build)
-
-
 def _near_one(case: Case) -> Masked:
     # A product of thousands of values in [0, 1) is 0, and slow on the way there.
     inputs = masked_inputs(case)
@@ -118,7 +106,7 @@ def _of(name: str) -> tuple[Case, ...]:
     square, keep = (4096, 4096), (0.1, 0.5, 0.9)
     tiny = (replace(_sides(name, compile=False)[0], prepare=_ours_from_bool(name)), *_sides(name, compile=False)[1:])
     idiom = at_most(1.5, f"where+{name}")
-    backward = tuple(_with_backward(side) for side in _sides(name, compile=False))
+    backward = tuple(with_backward(side) for side in _sides(name, compile=False))
     # The gradient of the idiom's product divides by x, and differs by what that rounds.
     close: dict[str, Any] = {"relative_tolerance": 1e-3}
     return (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,10 @@ from torch import Tensor
 import maskwise as mw
 from maskwise.benchmarks.case import Case, Side
 
-__all__ = ["Masked", "compiled", "masked_inputs", "no_compiler", "torch_dtype"]
+__all__ = ["Call", "Masked", "compiled", "masked_inputs", "no_compiler", "torch_dtype", "with_backward"]
+
+Call = Callable[[], Any]
+"""A side, ready to run: no arguments, and whatever result can be compared."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,9 @@ def masked_inputs(case: Case, mask_shape: tuple[int, ...] | None = None) -> Mask
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(case.shape, generator=generator).to(torch_dtype(case))
     keep = torch.rand(mask_shape or case.shape, generator=generator) < (case.density or 0.0)
+    if isinstance(case.dim, int):
+        # Two of each slice at least, so that no variance is NaN: peers do not agree on what nothing kept means.
+        keep.narrow(case.dim, 0, min(2, keep.shape[case.dim])).fill_(True)
     return Masked(x, keep, mw.Mask(keep), case.dim)
 
 
@@ -61,3 +67,19 @@ def compiled(name: str, prepare: Callable[[Any], Callable[[], object]]) -> Side:
         return torch.compile(prepare(inputs), fullgraph=True, dynamic=False)
 
     return Side(f"compile({name})", build, unavailable=no_compiler)
+
+
+def with_backward(side: Side) -> Side:
+    """Return the side that runs another side's call and the gradient of x, and gives that gradient."""
+
+    def build(i: Masked) -> Call:
+        x = i.x.clone().requires_grad_()
+        forward: Call = side.prepare(replace(i, x=x))
+        # The gradient that comes from above is not constant, as after any real layer.
+        above = torch.rand(forward().shape, generator=torch.Generator().manual_seed(1)).to(x.dtype)
+        if above.shape == x.shape:
+            # What a dropped place gives is a constant. The idioms pass a gradient through some all the same.
+            above = torch.where(i.keep, above, 0.0)
+        return lambda: torch.autograd.grad(forward(), x, above)[0]
+
+    return replace(side, prepare=build)

@@ -16,6 +16,9 @@ from maskwise.ops.arguments import MaskLike
 from maskwise.ops.loss import reference, unknown
 from maskwise.ops.loss.call import prepare
 from maskwise.ops.loss.kinds import KINDS
+from maskwise.ops.loss.routes import choose
+from maskwise.plan import Plan
+from maskwise.plan.explain import listeners, record
 
 __all__ = ["loss"]
 
@@ -84,9 +87,16 @@ def loss(
     check(fn, bits, reduction, kwargs)
     kind = KINDS.get(fn)
     if kind is None:
+        if listeners and not torch.compiler.is_compiling():
+            record(Plan("loss", "plain", "nothing is known of this loss", 0.0), operands[0], mask)
         return unknown.loss(fn, operands, bits, kwargs, reduction)
     call = prepare(fn, kind, operands, bits, kwargs)
-    return reference.loss(call, reduction)
+    if torch.compiler.is_compiling():
+        return reference.loss(call, reduction)
+    plan, run = choose(call, reduction)
+    if listeners:
+        record(plan, operands[0], mask)
+    return run()
 
 
 def tensors_of(input: Tensor | Sequence[Tensor], target: Tensor | None) -> tuple[Tensor, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,7 +14,10 @@ from maskwise.errors import DeviceError, ShapeError, say
 from maskwise.ops.arguments import fits, shape_hint
 from maskwise.ops.loss.kinds import Kind
 
-__all__ = ["Call", "check_mask", "harmless", "prepare"]
+__all__ = ["Call", "Fill", "check_mask", "harmless", "prepare"]
+
+#: (x, keep, value) -> x with the value where it is dropped.
+Fill: TypeAlias = Callable[[Tensor, Tensor, float], Tensor]
 
 
 @dataclass(frozen=True)
@@ -54,12 +57,20 @@ class Call:
             return keep.unsqueeze(class_dim(tensor))
         return keep.reshape(*keep.shape, *[1] * missing)
 
-    def filled(self) -> list[Tensor]:
-        """The operands without what is dropped."""
+    def filled(self, fill: Fill | None = None) -> list[Tensor]:
+        """The operands without what is dropped; ``fill`` puts the stand-ins in."""
+        fill = fill or harmless
         return [
-            tensor if fill is None else harmless(tensor, self.keep_of(tensor), fill)
-            for tensor, fill in zip(self.tensors, self.fills, strict=True)
+            tensor if value is None else fill(tensor, self.keep_of(tensor), value)
+            for tensor, value in zip(self.tensors, self.fills, strict=True)
         ]
+
+    @property
+    def shared_dims(self) -> int:
+        """How many of the last dims of the loss must stay: a keyword argument broadcasts over the others."""
+        if self.kind.lines_up != "elements":
+            return 0
+        return max((x.dim() for x in self.rest.values() if isinstance(x, Tensor) and x.numel() > 1), default=0)
 
     def divisors(self, tensors: Sequence[Tensor]) -> Tensor | None:
         """By what each element counts in a mean, if not by 1; ``tensors`` are the operands without what is dropped."""
@@ -142,7 +153,7 @@ def spread(x: Tensor, shape: tuple[int, ...], name: str | None) -> Tensor:
 
 def broadcast(operands: tuple[Tensor, ...]) -> tuple[int, ...]:
     """The shape that operands broadcast to, with torch's warning if they have to."""
-    if len({tuple(x.shape) for x in operands}) == 1:
+    if all(x.shape == operands[0].shape for x in operands[1:]):
         return tuple(operands[0].shape)
     shapes = [tuple(x.shape) for x in operands]
     try:

@@ -150,9 +150,10 @@ def topk(
     if isinstance(k, bool) or not isinstance(k, (int, torch.SymInt)):
         raise DtypeError(say("topk", "k", must="be an int", got=type(k).__name__))
     if isinstance(x, Tensor):
-        (at,) = dims_of("topk", x, dim)
-        size = x.shape[at] if x.dim() else 1
+        size = x.shape[dim] if -x.dim() <= dim < x.dim() else 1
         if not 0 <= k <= size:
+            # A dim that x does not have is the greater mistake.
+            dims_of("topk", x, dim)
             raise OutOfRangeError(
                 say("topk", "k", must=f"be in [0, {size}], the size of dim {dim}", got=k, hint=f"k=min(k, {size})")
             )

@@ -186,10 +186,9 @@ def fake_median_places(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -
 
 def at_places(x: Tensor, places: Tensor) -> Tensor:
     """The elements of x at flat places; anything at -1. An x of no elements has no places."""
-    flat = x.reshape(-1)
-    if flat.shape[0] == 0:
-        return flat.sum() + torch.zeros_like(places, dtype=x.dtype)
-    return flat.gather(0, places.clamp_min(0).reshape(-1)).reshape(places.shape)
+    if x.numel() == 0:
+        return x.sum() + torch.zeros_like(places, dtype=x.dtype)
+    return x.take(places.clamp_min(0))
 
 
 def median_with_gradient(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:

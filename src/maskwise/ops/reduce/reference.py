@@ -35,7 +35,7 @@ def wide(x: Tensor) -> torch.dtype:
 def counts(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
     """How many are kept: int64, broadcastable to the result. A broadcast mask is not expanded."""
     mask = mask.reshape((1,) * (x.dim() - mask.dim()) + mask.shape)
-    repeated = product(x.shape[d] for d in dim if mask.shape[d] == 1 and x.dim())
+    repeated = product(x.shape[d] for d in dim if x.dim() and mask.shape[d] == 1)
     kept = mask.sum(dim, keepdim=keepdim)
     return kept if repeated == 1 else kept * repeated
 

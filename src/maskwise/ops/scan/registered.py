@@ -152,9 +152,10 @@ for _name, _scan in (("cumprod", reference.cumprod), ("logcumsumexp", reference.
 
 
 # -- work --------------------------------------------------------------------------------------------------------------
-def work_of(*, calls: int, results: int, arithmetic: int) -> Describe:
+def work_of(*, calls: int, gradient_calls: int, results: int, arithmetic: int) -> Describe:
     """How much a scan is: the plain route also writes and reads a copy of x, and scans without SIMD.
 
+    ``calls`` are those of the plain route, ``gradient_calls`` how many more than the usual few its gradient takes;
     ``results`` are bytes of the results for each byte of x; ``arithmetic`` is what torch's scan computes for each
     element, as the bytes that could be streamed in that time.
     """
@@ -163,7 +164,8 @@ def work_of(*, calls: int, results: int, arithmetic: int) -> Describe:
         read = elements * (size + 1)
         fresh = elements * size * (results + grad)
         if route == "plain":
-            return Work(calls, streamed=(2 if grad else 1) * (read + elements * arithmetic), fresh=2 * fresh)
+            streamed = (2 if grad else 1) * (read + elements * arithmetic)
+            return Work(calls + gradient_calls * grad, streamed, fresh=2 * fresh)
         return Work(calls=1, streamed=read, fresh=fresh)
 
     return work
@@ -176,7 +178,7 @@ cumsum = register(
     fake=fake_total,
     setup_context=remember_mask,
     backward=cumsum_backward,
-    work=work_of(calls=2, results=1, arithmetic=20),
+    work=work_of(calls=2, gradient_calls=0, results=1, arithmetic=20),
     cpu=ALL,
 )
 cumprod = register(
@@ -186,7 +188,7 @@ cumprod = register(
     fake=fake_total,
     setup_context=remember_all,
     backward=backward_of("cumprod", reference.cumprod),
-    work=work_of(calls=2, results=1, arithmetic=20),
+    work=work_of(calls=2, gradient_calls=6, results=1, arithmetic=20),
     cpu=ALL,
 )
 cummax = register(
@@ -196,7 +198,7 @@ cummax = register(
     fake=fake_extreme,
     setup_context=remember_places,
     backward=extreme_backward,
-    work=work_of(calls=10, results=3, arithmetic=200),
+    work=work_of(calls=10, gradient_calls=5, results=3, arithmetic=200),
     cpu=ALL,
 )
 cummin = register(
@@ -206,7 +208,7 @@ cummin = register(
     fake=fake_extreme,
     setup_context=remember_places,
     backward=extreme_backward,
-    work=work_of(calls=10, results=3, arithmetic=200),
+    work=work_of(calls=10, gradient_calls=5, results=3, arithmetic=200),
     cpu=ALL,
 )
 logcumsumexp = register(
@@ -216,6 +218,6 @@ logcumsumexp = register(
     fake=fake_total,
     setup_context=remember_all,
     backward=backward_of("logcumsumexp", reference.logcumsumexp),
-    work=work_of(calls=10, results=1, arithmetic=600),
+    work=work_of(calls=12, gradient_calls=20, results=1, arithmetic=600),
     cpu=FLOATING,
 )

@@ -39,11 +39,12 @@ def normalize(grad: Tensor, x: Tensor, mask: Tensor, dim: list[int], p: float, e
     """The gradient of normalize from its input."""
     wide = torch.promote_types(x.dtype, torch.float32)
     grad = torch.where(mask, grad, 0.0).to(wide)
-    kept = torch.where(mask, x, math.inf if p < 0 else 0.0).to(wide)
-    norm = torch.linalg.vector_norm(kept, p, dim if x.dim() else None, keepdim=True)
+    kept = torch.where(mask, x, 0.0).to(wide)
+    if math.isinf(p) and x.numel() == 0:
+        return kept.to(x.dtype)
+    counted = torch.where(mask, x, math.inf).to(wide) if p < 0 else kept
+    norm = torch.linalg.vector_norm(counted, p, dim if x.dim() else None, keepdim=True)
     divisor = norm.clamp_min(eps)
-    # What dropped values were filled with has done its work; from here on 0 is harmless.
-    kept = torch.where(mask, kept, 0.0)
     # The norm itself has no say where eps is larger.
     pull = torch.where(norm >= eps, (grad * kept).sum(dim, keepdim=True) / divisor.square(), 0.0)
     slope = grad / divisor - pull * norm_slope(kept, mask, norm, dim, p)

@@ -33,11 +33,15 @@ def log_softmax(x: Tensor, mask: Tensor, dim: list[int]) -> Tensor:
 
 def normalize(x: Tensor, mask: Tensor, dim: list[int], p: float, eps: float) -> Tensor:
     """What is kept, divided by its p-norm or by eps, whichever is larger; 0 where dropped."""
+    kept = torch.where(mask, x, 0.0)
+    # torch has no largest magnitude of no elements at all.
+    if math.isinf(p) and x.numel() == 0:
+        return kept
     # A dropped value must not count: 0 adds nothing to a norm, except where small values count most.
-    kept = torch.where(mask, x, math.inf if p < 0 else 0.0)
+    counted = torch.where(mask, x, math.inf) if p < 0 else kept
     # Half precision squares overflow soon; float64 stays float64.
     wide = torch.promote_types(x.dtype, torch.float32)
-    norm = torch.linalg.vector_norm(kept, p, dim if x.dim() else None, keepdim=True, dtype=wide)
+    norm = torch.linalg.vector_norm(counted, p, dim if x.dim() else None, keepdim=True, dtype=wide)
     return torch.where(mask, (kept / norm.clamp_min(eps)).to(x.dtype), 0.0)
 
 

@@ -1,0 +1,55 @@
+// Selecting by a mask, for any element by its size alone. Included once a SIMD level, inside its namespace, by
+// foreach_isa.h (through fill.cpp).
+
+// 16 bytes, for complex128, which has no lanes of its own.
+struct Wide {
+  uint64_t parts[2];
+};
+
+// One stretch of n elements. Strides are in bytes; operands: x, mask, value, result (always contiguous).
+template <class T>
+void fill_run(char* const* at, const int64_t* stride, int64_t n) {
+  const auto* x = reinterpret_cast<const T*>(at[0]);
+  const auto* m = reinterpret_cast<const uint8_t*>(at[1]);
+  auto* out = reinterpret_cast<T*>(at[3]);
+  const bool one_value = stride[2] == 0;
+  T value;
+  std::memcpy(&value, at[2], sizeof(T));
+  if (stride[1] == 0 && one_value && *m == 0) {
+    std::fill_n(out, n, value);
+    return;
+  }
+  if (stride[1] == 0 && *m != 0 && stride[0] == sizeof(T)) {
+    std::memcpy(out, x, n * sizeof(T));
+    return;
+  }
+  int64_t i = 0;
+  if constexpr (sizeof(T) <= 8) {
+    constexpr int L = kLanes<T>;
+    if (stride[0] == sizeof(T) && stride[1] == 1 && one_value) {
+      const Vec<T> values = splat<T>(value);
+      constexpr int64_t kStep = L < 32 ? 32 : L;
+      for (; i + kStep <= n; i += kStep) {
+        for (int k = 0; k < kStep; k += L) {
+          const Vec<T> v = load_mask<T>(m + i + k) ? load_raw<Vec<T>>(x + i + k) : values;
+          std::memcpy(out + i + k, &v, sizeof(v));
+        }
+      }
+    }
+  }
+  for (; i < n; ++i) {
+    const char* from = m[i * stride[1]] ? at[0] + i * stride[0] : at[2] + i * stride[2];
+    std::memcpy(out + i, from, sizeof(T));
+  }
+}
+
+using FillRun = void (*)(char* const*, const int64_t*, int64_t);
+inline FillRun fill_of(size_t bytes) {
+  switch (bytes) {
+    case 1: return &fill_run<uint8_t>;
+    case 2: return &fill_run<uint16_t>;
+    case 4: return &fill_run<uint32_t>;
+    case 8: return &fill_run<uint64_t>;
+    default: return &fill_run<Wide>;
+  }
+}

@@ -1,13 +1,25 @@
 // What reductions need of vectors beyond simd.h. Included once a SIMD level, inside its namespace, by reduce_walk.h.
 
-// Whether none of N mask bytes is set.
+// Whether a lane is set.
+template <class V>
+inline bool any_lane(V mask) {
+#if MASKWISE_VECTOR_BYTES == 32 && defined(MASKWISE_F16C)
+  return !_mm256_testz_si256((__m256i)mask, (__m256i)mask);
+#else
+  uint64_t words[sizeof(V) / 8], any = 0;
+  std::memcpy(words, &mask, sizeof(V));
+  for (const uint64_t word : words) any |= word;
+  return any != 0;
+#endif
+}
+
+// Whether none of N mask bytes is set; N is a number of whole vectors.
 template <int N>
 inline bool none_of(const uint8_t* m) {
-  static_assert(N % 8 == 0);
-  uint64_t words[N / 8], any = 0;
-  std::memcpy(words, m, N);
-  for (const uint64_t word : words) any |= word;
-  return any == 0;
+  static_assert(N % MASKWISE_VECTOR_BYTES == 0);
+  Vec<int8_t> any = load_raw<Vec<int8_t>>(m);
+  for (int i = MASKWISE_VECTOR_BYTES; i < N; i += MASKWISE_VECTOR_BYTES) any |= load_raw<Vec<int8_t>>(m + i);
+  return !any_lane(any);
 }
 
 // Whether none of n mask bytes is set; finds out at the first that is.
@@ -35,19 +47,6 @@ inline LaneMask<A> last_lanes(int n) {
   LaneMask<A> lane;
   for (int i = 0; i < kLanes<A>; ++i) lane[i] = static_cast<BitsOf<A>>(i);
   return lane >= static_cast<BitsOf<A>>(kLanes<A> - n);
-}
-
-// Whether a lane is set.
-template <class V>
-inline bool any_lane(V mask) {
-#if MASKWISE_VECTOR_BYTES == 32 && defined(MASKWISE_F16C)
-  return !_mm256_testz_si256((__m256i)mask, (__m256i)mask);
-#else
-  uint64_t words[sizeof(V) / 8], any = 0;
-  std::memcpy(words, &mask, sizeof(V));
-  for (const uint64_t word : words) any |= word;
-  return any != 0;
-#endif
 }
 
 // The larger, or the smaller, of each lane; where one is NaN, the second.

@@ -85,7 +85,9 @@ def test_a_mask_made_inside_a_compiled_graph_works(function):
     def call(x):
         return inner(x, mw.Mask(x > 0))
 
-    torch.testing.assert_close(outputs(torch.compile(call, fullgraph=True, backend="aot_eager")(x)), outputs(call(x)))
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    # Where x keeps too little, some functions are NaN: in both or in neither.
+    torch.testing.assert_close(outputs(compiled(x)), outputs(call(x)), equal_nan=True)
 
 
 @pytest.mark.parametrize("function", ALL)

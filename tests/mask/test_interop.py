@@ -123,7 +123,7 @@ def test_bool_of_one_position_is_that_position():
 def test_masks_are_hashable_and_equal_only_to_themselves():
     a, b = Mask.full(2), Mask.full(2)
     assert a != b
-    assert a == a  # noqa: PLR0124
+    assert a == a
     assert len({a, b}) == 2
     assert a.equal(b)
     assert not a.equal(Mask.full(3))

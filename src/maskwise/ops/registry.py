@@ -22,8 +22,8 @@ class Function:
     name: str
     call: Callable[..., Any]
     family: str
-    #: How it treats dims: a "reduction" removes them; a "position" too, one or all of them, and tells where; a "rowwise"
-    #: function works along one of them and keeps it; an "elementwise" one has none.
+    #: How it treats dims: a "reduction" removes them; a "position" too, one or all of them, and tells where; a
+    #: "rowwise" function works along one of them and keeps it; an "elementwise" one has none.
     kind: str
     #: What a slice with nothing kept gives (law 3).
     empty: float

@@ -1,4 +1,4 @@
-"""What the suites of the reductions share: every function with the arguments that it is tried with, and its exact value.
+"""What the suites of the reductions share: every function with the arguments it is tried with, and its exact value.
 
 "Exact" is the plain route in float64, which the laws hold against a loop over what is kept.
 """
@@ -46,7 +46,7 @@ def exact(name, x, mask, dim=None, **kwargs):
 def tolerance(dtype, length):
     """Relative error of a reduction: one rounding of the result, and those of float32 that accumulate on the way.
 
-    Within a lane at most 64 partial results are joined before they widen to float64; half precision is added in float32.
+    Within a lane at most 64 partial results are joined before they widen to float64; halves are added in float32.
     """
     return torch.finfo(dtype).eps + 64 * torch.finfo(torch.promote_types(dtype, torch.float32)).eps
 

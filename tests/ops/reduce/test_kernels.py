@@ -63,7 +63,11 @@ def test_the_gradient_for_any_shape_stride_and_dim_is_the_exact_one(name, kwargs
     # A product of many terms has a gradient of its own size.
     scale = max(1.0, float(expected[expected.isfinite()].abs().amax())) if expected.isfinite().any() else 1.0
     torch.testing.assert_close(
-        gradient("kernel", name, x, mask, dim, **kwargs).double(), expected, rtol=1e-5, atol=1e-5 * scale, equal_nan=True
+        gradient("kernel", name, x, mask, dim, **kwargs).double(),
+        expected,
+        rtol=1e-5,
+        atol=1e-5 * scale,
+        equal_nan=True,
     )
 
 
@@ -110,7 +114,9 @@ def test_every_simd_level_that_this_cpu_has_agrees_with_the_exact_value(name, kw
         for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
             for dim in (0, 1):
                 out = run("kernel", name, x.to(dtype), mask, dim, **kwargs)
-                assert_agrees(out, x.to(dtype), mask, exact(name, x.to(dtype), mask, dim, **kwargs), name, magnitude=500)
+                assert_agrees(
+                    out, x.to(dtype), mask, exact(name, x.to(dtype), mask, dim, **kwargs), name, magnitude=500
+                )
                 if (name, kwargs) in GRADIENTS:
                     got = gradient("kernel", name, x.to(dtype), mask, dim, **kwargs).double()
                     expected = gradient("plain", name, x.to(dtype).double(), mask, dim, **kwargs)

@@ -258,7 +258,9 @@ def test_count_of_a_mask_that_knows_is_not_materialised():
 
 
 def test_count_of_what_is_no_mask_is_an_error_that_teaches():
-    with pytest.raises(DtypeError, match=r"count: `mask` must be a Mask or a bool tensor, got torch.float32. Hint: mask"):
+    with pytest.raises(
+        DtypeError, match=r"count: `mask` must be a Mask or a bool tensor, got torch.float32. Hint: mask"
+    ):
         mw.count(torch.ones(3))
     with pytest.raises(DtypeError, match=r"got list"):
         mw.count([True])
@@ -271,15 +273,27 @@ KEEP = torch.ones(4, dtype=torch.bool)
 INTS = torch.ones(4, dtype=torch.int64)
 COMPLEX = torch.ones(4, dtype=torch.complex64)
 ERRORS = [
-    (lambda: mw.mean(INTS, KEEP), DtypeError, r"mean: `x` must be floating or complex, got torch.int64. Hint: mw.mean\(x, "),
+    (
+        lambda: mw.mean(INTS, KEEP),
+        DtypeError,
+        r"mean: `x` must be floating or complex, got torch.int64. Hint: mw.mean\(x, ",
+    ),
     (lambda: mw.var(INTS, KEEP), DtypeError, r"var: `x` must be floating, got torch.int64. Hint: mw.var\(x.float\(\)"),
     (lambda: mw.std(COMPLEX, KEEP), DtypeError, r"std: `x` must be floating, got torch.complex64"),
     (lambda: mw.norm(INTS, KEEP), DtypeError, r"norm: `x` must be floating or complex.*Hint: mw.norm\(x, mask, dtype"),
-    (lambda: mw.norm(KEEP.float(), KEEP, "fro"), DtypeError, r"norm: `ord` must be a number, got 'fro'. Hint: a vector"),
+    (
+        lambda: mw.norm(KEEP.float(), KEEP, "fro"),
+        DtypeError,
+        r"norm: `ord` must be a number, got 'fro'. Hint: a vector",
+    ),
     (lambda: mw.logsumexp(COMPLEX, KEEP), DtypeError, r"logsumexp: `x` must be floating, got torch.complex64"),
     (lambda: mw.amax(COMPLEX, KEEP), DtypeError, r"amax: `x` must be floating or integer.*Hint: x.abs\(\)"),
     (lambda: mw.argmax(KEEP, KEEP), DtypeError, r"argmax: `x` must be floating or integer.*Hint: x.to\(torch.uint8\)"),
-    (lambda: mw.argmin(INTS, KEEP, (0,)), ArgumentError, r"argmin: `dim` must be an int or None, got \(0,\). Hint: x.fl"),
+    (
+        lambda: mw.argmin(INTS, KEEP, (0,)),
+        ArgumentError,
+        r"argmin: `dim` must be an int or None, got \(0,\). Hint: x.fl",
+    ),
     (lambda: mw.mean(None, KEEP), DtypeError, r"mean: `x` must be a tensor"),
 ]
 

@@ -76,7 +76,7 @@ def logsumexp(grad: Tensor, out: Tensor, x: Tensor, mask: Tensor, dim: list[int]
 
 
 def norm(grad: Tensor, out: Tensor, x: Tensor, mask: Tensor, dim: list[int], keepdim: bool, ord: float) -> Tensor:
-    """sign(x) (|x| / norm) ^ (ord - 1); of the infinities an equal part to all that reach them; 0 where x or norm is."""
+    """sign(x) (|x| / norm) ^ (ord - 1); of the infinities an equal part to all that reach them; 0 where x is."""
     values = dropped(x, mask, 0.0).to(wide(x))
     length = spread(out.to(wide(x)), x.shape, dim, keepdim)
     grads = spread(grad.to(wide(x)), x.shape, dim, keepdim)

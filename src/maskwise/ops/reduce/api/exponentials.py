@@ -75,8 +75,8 @@ def norm(
     Args:
         x: any shape; floating or complex.
         mask: a Mask or a bool tensor that broadcasts to ``x``; True means keep.
-        ord: any number: 2 for the root of the squares, 1 for the sum of magnitudes, inf and -inf for the extreme magnitudes,
-            0 for how many are not 0.
+        ord: any number: 2 for the root of the squares, 1 for the sum of magnitudes, inf and -inf for the extreme
+            magnitudes, 0 for how many are not 0.
         dim: the dim or dims to reduce; None for all.
         keepdim: whether reduced dims stay, with size 1.
         dtype: x is cast to it first.

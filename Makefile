@@ -80,6 +80,10 @@ format: install  ## Format the code and apply ruff's safe fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+.PHONY: functions-page
+functions-page: install  ## Write docs/functions.md from the registry
+	$(BIN)/python -m maskwise.ops.catalogue docs/functions.md
+
 # The sanitizer runtimes must be in the process before Python is, hence LD_PRELOAD; libstdc++ goes with them so that
 # AddressSanitizer finds the exception machinery it intercepts. Python itself leaks by design: no leak detection.
 .PHONY: test-sanitize

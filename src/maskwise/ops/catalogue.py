@@ -1,0 +1,76 @@
+"""The page docs/functions.md, made from the registry and the capability table.
+
+``python -m maskwise.ops.catalogue docs/functions.md`` writes it; the tests fail when it is stale.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from pathlib import Path
+
+import torch
+
+from maskwise.ops.registry import FUNCTIONS, Function
+from maskwise.plan.capability import FLOATING, INTEGRAL, served
+
+__all__ = ["page"]
+
+HEAD = """# Functions
+
+*Made from the registry by `make functions-page`; the tests fail when it is stale.*
+
+Each function takes torch's arguments under torch's names, and `mask`: a `Mask` or a bool tensor, True meaning keep, that
+broadcasts to `x`. All of them are under the laws: nothing leaks (1), True means keep (2), one rule for nothing kept (3),
+never slower than the idiom (4), plain tensors in and out (5). Laws 1, 2, 3 and 5 are the suites in `tests/laws/`, run
+over this table; law 4 is `maskwise bench`, in which every function below has cases with targets. Besides these there is
+`mw.count(mask, dim=None, keepdim=False)`, which counts what is kept.
+
+- **nothing kept**: what a slice that keeps nothing gives. On reductions, `empty=` replaces it.
+- **CPU kernel**: the dtypes that the fused C++ kernel serves; any other dtype that torch has for the function, and any
+  other device, runs on plain torch operations that obey the same laws.
+- **gradient**: how often it can be differentiated.
+"""
+
+GROUPS = {"floats": FLOATING, "ints": INTEGRAL, "bool": (torch.bool,), "complex": (torch.complex64, torch.complex128)}
+ORDERS = {0: "none", 1: "once", 2: "twice"}
+
+
+def dtypes(function: Function) -> str:
+    """The dtypes of the CPU kernel, by group where a group is whole."""
+    found = served(function.name, "cpu")
+    names = []
+    for group, members in GROUPS.items():
+        present = [dtype for dtype in members if dtype in found]
+        if len(present) == len(members):
+            names.append(group)
+        else:
+            names += [str(dtype).removeprefix("torch.") for dtype in present]
+    return ", ".join(names) or "none"
+
+
+def signature(function: Function) -> str:
+    """The call as one writes it, without types."""
+    parameters = inspect.signature(function.call).parameters.values()
+    return f"mw.{function.name}{inspect.Signature([p.replace(annotation=p.empty) for p in parameters])}"
+
+
+def page() -> str:
+    """The page as markdown."""
+    lines = [HEAD]
+    for family in dict.fromkeys(function.family for function in FUNCTIONS.values()):
+        lines += [f"## {family}", "", "| call | nothing kept | CPU kernel | gradient |", "|---|---|---|---|"]
+        for function in FUNCTIONS.values():
+            if function.family == family:
+                # A | inside of a cell would end it, also in code.
+                call = signature(function).replace("|", "\\|")
+                # fill gives what it was told to give.
+                nothing = "`value`" if function.name == "fill" else f"{function.empty:g}"
+                row = (f"`{call}`", nothing, dtypes(function), ORDERS[function.gradient])
+                lines.append(f"| {' | '.join(row)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(page(), encoding="utf-8")

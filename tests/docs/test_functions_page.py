@@ -1,0 +1,18 @@
+"""docs/functions.md says what the registry says."""
+
+from pathlib import Path
+
+from maskwise.ops.catalogue import page
+from maskwise.ops.registry import FUNCTIONS
+
+PAGE = Path(__file__).parents[2] / "docs" / "functions.md"
+
+
+def test_the_page_is_fresh():
+    assert PAGE.read_text(encoding="utf-8") == page(), "run `make functions-page`"
+
+
+def test_every_function_has_its_row():
+    text = page()
+    for name in FUNCTIONS:
+        assert f"| `mw.{name}(" in text

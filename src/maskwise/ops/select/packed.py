@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -225,8 +225,13 @@ def _enough(mask: Mask, capacity: int) -> int:
     return capacity
 
 
-register_pytree_node(
-    Packed,
-    lambda packed: ([packed.values, packed.mask], packed.capacity),
-    lambda children, capacity: Packed(children[0], children[1], capacity),
-)
+def _flatten(packed: Packed) -> tuple[list[Any], int | None]:
+    return [packed.values, packed.mask], packed.capacity
+
+
+def _unflatten(children: Iterable[Any], capacity: int | None) -> Packed:
+    values, mask = children
+    return Packed(values, mask, capacity)
+
+
+register_pytree_node(Packed, _flatten, _unflatten)

@@ -30,6 +30,10 @@ from maskwise.ops.scan import cummin as cummin
 from maskwise.ops.scan import cumprod as cumprod
 from maskwise.ops.scan import cumsum as cumsum
 from maskwise.ops.scan import logcumsumexp as logcumsumexp
+from maskwise.ops.select import Packed as Packed
+from maskwise.ops.select import apply as apply
+from maskwise.ops.select import apply_ as apply_
+from maskwise.ops.select import pack as pack
 from maskwise.ops.softmax import log_softmax as log_softmax
 from maskwise.ops.softmax import normalize as normalize
 from maskwise.ops.softmax import softmax as softmax
@@ -42,11 +46,14 @@ __version__ = "0.1.0"
 __all__ = [
     "Mask",
     "MaskwiseError",
+    "Packed",
     "__version__",
     "all",
     "amax",
     "amin",
     "any",
+    "apply",
+    "apply_",
     "argmax",
     "argmin",
     "argsort",
@@ -65,6 +72,7 @@ __all__ = [
     "median",
     "norm",
     "normalize",
+    "pack",
     "prod",
     "quantile",
     "softmax",

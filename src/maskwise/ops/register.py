@@ -17,7 +17,7 @@ import maskwise.ops.extension  # noqa: F401
 from maskwise.ops.operation import Operation
 from maskwise.plan import capability, planner
 
-__all__ = ["register"]
+__all__ = ["define", "differentiate", "register"]
 
 _library = torch.library.Library("maskwise", "FRAGMENT")
 
@@ -48,7 +48,7 @@ def register(
     for op in (f"{name}_fused", f"{name}_fused_forward"):
         define(op, schema, reference=reference, fake=fake)
     if backward is not None:
-        torch.library.register_autograd(f"maskwise::{name}_fused", backward, setup_context=setup_context, lib=_library)
+        differentiate(f"{name}_fused", backward, setup_context)
     planner.describe(name, work)
     capability.provide(name, "cpu", cpu)
     ops = torch.ops.maskwise
@@ -87,3 +87,8 @@ def define(op: str, schema: str, *, reference: Callable[..., Any], fake: Callabl
     _library.define(op + schema, tags=(torch.Tag.pt2_compliant_tag,))
     _library.impl(op, reference, "CompositeExplicitAutograd")
     torch.library.register_fake(f"maskwise::{op}", fake, lib=_library)
+
+
+def differentiate(op: str, backward: Callable[..., Any], setup_context: Callable[..., Any] | None) -> None:
+    """Give one op its gradient."""
+    torch.library.register_autograd(f"maskwise::{op}", backward, setup_context=setup_context, lib=_library)

@@ -1,0 +1,105 @@
+"""A Packed from and to torch's other formats for rows of different length: sparse, nested, PackedSequence."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from maskwise.errors import ShapeError, say
+from maskwise.mask import Mask
+
+if TYPE_CHECKING:
+    from maskwise.ops.select.packed import Packed
+
+__all__ = [
+    "from_nested",
+    "from_packed_sequence",
+    "from_sparse",
+    "to_nested",
+    "to_packed_sequence",
+    "to_sparse_coo",
+    "to_sparse_csr",
+]
+
+
+def to_sparse_coo(self: Packed) -> Tensor:
+    """As a coalesced sparse COO tensor, with the mask's dims sparse and the row's dims dense."""
+    places = self.mask.indices()
+    indices = places[None] if self.mask.ndim == 1 else places.T
+    size = (*self.mask.shape, *self.values.shape[1:])
+    return torch.sparse_coo_tensor(indices, self.values, size, is_coalesced=True, check_invariants=False)
+
+
+def to_sparse_csr(self: Packed) -> Tensor:
+    """As a sparse CSR tensor; the mask must have two dims."""
+    _need_two_dims(self, "to_sparse_csr")
+    columns = self.mask.indices()[:, 1]
+    size = (*self.mask.shape, *self.values.shape[1:])
+    starts = self.mask.cu_seqlens.to(torch.int64)
+    return torch.sparse_csr_tensor(starts, columns, self.values, size, check_invariants=False)
+
+
+def from_sparse(cls: type[Packed], sparse: Tensor) -> Packed:
+    """From a sparse COO or CSR tensor: what it stores is what is kept.
+
+    >>> import torch
+    >>> from maskwise.ops.select import Packed
+    >>> Packed.from_sparse(torch.tensor([[0.0, 3.0], [4.0, 0.0]]).to_sparse()).unpack()
+    tensor([[0., 3.],
+            [4., 0.]])
+    """
+    coo = (sparse.to_sparse() if sparse.layout is torch.sparse_csr else sparse).coalesce()
+    lead = tuple(coo.shape[: coo.sparse_dim()])
+    places = coo.indices()[0] if len(lead) == 1 else coo.indices().T
+    return cls(coo.values(), Mask.from_indices(places, size=lead if len(lead) > 1 else lead[0]))
+
+
+def to_nested(self: Packed) -> Tensor:
+    """As a jagged nested tensor: one component a sequence; the mask must have two dims."""
+    _need_two_dims(self, "to_nested")
+    return torch.nested.nested_tensor_from_jagged(self.values, offsets=self.mask.cu_seqlens.to(torch.int64))
+
+
+def from_nested(cls: type[Packed], nested: Tensor, max_len: int | None = None) -> Packed:
+    """From a jagged nested tensor: each component is the leading run of a sequence."""
+    # Only jagged tensors have offsets, and torch has no type for them.
+    offsets: Tensor = nested.offsets()  # type: ignore[attr-defined]
+    lengths = offsets.diff()
+    longest = int(lengths.max()) if max_len is None and lengths.numel() else max_len or 0
+    return cls(nested.values(), Mask.from_lengths(lengths, max_len=longest))
+
+
+def to_packed_sequence(self: Packed) -> PackedSequence:
+    """As the PackedSequence that torch's recurrent layers take: time step by time step, longest sequence first."""
+    _need_two_dims(self, "to_packed_sequence")
+    lengths = self.mask.lengths
+    order = torch.argsort(lengths, descending=True, stable=True)
+    rank = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+    ids = self.sequence_ids
+    # The step of a row counts kept rows, so a mask with gaps gives the sequence without its gaps.
+    steps = torch.arange(len(ids), device=ids.device) - self.mask.cu_seqlens.long()[ids]
+    by_time = torch.argsort(steps * max(len(order), 1) + rank[ids])
+    batch_sizes = torch.bincount(steps).cpu()
+    return PackedSequence(self.values[by_time], batch_sizes, order, rank)
+
+
+def from_packed_sequence(cls: type[Packed], sequence: PackedSequence) -> Packed:
+    """From a PackedSequence, such as the output of a recurrent layer."""
+    sizes = sequence.batch_sizes
+    steps = torch.repeat_interleave(torch.arange(len(sizes)), sizes).to(sequence.data.device)
+    starts = (sizes.cumsum(0) - sizes).to(sequence.data.device)
+    rank = torch.arange(len(steps), device=steps.device) - starts[steps]
+    ids = rank if sequence.sorted_indices is None else sequence.sorted_indices[rank]
+    count = int(sizes[0]) if len(sizes) else 0
+    lengths = torch.bincount(ids, minlength=count)
+    by_sequence = torch.argsort(ids * max(len(sizes), 1) + steps)
+    return cls(sequence.data[by_sequence], Mask.from_lengths(lengths, max_len=len(sizes)))
+
+
+def _need_two_dims(self: Packed, name: str) -> None:
+    if self.mask.ndim != 2:
+        hint = "pack with a (sequences, positions) mask"
+        raise ShapeError(say(f"Packed.{name}", "mask", must="have two dims", got=tuple(self.mask.shape), hint=hint))

@@ -1,0 +1,237 @@
+"""Packed: the kept rows, contiguous, with the mask that says where they belong."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import register_pytree_node
+
+from maskwise.errors import ArgumentError, ShapeError, say
+from maskwise.mask import Mask
+from maskwise.ops.arguments import MaskLike
+from maskwise.ops.select import conversions, reference, registered, sequences
+from maskwise.ops.select.rows import line_up
+
+__all__ = ["Packed", "pack"]
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """The rows that a mask keeps, one after the other, and where they belong. Made by `mw.pack`.
+
+    >>> import torch, maskwise as mw
+    >>> x = torch.arange(6.0).reshape(2, 3)
+    >>> packed = mw.pack(x, mw.Mask.from_lengths([1, 3]))
+    >>> packed.values
+    tensor([0., 3., 4., 5.])
+    >>> (packed * 10).unpack(-1.0)
+    tensor([[ 0., -1., -1.],
+            [30., 40., 50.]])
+    >>> packed.mean()
+    tensor([0., 4.])
+
+    Attributes:
+        values: the kept rows, (n, *rest); with a capacity, that many rows, of which the last are zero and ignored.
+        mask: what was kept, (*lead). The rows of its last dim are the sequences.
+    """
+
+    values: Tensor
+    mask: Mask
+    capacity: int | None = None
+
+    # -- there and back ------------------------------------------------------------------------------------------------
+    def unpack(self, fill: float | Tensor = 0.0) -> Tensor:
+        """The original layout, (*lead, *rest), with ``fill`` where nothing was kept.
+
+        >>> import torch, maskwise as mw
+        >>> mw.pack(torch.tensor([1, 2, 3]), torch.tensor([True, False, True])).unpack(fill=-1)
+        tensor([ 1, -1,  3])
+
+        Args:
+            fill: a number, or a tensor that broadcasts to the original layout.
+        """
+        values = self.values
+        other = torch.as_tensor(fill, device=values.device).to(values.dtype)
+        bits = self.mask.to_bool()
+        if self.capacity is not None or torch._C._functorch.peek_interpreter_stack() is not None:
+            return reference.unpack_static(values, bits, other)
+        out: Tensor = registered.unpack_rows(values.contiguous(), bits, other)
+        return out
+
+    def map(self, fn: Callable[[Tensor], Tensor]) -> Packed:
+        """Apply a row-wise function to the kept rows: ``fn`` takes (n, *rest) and returns (n, ...).
+
+        >>> import torch, maskwise as mw
+        >>> mw.pack(torch.tensor([4.0, -1.0]), torch.tensor([True, False])).map(torch.log2).unpack()
+        tensor([2., 0.])
+        """
+        return self._like(fn(self.values))
+
+    def _like(self, values: Tensor) -> Packed:
+        if values.dim() == 0 or values.shape[0] != self.values.shape[0]:
+            rows, got = self.values.shape[0], tuple(values.shape)
+            hint = "a row-wise function keeps the first dim"
+            raise ShapeError(say("Packed.map", "fn", must=f"return {rows} rows", got=got, hint=hint))
+        return Packed(values, self.mask, self.capacity)
+
+    # -- arithmetic ----------------------------------------------------------------------------------------------------
+    def _aligned(self, other: Any, symbol: str) -> Any:
+        """The other operand as something that combines with values: a scalar, or rows."""
+        if isinstance(other, Packed):
+            if other.mask is not self.mask and not other.mask.equal(self.mask):
+                raise ArgumentError(
+                    f"Packed {symbol}: both sides must be packed by the same mask. Left:\n{self.mask}\nRight:\n"
+                    f"{other.mask}\nHint: pack both with one mask, or unpack() first."
+                )
+            return other.values
+        if not isinstance(other, Tensor) or other.dim() == 0:
+            return other
+        # The rows of a tensor that broadcasts against the original layout: a view, of which only kept rows are read.
+        lead, rest = tuple(self.mask.shape), tuple(self.values.shape[1:])
+        try:
+            layout = torch.broadcast_shapes(other.shape, (*lead, *rest))  # type: ignore[no-untyped-call]
+        except RuntimeError:
+            layout = torch.Size()
+        if tuple(layout[: len(lead)]) != lead:
+            must = f"broadcast against the original layout {(*lead, *rest)}"
+            hint = "t[:, None] adds a dim, packed.map(fn) works on rows"
+            raise ShapeError(say(f"Packed {symbol}", "other", must=must, got=tuple(other.shape), hint=hint))
+        return pack(other.expand(layout), self.mask, capacity=self.capacity).values
+
+    def _binary(self, fn: Callable[[Any, Any], Tensor], symbol: str, other: Any) -> Packed:
+        return self._like(fn(self.values, self._aligned(other, symbol)))
+
+    def _reflected(self, fn: Callable[[Any, Any], Tensor], symbol: str, other: Any) -> Packed:
+        return self._like(fn(self._aligned(other, symbol), self.values))
+
+    def __add__(self, other: Any) -> Packed:
+        return self._binary(operator.add, "+", other)
+
+    def __sub__(self, other: Any) -> Packed:
+        return self._binary(operator.sub, "-", other)
+
+    def __mul__(self, other: Any) -> Packed:
+        return self._binary(operator.mul, "*", other)
+
+    def __truediv__(self, other: Any) -> Packed:
+        return self._binary(operator.truediv, "/", other)
+
+    def __pow__(self, other: Any) -> Packed:
+        return self._binary(operator.pow, "**", other)
+
+    def __radd__(self, other: Any) -> Packed:
+        return self._reflected(operator.add, "+", other)
+
+    def __rsub__(self, other: Any) -> Packed:
+        return self._reflected(operator.sub, "-", other)
+
+    def __rmul__(self, other: Any) -> Packed:
+        return self._reflected(operator.mul, "*", other)
+
+    def __rtruediv__(self, other: Any) -> Packed:
+        return self._reflected(operator.truediv, "/", other)
+
+    def __neg__(self) -> Packed:
+        return self._like(-self.values)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # `tensor + packed`: torch asks before it gives up, and Python then tries __radd__ and its friends.
+        return NotImplemented
+
+    # -- sequences -----------------------------------------------------------------------------------------------------
+    lengths = property(sequences.lengths)
+    cu_seqlens = property(sequences.cu_seqlens)
+    sequence_ids = property(sequences.sequence_ids)
+    position_ids = property(sequences.position_ids)
+    sum = sequences.sum
+    mean = sequences.mean
+    amax = sequences.amax
+    amin = sequences.amin
+    logsumexp = sequences.logsumexp
+    softmax = sequences.softmax
+    first = sequences.first
+    last = sequences.last
+
+    # -- other formats -------------------------------------------------------------------------------------------------
+    to_sparse_coo = conversions.to_sparse_coo
+    to_sparse_csr = conversions.to_sparse_csr
+    to_nested = conversions.to_nested
+    to_packed_sequence = conversions.to_packed_sequence
+    from_sparse = classmethod(conversions.from_sparse)
+    from_nested = classmethod(conversions.from_nested)
+    from_packed_sequence = classmethod(conversions.from_packed_sequence)
+
+    def __repr__(self) -> str:
+        capacity = "" if self.capacity is None else f", capacity={self.capacity}"
+        return f"Packed(values={tuple(self.values.shape)} {self.values.dtype}, mask={tuple(self.mask.shape)}{capacity})"
+
+
+def pack(x: Tensor, mask: MaskLike, *, capacity: int | None = None) -> Packed:
+    """Move what is kept together.
+
+    >>> import torch, maskwise as mw
+    >>> mw.pack(torch.arange(8).reshape(2, 2, 2), torch.tensor([[True, False], [True, True]])).values
+    tensor([[0, 1],
+            [4, 5],
+            [6, 7]])
+
+    Args:
+        x: (*lead, *rest).
+        mask: a Mask or a bool tensor of x's leading dims, or of as many dims as x, which broadcasts and selects single
+            elements.
+        capacity: how many rows the result has, for a shape that does not depend on data, as compiled and captured
+            graphs want it; the rest is zero and ignored. Must be at least what the mask keeps.
+
+    Returns:
+        A `Packed`; gradients flow through its values to what was kept.
+
+    Raises:
+        ShapeError: the mask does not line up with x.
+        ArgumentError: the mask keeps more than ``capacity``.
+    """
+    lead = line_up("pack", x, mask)
+    bits = lead.to_bool()
+    if capacity is not None:
+        return Packed(reference.pack_static(x, bits, _enough(lead, capacity)), lead, capacity)
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise ArgumentError(
+            say(
+                "pack", "capacity", must="be given inside torch.func transforms", got=None, hint="capacity=mask.numel()"
+            )
+        )
+    return Packed(registered.pack_rows(x, bits), lead)
+
+
+def _enough(mask: Mask, capacity: int) -> int:
+    """``capacity``, if it is enough; what lies on a device is asked there, without waiting for the answer."""
+    if torch.compiler.is_compiling() or not (mask.facts.on_host or mask.device.type == "cpu"):
+        torch._assert_async(mask.to_bool().sum() <= capacity, "pack: the mask keeps more than `capacity`")
+    elif (kept := mask.count()) > capacity:
+        raise ArgumentError(
+            say(
+                "pack",
+                "capacity",
+                must=f"be at least what the mask keeps, {kept}",
+                got=capacity,
+                hint=f"capacity={kept}",
+            )
+        )
+    return capacity
+
+
+def _flatten(packed: Packed) -> tuple[list[Any], int | None]:
+    return [packed.values, packed.mask], packed.capacity
+
+
+def _unflatten(children: Iterable[Any], capacity: int | None) -> Packed:
+    values, mask = children
+    return Packed(values, mask, capacity)
+
+
+register_pytree_node(Packed, _flatten, _unflatten)

@@ -1,0 +1,68 @@
+"""Selection as registered ops: pack_rows and unpack_rows, each the gradient of the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maskwise.ops.register import define, differentiate
+from maskwise.ops.select import reference
+
+__all__ = ["pack_rows", "unpack_rows"]
+
+
+def fake_pack_rows(x: Tensor, mask: Tensor) -> Tensor:
+    """As many rows as nobody can know before the mask is read."""
+    kept = torch.library.get_ctx().new_dynamic_size()
+    return x.new_empty([kept, *x.shape[mask.dim() :]])
+
+
+def fake_unpack_rows(values: Tensor, mask: Tensor, other: Tensor) -> Tensor:
+    """The mask's shape, then a row's."""
+    return values.new_empty([*mask.shape, *values.shape[1:]])
+
+
+def remember_pack(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    """Where the rows came from."""
+    ctx.save_for_backward(inputs[1])
+
+
+def pack_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    """Each row's gradient back in its place, zero elsewhere."""
+    (mask,) = ctx.saved_tensors
+    return unpack_rows(grad.contiguous(), mask, grad.new_zeros(())), None
+
+
+def remember_unpack(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+    """Where the rows went, and which shape stood in for the rest."""
+    values, mask, other = inputs
+    ctx.other, ctx.row_dims, ctx.rows = other.shape, values.dim() - 1, values.shape[0]
+    ctx.save_for_backward(mask)
+
+
+def unpack_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor | None]:
+    """To the rows what stands in their places, to the other what stands in the rest."""
+    (mask,) = ctx.saved_tensors
+    values = other = None
+    if ctx.needs_input_grad[0]:
+        values = pack_rows(grad, mask)
+    if ctx.needs_input_grad[2]:
+        kept = mask.reshape(*mask.shape, *[1] * ctx.row_dims)
+        other = torch.where(kept, 0.0, grad).sum_to_size(ctx.other)
+    return values, None, other
+
+
+define("pack_rows", "(Tensor x, Tensor mask) -> Tensor", reference=reference.pack_rows, fake=fake_pack_rows)
+define(
+    "unpack_rows",
+    "(Tensor values, Tensor mask, Tensor other) -> Tensor",
+    reference=reference.unpack_rows,
+    fake=fake_unpack_rows,
+)
+differentiate("pack_rows", pack_backward, remember_pack)
+differentiate("unpack_rows", unpack_backward, remember_unpack)
+
+pack_rows = torch.ops.maskwise.pack_rows.default
+unpack_rows = torch.ops.maskwise.unpack_rows.default

@@ -1,0 +1,172 @@
+"""mw.apply: a row-wise function sees only what is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
+from maskwise.mask import Mask
+from maskwise.ops.arguments import MaskLike
+from maskwise.ops.select.packed import Packed, pack
+from maskwise.ops.select.rows import line_up
+
+__all__ = ["apply", "apply_"]
+
+#: From this density on, moving rows together costs more than it saves.
+_NEARLY_ALL = 0.9
+#: The same for functions that are as cheap as the moving itself.
+_CHEAP_ENOUGH = 0.3
+_CHEAP = frozenset(
+    {torch.abs, torch.neg, torch.exp, torch.log, torch.log1p, torch.expm1, torch.sqrt, torch.rsqrt, torch.square}
+    | {torch.relu, torch.sigmoid, torch.tanh, torch.sin, torch.cos, torch.add, torch.sub, torch.mul, torch.div}
+    | {torch.nn.functional.relu, torch.nn.functional.gelu, torch.nn.functional.silu, torch.reciprocal}
+)
+
+Outputs = Tensor | tuple[Tensor, ...]
+
+
+def apply(
+    fn: Callable[..., Any],
+    x: Tensor,  # (*lead, *rest)
+    *more: Any,
+    mask: MaskLike,
+    fill: float | Tensor = 0.0,
+    other: Tensor | None = None,
+) -> Any:
+    """Apply a row-wise function to what is kept, and only to that.
+
+    >>> import torch, maskwise as mw
+    >>> x = torch.tensor([[1.0, -1.0], [4.0, 0.0]])
+    >>> mw.apply(torch.log2, x, mask=x > 0)
+    tensor([[0., 0.],
+            [2., 0.]])
+    >>> mw.apply(lambda row: row * 10, x, mask=torch.tensor([False, True]), other=x)
+    tensor([[ 1., -1.],
+            [40.,  0.]])
+
+    Args:
+        fn: takes the kept rows (n, *rest) of x and of each tensor in ``more``, and returns a tensor of n rows or a
+            tuple of them. It may be a module, and change the feature size or the dtype; each row is treated by itself.
+        x: (*lead, *rest).
+        more: tensors laid out as x is, of which fn gets the same rows; anything else is handed on as it is.
+        mask: a Mask or a bool tensor of x's leading dims, or of as many dims as x, which broadcasts and selects single
+            elements: rows are then of shape (n,).
+        fill: what stands where nothing was kept: a number.
+        other: what stands there instead: a tensor that broadcasts to the result, such as x itself for a selective
+            update.
+
+    Returns:
+        The result in x's layout: (*lead, *rest of fn's result), or a tuple of them. Gradients reach only what was kept.
+
+    Raises:
+        ShapeError: the mask does not line up with x, or fn does not return one row for each it got.
+
+    Where skipping does not pay (nearly everything is kept, or fn is a cheap elementwise function), fn runs on all rows,
+    with a kept row in the place of each dropped one, and the result is the same.
+    """
+    lead = line_up("apply", x, mask)
+    arguments = [_rows_of(value, lead) for value in (x, *more)]
+    route = _packs if _skipping_pays(fn, lead) else _runs_densely
+    return route(fn, arguments, lead, fill if other is None else other)
+
+
+def apply_(fn: Callable[..., Any], x: Tensor, *more: Any, mask: MaskLike) -> Tensor:
+    """As `apply`, in place: the kept rows of x become fn of them, and x is returned.
+
+    >>> import torch, maskwise as mw
+    >>> x = torch.tensor([1.0, 2.0, 3.0])
+    >>> mw.apply_(torch.neg, x, mask=torch.tensor([True, False, True]))
+    tensor([-1.,  2., -3.])
+    """
+    out = apply(fn, x, *more, mask=mask, other=x)
+    if not isinstance(out, Tensor) or out.shape != x.shape or out.dtype != x.dtype:
+        got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        must = f"return rows of x's own shape and dtype, {tuple(x.shape)} {x.dtype}"
+        raise ShapeError(say("apply_", "fn", must=must, got=got, hint="mw.apply, which makes a new tensor"))
+    return x.copy_(out)
+
+
+def _rows_of(value: Any, lead: Mask) -> Any:
+    """An argument laid out as the mask is: tensors are expanded (not copied) to its dims, the rest is left alone."""
+    if not isinstance(value, Tensor) or value.dim() == 0:
+        return value
+    shape = (*lead.shape, *value.shape[lead.ndim :])
+    try:
+        return value.expand(shape)
+    except RuntimeError:
+        must = f"be laid out as x is: leading dims {tuple(lead.shape)}, or 1 where they broadcast"
+        raise ShapeError(
+            say("apply", "more", must=must, got=tuple(value.shape), hint="functools.partial(fn, value)")
+        ) from None
+
+
+def _skipping_pays(fn: Callable[..., Any], lead: Mask) -> bool:
+    """Whether to move the kept rows together; never waits for a device to find out."""
+    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    if lead.device.type != "cpu" and lead.facts.count is None:
+        return False
+    limit = _CHEAP_ENOUGH if fn in _CHEAP else _NEARLY_ALL
+    return lead.numel() == 0 or lead.density < limit
+
+
+def _packs(fn: Callable[..., Any], arguments: list[Any], lead: Mask, other: float | Tensor) -> Any:
+    capacity = None if lead.device.type == "cpu" else lead.facts.count
+    rows = [pack(a, lead, capacity=capacity).values if isinstance(a, Tensor) and a.dim() else a for a in arguments]
+    count = rows[0].shape[0]
+    return _each(fn(*rows), lambda out: Packed(_checked(out, count), lead, capacity).unpack(other))
+
+
+def _runs_densely(fn: Callable[..., Any], arguments: list[Any], lead: Mask, other: float | Tensor) -> Any:
+    bits = lead.to_bool()
+    flat = bits.reshape(-1)
+    count = flat.shape[0]
+    rows = [
+        _harmless(a.reshape(count, *a.shape[lead.ndim :]), flat) if isinstance(a, Tensor) and a.dim() else a
+        for a in arguments
+    ]
+
+    def place(out: Tensor) -> Tensor:
+        out = _checked(out, count).reshape(*lead.shape, *out.shape[1:])
+        kept = bits.reshape(*lead.shape, *[1] * (out.dim() - lead.ndim))
+        return torch.where(kept, out, torch.as_tensor(other, device=out.device).to(out.dtype))
+
+    return _each(fn(*rows), place)
+
+
+def _harmless(
+    rows: Tensor,  # (count, *rest)
+    kept: Tensor,  # (count,) bool
+) -> Tensor:
+    """The rows with a kept one in the place of each dropped one: what fn can take there, it can take everywhere.
+
+    Ones where nothing is kept at all: they have a logarithm, an inverse and a root.
+    """
+    if rows.shape[0] == 0:
+        return rows
+    first = rows.detach().index_select(0, kept.to(torch.uint8).argmax()[None])
+    stand_in = torch.where(kept.any(), first, torch.ones_like(first))
+    return torch.where(kept.reshape(-1, *[1] * (rows.dim() - 1)), rows, stand_in)
+
+
+def _checked(out: Any, count: int) -> Tensor:
+    if not isinstance(out, Tensor):
+        raise DtypeError(say("apply", "fn", must="return a tensor or a tuple of tensors", got=type(out).__name__))
+    if out.dim() == 0 or out.shape[0] != count:
+        hint = "fn must treat each row by itself, and reduce no dim 0"
+        raise ShapeError(
+            say("apply", "fn", must=f"return {count} rows, as many as it got", got=tuple(out.shape), hint=hint)
+        )
+    return out
+
+
+def _each(outs: Any, place: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(outs, tuple):
+        if not outs:
+            raise ArgumentError(say("apply", "fn", must="return at least one tensor", got="()"))
+        return tuple(place(out) for out in outs)
+    return place(outs)

@@ -1,0 +1,148 @@
+"""What a Packed knows of its sequences (the rows of its mask's last dim), and reductions over each, not unpacked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from maskwise.errors import ArgumentError, say
+
+if TYPE_CHECKING:
+    from maskwise.ops.select.packed import Packed
+
+__all__ = [
+    "amax",
+    "amin",
+    "cu_seqlens",
+    "first",
+    "last",
+    "lengths",
+    "logsumexp",
+    "mean",
+    "position_ids",
+    "sequence_ids",
+    "softmax",
+    "sum",
+]
+
+
+def lengths(self: Packed) -> Tensor:
+    """How many rows each sequence has: int64, the mask's shape without its last dim."""
+    return self.mask.lengths
+
+
+def cu_seqlens(self: Packed) -> Tensor:
+    """Where each sequence starts among the values, and where the last ends: int32."""
+    return self.mask.cu_seqlens
+
+
+def sequence_ids(self: Packed) -> Tensor:
+    """Which sequence each row belongs to: int64, (n,); rows beyond the kept ones, of a capacity, have the last id."""
+    flat = self.mask.lengths.reshape(-1)
+    ends = flat.cumsum(0)
+    rows = torch.arange(self.values.shape[0], device=ends.device)
+    return torch.searchsorted(ends, rows, right=True).clamp(max=max(flat.shape[0] - 1, 0))
+
+
+def position_ids(self: Packed) -> Tensor:
+    """Where each row stood along the mask's last dim: int64, (n,)."""
+    bits = self.mask.to_bool()
+    places = torch.arange(bits.shape[-1], device=bits.device).expand(bits.shape)
+    from maskwise.ops.select.packed import pack
+
+    return pack(places, self.mask, capacity=self.capacity).values
+
+
+def _usable(self: Packed, name: str) -> Tensor:
+    """The values, if they can be reduced by sequence: capacity rows would be counted as rows."""
+    if self.capacity is not None:
+        hint = "packed.unpack() and the function of the same name"
+        raise ArgumentError(say(f"Packed.{name}", "capacity", must="be None", got=self.capacity, hint=hint))
+    return self.values
+
+
+def _spread(self: Packed, ids: Tensor, of_sequence: Tensor) -> Tensor:
+    return of_sequence.reshape(-1, *self.values.shape[1:]).index_select(0, ids)
+
+
+def _shape(self: Packed) -> tuple[int, ...]:
+    return (*self.mask.shape[:-1], *self.values.shape[1:])
+
+
+def sum(self: Packed) -> Tensor:
+    """The sum of each sequence: (*lead without the last dim, *rest); 0 for an empty one."""
+    values = _usable(self, "sum")
+    base = values.new_zeros(self.mask.lengths.numel(), *values.shape[1:])
+    return base.index_add(0, sequence_ids(self), values).reshape(_shape(self))
+
+
+def mean(self: Packed) -> Tensor:
+    """The mean of each sequence; NaN for an empty one."""
+    kept = self.mask.lengths.to(self.values.device).reshape(*self.mask.shape[:-1], *[1] * (self.values.dim() - 1))
+    # The gradient of an empty sequence is zero: nothing of x is in it.
+    return torch.where(kept > 0, sum(self) / kept.clamp(min=1), torch.nan)
+
+
+def _extreme(self: Packed, name: str, identity: float) -> Tensor:
+    values = _usable(self, name)
+    base = torch.full(
+        (self.mask.lengths.numel(), *values.shape[1:]), identity, dtype=values.dtype, device=values.device
+    )
+    ids = sequence_ids(self).reshape(-1, *[1] * (values.dim() - 1)).expand_as(values)
+    return base.scatter_reduce(0, ids, values, reduce=name, include_self=True).reshape(_shape(self))
+
+
+def amax(self: Packed) -> Tensor:
+    """The largest of each sequence; -inf for an empty one."""
+    return _extreme(self, "amax", -torch.inf)
+
+
+def amin(self: Packed) -> Tensor:
+    """The smallest of each sequence; +inf for an empty one."""
+    return _extreme(self, "amin", torch.inf)
+
+
+def _shifted(self: Packed, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """The values less their sequence's largest, and that: a shift that changes no result, so it needs no gradient."""
+    peak = _extreme(self, "amax", -torch.inf).detach()
+    peak = torch.where(peak.isfinite(), peak, 0.0)
+    return self.values - _spread(self, ids, peak), peak
+
+
+def logsumexp(self: Packed) -> Tensor:
+    """The logarithm of the sum of the exponentials of each sequence; -inf for an empty one."""
+    _usable(self, "logsumexp")
+    ids = sequence_ids(self)
+    shifted, peak = _shifted(self, ids)
+    total = self._like(shifted.exp()).sum()
+    # Below the logarithm an empty sequence must not be zero: its gradient would be NaN.
+    return torch.where(total > 0, torch.where(total > 0, total, 1.0).log() + peak, -torch.inf)
+
+
+def softmax(self: Packed) -> Packed:
+    """The softmax over each sequence, as a Packed of the same mask."""
+    _usable(self, "softmax")
+    ids = sequence_ids(self)
+    exponentials = _shifted(self, ids)[0].exp()
+    return self._like(exponentials / _spread(self, ids, self._like(exponentials).sum()))
+
+
+def _end(self: Packed, offset: Tensor, fill: float) -> Tensor:
+    flat = self.mask.lengths.reshape(-1)
+    some = (flat > 0).reshape(-1, *[1] * (self.values.dim() - 1))
+    if self.values.shape[0] == 0:
+        return self.values.new_full(_shape(self), fill)
+    rows = self.values.index_select(0, offset.clamp(0, self.values.shape[0] - 1))
+    return torch.where(some, rows, torch.as_tensor(fill, dtype=rows.dtype, device=rows.device)).reshape(_shape(self))
+
+
+def first(self: Packed, fill: float = 0.0) -> Tensor:
+    """The first kept row of each sequence; ``fill`` for an empty one."""
+    return _end(self, self.mask.cu_seqlens[:-1].long(), fill)
+
+
+def last(self: Packed, fill: float = 0.0) -> Tensor:
+    """The last kept row of each sequence; ``fill`` for an empty one."""
+    return _end(self, self.mask.cu_seqlens[1:].long() - 1, fill)

@@ -1,0 +1,150 @@
+"""pack and unpack: boolean indexing there and back, by runs, with gradients, in a static shape on request."""
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given
+
+import maskwise as mw
+from maskwise.errors import ArgumentError, DeviceError, DtypeError, ShapeError
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16]
+DTYPES += [torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128]
+
+
+@st.composite
+def selections(draw):
+    """(x, mask): x has the mask's dims and perhaps more; either may be transposed, stepped or expanded."""
+    lead = draw(st.lists(st.integers(0, 7), min_size=1, max_size=3))
+    rest = draw(st.lists(st.integers(0, 5), max_size=2))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
+    mask = torch.rand(lead, generator=generator) < draw(st.sampled_from([0.0, 0.2, 0.5, 0.9, 1.0]))
+    if draw(st.booleans()):
+        mask = mask.transpose(0, -1).contiguous().transpose(0, -1)
+    x = torch.randn(*lead, *rest, generator=generator)
+    how = draw(st.sampled_from(["contiguous", "transposed", "stepped", "expanded"]))
+    if how == "transposed":
+        x = x.transpose(0, -1).contiguous().transpose(0, -1)
+    if how == "stepped":
+        x = torch.randn(*x.shape[:-1], x.shape[-1] * 2, generator=generator)[..., ::2]
+    if how == "expanded" and rest:
+        x = x[..., :1].expand(x.shape)
+    return x, mask
+
+
+@pytest.mark.kernel
+@given(selections())
+def test_packing_is_boolean_indexing_and_unpacking_undoes_it(case):
+    x, mask = case
+    packed = mw.pack(x, mask)
+    assert torch.equal(packed.values, x[mask])
+    assert packed.values.is_contiguous()
+    kept = mask.reshape(*mask.shape, *[1] * (x.dim() - mask.dim()))
+    assert torch.equal(packed.unpack(), torch.where(kept, x, 0.0))
+    assert torch.equal(
+        packed.unpack(torch.arange(x.shape[-1])), torch.where(kept, x, torch.arange(x.shape[-1]).float())
+    )
+    assert torch.equal(packed.unpack(-x), torch.where(kept, x, -x))
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_moves_by_its_bytes(dtype):
+    x = torch.randn(9, 5, 3).mul(9).to(dtype)
+    mask = torch.rand(9, 5) < 0.5
+    assert torch.equal(mw.pack(x, mask).values, x[mask])
+    assert torch.equal(mw.pack(x, mask).unpack(1), torch.where(mask[..., None], x, torch.ones((), dtype=dtype)))
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("density", [0.01, 0.5, 0.99])
+def test_many_blocks_meet_without_gaps_for_any_number_of_threads(density, threads):
+    torch.set_num_threads(threads)
+    x, mask = torch.randn(70_001, 3), torch.rand(70_001) < density
+    assert torch.equal(mw.pack(x, mask).values, x[mask])
+    assert torch.equal(mw.pack(x[:, 0].contiguous(), mask).values, x[:, 0][mask])
+    assert torch.equal(mw.pack(x, mask).unpack(2.0), torch.where(mask[:, None], x, 2.0))
+
+
+def test_a_mask_with_as_many_dims_as_x_broadcasts_and_selects_elements():
+    x, mask = torch.arange(6.0).reshape(2, 3), torch.tensor([[True], [False]])
+    packed = mw.pack(x, mask)
+    assert packed.values.tolist() == [0, 1, 2]
+    assert packed.unpack(9).tolist() == [[0, 1, 2], [9, 9, 9]]
+
+
+@pytest.mark.kernel
+def test_gradients_reach_what_was_kept_and_nothing_else_twice():
+    mask = torch.tensor([[True, False, True], [False, True, False]])
+    x = torch.randn(2, 3, 2, dtype=torch.float64, requires_grad=True)
+    other = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
+
+    def call(x, other):
+        return mw.pack(x, mask).map(torch.exp).unpack(other).sin()
+
+    assert torch.autograd.gradcheck(call, (x, other))
+    assert torch.autograd.gradgradcheck(call, (x, other))
+    (gradient,) = torch.autograd.grad(call(x, other).sum(), x)
+    assert torch.equal(gradient[~mask], torch.zeros(3, 2, dtype=torch.float64))
+
+
+def test_what_was_dropped_never_leaks():
+    mask = torch.tensor([True, False, True])
+    x = torch.tensor([1.0, float("nan"), 3.0], requires_grad=True)
+    out = mw.pack(x, mask).map(torch.log).unpack()
+    (gradient,) = torch.autograd.grad(out.sum(), x)
+    assert out.isfinite().all()
+    torch.testing.assert_close(gradient, torch.tensor([1.0, 0.0, 1 / 3]))
+
+
+@pytest.mark.parametrize("capacity", [3, 5, 40])
+def test_capacity_gives_a_static_shape_whose_rest_is_zero_and_ignored(capacity):
+    x, mask = torch.randn(2, 4, 3), torch.tensor([[True, False, True, False], [False, True, False, False]])
+    packed = mw.pack(x, mask, capacity=capacity)
+    assert packed.values.shape == (capacity, 3)
+    assert torch.equal(packed.values[:3], x[mask])
+    assert torch.equal(packed.values[3:], torch.zeros(capacity - 3, 3))
+    assert torch.equal((packed + 1).unpack(7.0), torch.where(mask[..., None], x + 1, 7.0))
+
+
+def test_capacity_compiles_into_one_graph_without_knowing_what_is_kept():
+    torch._dynamo.reset()
+
+    def call(x, mask):
+        return mw.pack(x, mask, capacity=6).map(torch.sin).unpack()
+
+    x, mask = torch.randn(2, 4), torch.rand(2, 4) < 0.5
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, mask), torch.where(mask, x.sin(), 0.0))
+
+
+def test_a_capacity_that_is_too_small_is_an_error_with_the_one_that_fits():
+    with pytest.raises(ArgumentError, match=r"at least what the mask keeps, 3, got 2. Hint: capacity=3"):
+        mw.pack(torch.ones(3), torch.ones(3, dtype=torch.bool), capacity=2)
+
+
+@pytest.mark.kernel
+def test_the_registered_ops_pass_opcheck():
+    x, mask = torch.randn(4, 3, 2, requires_grad=True), torch.rand(4, 3) < 0.5
+    torch.library.opcheck(torch.ops.maskwise.pack_rows, (x, mask))
+    values = torch.randn(int(mask.sum()), 2, requires_grad=True)
+    torch.library.opcheck(torch.ops.maskwise.unpack_rows, (values, mask, torch.randn(3, 2, requires_grad=True)))
+
+
+ERRORS = [
+    (lambda x: mw.pack(x, torch.ones(5, dtype=torch.bool)), ShapeError, r"x's leading dims.*as x\[mask\] does"),
+    (lambda x: mw.pack(x, torch.ones(3, 4, dtype=torch.bool)), ShapeError, r"mask\[None, \.\.\.\] selects single"),
+    (lambda x: mw.pack(x, torch.ones(3, 2, dtype=torch.bool)), ShapeError, r"Hint: mask\.T"),
+    (lambda x: mw.pack(x, torch.ones(2, 3)), DtypeError, r"Mask\.from_attention_mask\(mask\)"),
+    (lambda x: mw.pack(x, [True, False]), DtypeError, r"Mask\(torch\.as_tensor\(mask\)\)"),
+    (lambda x: mw.pack([1.0], torch.ones(1, dtype=torch.bool)), DtypeError, r"torch\.as_tensor\(x\)"),
+    (lambda x: mw.pack(x, torch.ones(2, dtype=torch.bool, device="meta")), DeviceError, r"mask\.to\(x\.device\)"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), ERRORS)
+def test_bad_arguments_get_an_error_that_teaches(call, error, message):
+    with pytest.raises(error, match=message) as caught:
+        call(torch.ones(2, 3, 4))
+    assert str(caught.value).startswith("pack: ")

@@ -1,0 +1,159 @@
+"""Packed: arithmetic, sequences, other formats."""
+
+import copy
+import operator
+import pickle
+
+import pytest
+import torch
+from torch.nn.utils.rnn import pack_padded_sequence
+
+import maskwise as mw
+from maskwise.errors import ArgumentError, ShapeError
+
+LENGTHS = [3, 0, 5, 2]
+
+
+@pytest.fixture
+def mask():
+    return mw.Mask.from_lengths(LENGTHS, max_len=5)
+
+
+@pytest.fixture
+def x():
+    return torch.randn(4, 5, 3)
+
+
+def each(x, fn, empty=None):
+    """The function of each sequence's kept rows, or ``empty`` where there are none."""
+    return torch.stack([fn(row[:n]) if n else torch.full((3,), empty) for row, n in zip(x, LENGTHS, strict=True)])
+
+
+@pytest.mark.parametrize("op", [operator.add, operator.sub, operator.mul, operator.truediv])
+@pytest.mark.parametrize("other", [2, 0.5, torch.tensor(3.0), "row", "table", "column", "layout", "packed"], ids=str)
+def test_arithmetic_is_that_of_the_original_layout(x, mask, op, other):
+    tensors = {"row": torch.rand(3) + 1, "table": torch.rand(5, 3) + 1, "column": torch.rand(4, 5, 1) + 1}
+    tensors["layout"] = tensors["packed"] = torch.rand(4, 5, 3) + 1
+    dense = tensors[other] if isinstance(other, str) else other
+    right = mw.pack(dense, mask) if isinstance(other, str) and other == "packed" else dense
+    packed = mw.pack(x, mask)
+    torch.testing.assert_close(op(packed, right).unpack(), torch.where(mask.to_bool()[..., None], op(x, dense), 0.0))
+    reflected = torch.where(mask.to_bool()[..., None], op(dense, x), 0.0)
+    torch.testing.assert_close(op(right, packed).unpack(), reflected)
+
+
+def test_another_mask_is_an_error_that_shows_both(x, mask):
+    other = mw.Mask.from_lengths([1, 1, 1, 1], max_len=5)
+    with pytest.raises(ArgumentError, match="same mask") as caught:
+        mw.pack(x, mask) + mw.pack(x, other)
+    assert str(mask) in str(caught.value)
+    assert str(other) in str(caught.value)
+
+
+def test_an_equal_mask_is_the_same_mask(x, mask):
+    again = mw.Mask(mask.to_bool().clone())
+    assert torch.equal((mw.pack(x, mask) + mw.pack(x, again)).values, 2 * x[mask.to_bool()])
+
+
+def test_a_tensor_that_does_not_fit_the_layout_is_an_error(x, mask):
+    with pytest.raises(ShapeError, match=r"broadcast against the original layout \(4, 5, 3\), got \(7,\)"):
+        mw.pack(x, mask) + torch.ones(7)
+
+
+def test_map_must_keep_the_rows(x, mask):
+    with pytest.raises(ShapeError, match=r"`fn` must return 10 rows, got \(3,\)"):
+        mw.pack(x, mask).map(lambda rows: rows.sum(0))
+
+
+@pytest.mark.parametrize(
+    ("name", "fn", "empty"),
+    [
+        ("sum", lambda rows: rows.sum(0), 0.0),
+        ("mean", lambda rows: rows.mean(0), torch.nan),
+        ("amax", lambda rows: rows.amax(0), -torch.inf),
+        ("amin", lambda rows: rows.amin(0), torch.inf),
+        ("logsumexp", lambda rows: rows.logsumexp(0), -torch.inf),
+        ("first", lambda rows: rows[0], 0.0),
+        ("last", lambda rows: rows[-1], 0.0),
+    ],
+)
+def test_reductions_are_those_of_each_sequence_with_finite_gradients(x, mask, name, fn, empty):
+    leaf = x.clone().requires_grad_()
+    out = getattr(mw.pack(leaf, mask), name)()
+    torch.testing.assert_close(out, each(x, fn, empty), equal_nan=True)
+    (gradient,) = torch.autograd.grad(torch.where(out.isfinite(), out, 0.0).sum(), leaf)
+    reference = x.clone().requires_grad_()
+    torch.stack([fn(row[:n]) for row, n in zip(reference, LENGTHS, strict=True) if n]).sum().backward()
+    torch.testing.assert_close(gradient, reference.grad)
+
+
+def test_softmax_sums_to_one_over_each_sequence(x, mask):
+    out = mw.pack(x, mask).softmax()
+    torch.testing.assert_close(out.sum(), each(x, lambda rows: torch.ones(3), 0.0))
+    torch.testing.assert_close(out.unpack()[2], x[2].softmax(0))
+
+
+def test_sequences_are_told_by_ids_positions_and_offsets(x):
+    mask = torch.tensor([[True, False, True], [False, False, False], [False, True, True]])
+    packed = mw.pack(torch.randn(3, 3), mask)
+    assert packed.sequence_ids.tolist() == [0, 0, 2, 2]
+    assert packed.position_ids.tolist() == [0, 2, 1, 2]
+    assert packed.cu_seqlens.tolist() == [0, 2, 2, 4]
+    assert packed.lengths.tolist() == [2, 0, 2]
+
+
+def test_nothing_kept_is_no_special_case(x):
+    packed = mw.pack(x, mw.Mask.none((4, 5)))
+    assert torch.equal(packed.sum(), torch.zeros(4, 3))
+    assert torch.equal(packed.last(fill=-1.0), torch.full((4, 3), -1.0))
+    assert torch.equal(packed.unpack(2.0), torch.full((4, 5, 3), 2.0))
+
+
+def test_reducing_a_capacity_is_refused_rather_than_wrong(x, mask):
+    with pytest.raises(ArgumentError, match=r"Packed\.sum: `capacity` must be None, got 20"):
+        mw.pack(x, mask, capacity=20).sum()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
+def test_sparse_tensors_there_and_back(x, mask):
+    packed = mw.pack(x, mask)
+    dense = packed.unpack()
+    assert torch.equal(packed.to_sparse_coo().to_dense(), dense)
+    assert torch.equal(packed.to_sparse_csr().to_dense(), dense)
+    for sparse in (packed.to_sparse_coo(), mw.pack(x[..., 0], mask).to_sparse_csr()):
+        back = mw.Packed.from_sparse(sparse)
+        assert torch.equal(back.unpack(), sparse.to_dense())
+        assert back.mask.equal(mask)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_nested_tensors_there_and_back(x, mask):
+    nested = mw.pack(x, mask).to_nested()
+    assert [len(part) for part in nested.unbind()] == LENGTHS
+    back = mw.Packed.from_nested(nested, max_len=5)
+    assert torch.equal(back.unpack(), mw.pack(x, mask).unpack())
+
+
+def test_packed_sequences_are_those_of_torch_there_and_back(x):
+    lengths = [3, 1, 5, 2]
+    mask = mw.Mask.from_lengths(lengths, max_len=5)
+    ours = mw.pack(x, mask).to_packed_sequence()
+    theirs = pack_padded_sequence(x, torch.tensor(lengths), batch_first=True, enforce_sorted=False)
+    assert torch.equal(ours.data, theirs.data)
+    assert torch.equal(ours.batch_sizes, theirs.batch_sizes)
+    gru = torch.nn.GRU(3, 4)
+    out = mw.Packed.from_packed_sequence(gru(ours)[0])
+    expected = torch.nn.utils.rnn.pad_packed_sequence(gru(theirs)[0], batch_first=True)[0]
+    torch.testing.assert_close(out.unpack(), expected)
+
+
+def test_it_travels_by_pytree_pickle_and_deepcopy(x, mask):
+    packed = mw.pack(x, mask)
+    doubled = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t * 2 if t.is_floating_point() else t, packed)
+    assert torch.equal(doubled.values, packed.values * 2)
+    for other in (pickle.loads(pickle.dumps(packed)), copy.deepcopy(packed)):
+        assert torch.equal(other.unpack(), packed.unpack())
+
+
+def test_it_says_what_it_holds(x, mask):
+    assert repr(mw.pack(x, mask)) == "Packed(values=(10, 3) torch.float32, mask=(4, 5))"

@@ -32,50 +32,62 @@ struct Var {
   using A = Acc<T>;
   using Out = typename Finish::Out;
   static constexpr int64_t kPeriod = 256;
+  // The mean is that of the distances from a pivot, one of the lane's kept values: far from zero, a mean in float32 would
+  // lose what the variance is made of.
   struct Lanes {
-    Vec<A> kept, mean, squares;
+    Vec<A> kept, mean, squares, pivot;
   };
   using State = Moments;
   Finish finisher;
 
-  Lanes nothing() const { return {Vec<A>{}, Vec<A>{}, Vec<A>{}}; }
+  Lanes nothing() const { return {Vec<A>{}, Vec<A>{}, Vec<A>{}, Vec<A>{}}; }
   // The R values of each lane are a set with moments of its own, which then joins those seen before.
   template <int R>
   void see(Lanes& lanes, Vec<A> (&x)[R], const LaneMask<A> (&kept)[R], BitsOf<A>) const {
     const auto add = [](auto a, auto b) { return a + b; };
+    const LaneMask<A> fresh = lanes.kept == Vec<A>{};
+    if (any_lane(fresh))
+      for (int r = 0; r < R; ++r) lanes.pivot = (LaneMask<A>)(kept[r] & fresh) ? x[r] : lanes.pivot;
     Vec<A> part[R];
-    for (int r = 0; r < R; ++r) part[r] = keep<A>(x[r], kept[r]);
+    for (int r = 0; r < R; ++r) part[r] = keep<A>(x[r] - lanes.pivot, kept[r]);
     const Vec<A> count = -__builtin_convertvector(tree<R>(kept, add), Vec<A>);
     const Vec<A> one = splat<A>(1);
     const Vec<A> mean = tree<R>(part, add) / (count > one ? count : one);
     for (int r = 0; r < R; ++r) {
-      const Vec<A> apart = keep<A>(x[r] - mean, kept[r]);
+      const Vec<A> apart = keep<A>(part[r] - mean, kept[r]);
       part[r] = apart * apart;
     }
     const Vec<A> total = lanes.kept + count;
     const Vec<A> share = count / (total > one ? total : one);
     const Vec<A> apart = mean - lanes.mean;
-    lanes.squares += tree<R>(part, add) + apart * apart * lanes.kept * share;
+    // In this order the product is 0, and not inf * 0, while nothing was seen before.
+    lanes.squares += tree<R>(part, add) + (apart * share) * (apart * lanes.kept);
     lanes.mean += apart * share;
     lanes.kept = total;
   }
   void row(State& s, const T* x, const uint8_t* m, int64_t n, int64_t) const { see_row(*this, s, x, m, n); }
+  static double mean_of(const Lanes& lanes, int64_t i) {
+    return static_cast<double>(lanes.pivot[i]) + static_cast<double>(lanes.mean[i]);
+  }
   void collect(State& s, const Lanes& lanes) const {
     Moments all;
     double sum = 0;
     for (int i = 0; i < kLanes<A>; ++i) {
       all.kept += lanes.kept[i];
-      sum += static_cast<double>(lanes.kept[i]) * lanes.mean[i];
+      sum += static_cast<double>(lanes.kept[i]) * mean_of(lanes, i);
     }
     if (all.kept == 0) return;
     all.mean = sum / all.kept;
     for (int i = 0; i < kLanes<A>; ++i) {
-      const double apart = lanes.mean[i] - all.mean;
+      if (lanes.kept[i] == 0) continue;
+      const double apart = mean_of(lanes, i) - all.mean;
       all.squares += lanes.squares[i] + lanes.kept[i] * apart * apart;
     }
     join(s, all);
   }
-  State lane(const Lanes& lanes, int64_t i, int64_t) const { return {lanes.kept[i], lanes.mean[i], lanes.squares[i]}; }
+  State lane(const Lanes& lanes, int64_t i, int64_t) const {
+    return {lanes.kept[i], mean_of(lanes, i), lanes.squares[i]};
+  }
   void merge(State& s, const State& other) const { join(s, other); }
   bool done(const State&) const { return false; }
   Out finish(const State& s) const { return finisher(s); }

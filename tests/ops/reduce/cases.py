@@ -28,6 +28,8 @@ GRADIENTS = [(name, kwargs) for name, many in DIFFERENTIABLE.items() for kwargs 
 
 
 def label(value):
+    if isinstance(value, list):
+        return str(value)
     return value if isinstance(value, str) else "-".join(f"{k}={v}" for k, v in value.items()) or "default"
 
 
@@ -57,7 +59,10 @@ def assert_agrees(out, x, mask, exactly, name, magnitude=1.0):
     if not out.is_floating_point():
         torch.testing.assert_close(out, exactly, rtol=0, atol=0)
         return
-    rtol = tolerance(x.dtype, x.numel())
+    # The powers and the root of a norm round a few times more.
+    rtol = tolerance(x.dtype, x.numel()) * (4 if name == "norm" else 1)
+    # What the dtype cannot hold is inf.
+    exactly = exactly.to(out.dtype).double()
     torch.testing.assert_close(out.double(), exactly, rtol=rtol, atol=rtol * magnitude, equal_nan=True)
 
 

@@ -113,7 +113,9 @@ def var(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool, correction: floa
     values = dropped(x, mask, 0.0).to(wide(x))
     centred = torch.where(mask, values - values.sum(dim, keepdim=True) / counts(x, mask, dim, True), 0.0)
     kept = counts(x, mask, dim, keepdim)
-    out = centred.square().sum(dim, keepdim=keepdim) / (kept - correction).clamp(min=0)
+    # The mean is rounded, so the distances from it do not quite sum to 0; what they sum to mends their squares.
+    rounded = centred.sum(dim, keepdim=keepdim).square() / kept
+    out = (centred.square().sum(dim, keepdim=keepdim) - rounded).clamp(min=0) / (kept - correction).clamp(min=0)
     if correction < 0:
         out = torch.where(kept > 0, out, nan)
     return out.to(x.dtype)

@@ -189,7 +189,10 @@ def run(scan: Operation, x: Tensor, mask: MaskLike, dim: int, dtype: torch.dtype
     if not isinstance(dim, int):
         hint = "dim=-1" if dim is None else ""
         raise DtypeError(say(scan.name, "dim", must="be an int", got=type(dim).__name__, hint=hint))
-    return scan(x if dtype is None else x.to(dtype), mask, dim)
+    if dtype is None:
+        return scan(x, mask, dim)
+    # Integers scan to int64, and from there to the dtype that was asked for: modulo arithmetic is the same either way.
+    return scan(x.to(dtype), mask, dim).to(dtype)
 
 
 def refuse_complex(op: str, x: Tensor) -> None:

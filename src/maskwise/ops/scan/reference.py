@@ -20,7 +20,10 @@ _GAP = {torch.float64: 2000.0}
 
 def filled(x: Tensor, mask: Tensor, value: float) -> Tensor:
     """X with ``value`` where it is dropped. Unlike a product with the mask, it lets no NaN through."""
-    return x.masked_fill(~mask, value)
+    # A Python scalar of x's own kind: any other would make torch promote, and copy, x.
+    if x.dtype.is_floating_point or x.dtype.is_complex:
+        return torch.where(mask, x, float(value))
+    return torch.where(mask, x, bool(value) if x.dtype is torch.bool else int(value))
 
 
 def lowest(dtype: torch.dtype) -> float:

@@ -51,6 +51,8 @@ def sum(
     if dtype is not None:
         x = x.to(dtype)
     out: Tensor = registered.sum(x, mask, dim, keepdim)
+    # Integers sum to int64, and from there to the dtype that was asked for: modulo arithmetic is the same either way.
+    out = out if dtype is None else out.to(dtype)
     return out if empty is None else replace_empty("sum", out, x, mask, dim, keepdim, empty)
 
 
@@ -91,6 +93,7 @@ def prod(
     if dtype is not None:
         x = x.to(dtype)
     out: Tensor = registered.prod(x, mask, dim, keepdim)
+    out = out if dtype is None else out.to(dtype)
     return out if empty is None else replace_empty("prod", out, x, mask, dim, keepdim, empty)
 
 

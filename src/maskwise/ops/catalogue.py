@@ -20,11 +20,11 @@ HEAD = """# Functions
 
 *Made from the registry by `make functions-page`; the tests fail when it is stale.*
 
-Each function takes torch's arguments under torch's names, and `mask`: a `Mask` or a bool tensor, True meaning keep, that
-broadcasts to `x`. All of them are under the laws: nothing leaks (1), True means keep (2), one rule for nothing kept (3),
-never slower than the idiom (4), plain tensors in and out (5). Laws 1, 2, 3 and 5 are the suites in `tests/laws/`, run
-over this table; law 4 is `maskwise bench`, in which every function below has cases with targets. Besides these there is
-`mw.count(mask, dim=None, keepdim=False)`, which counts what is kept.
+Each function takes torch's arguments under torch's names, and `mask`: a `Mask` or a bool tensor, True meaning keep,
+that broadcasts to `x`. All of them are under the laws: nothing leaks (1), True means keep (2), one rule for nothing
+kept (3), never slower than the idiom (4), plain tensors in and out (5). Laws 1, 2, 3 and 5 are the suites in
+`tests/laws/`, run over this table; law 4 is `maskwise bench`, in which every function below has cases with targets.
+Besides these there is `mw.count(mask, dim=None, keepdim=False)`, which counts what is kept.
 
 - **nothing kept**: what a slice that keeps nothing gives. On reductions, `empty=` replaces it.
 - **CPU kernel**: the dtypes that the fused C++ kernel serves; any other dtype that torch has for the function, and any

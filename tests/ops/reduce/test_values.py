@@ -35,8 +35,8 @@ SPECIALS = [
 ]
 
 
-# The squares of the largest floats are beyond float32. Torch gives inf for their variance, and for the root of it a number
-# that it got by way of float64; ours is inf, or 0 for values that are equal.
+# The squares of the largest floats are beyond float32. Torch gives inf for their variance, and for the root of it a
+# number that it got by way of float64; ours is inf, or 0 for values that are equal.
 SPECIAL_CALLS = [
     (name, kwargs, special)
     for name, kwargs in CALLS

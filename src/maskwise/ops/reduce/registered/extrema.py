@@ -42,7 +42,7 @@ amax = register(
     fake=fake(),
     setup_context=remember(out=True),
     backward=backward_of(reference.amax, greatest=True),
-    work=works(calls=2, copies=1, gradient_copies=2),
+    work=works(calls=5, copies=1, gradient_copies=2),
     cpu=(*FLOATING, *INTEGRAL, torch.bool),
 )
 amin = register(
@@ -52,7 +52,7 @@ amin = register(
     fake=fake(),
     setup_context=remember(out=True),
     backward=backward_of(reference.amin, greatest=False),
-    work=works(calls=2, copies=1, gradient_copies=2),
+    work=works(calls=5, copies=1, gradient_copies=2),
     cpu=(*FLOATING, *INTEGRAL, torch.bool),
 )
 argmax = register(

@@ -2,44 +2,49 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from maskwise.errors import MaskwiseError as MaskwiseError
 from maskwise.mask import Mask as Mask
-from maskwise.ops.fill import fill as fill
-from maskwise.ops.loss import loss as loss
-from maskwise.ops.order import argsort as argsort
-from maskwise.ops.order import median as median
-from maskwise.ops.order import quantile as quantile
-from maskwise.ops.order import sort as sort
-from maskwise.ops.order import topk as topk
-from maskwise.ops.reduce import all as all
-from maskwise.ops.reduce import amax as amax
-from maskwise.ops.reduce import amin as amin
-from maskwise.ops.reduce import any as any
-from maskwise.ops.reduce import argmax as argmax
-from maskwise.ops.reduce import argmin as argmin
-from maskwise.ops.reduce import count as count
-from maskwise.ops.reduce import logsumexp as logsumexp
-from maskwise.ops.reduce import mean as mean
-from maskwise.ops.reduce import norm as norm
-from maskwise.ops.reduce import prod as prod
-from maskwise.ops.reduce import std as std
-from maskwise.ops.reduce import sum as sum
-from maskwise.ops.reduce import var as var
-from maskwise.ops.scan import cummax as cummax
-from maskwise.ops.scan import cummin as cummin
-from maskwise.ops.scan import cumprod as cumprod
-from maskwise.ops.scan import cumsum as cumsum
-from maskwise.ops.scan import logcumsumexp as logcumsumexp
-from maskwise.ops.select import Packed as Packed
-from maskwise.ops.select import apply as apply
-from maskwise.ops.select import apply_ as apply_
-from maskwise.ops.select import pack as pack
-from maskwise.ops.softmax import log_softmax as log_softmax
-from maskwise.ops.softmax import normalize as normalize
-from maskwise.ops.softmax import softmax as softmax
-from maskwise.ops.softmax import softmin as softmin
-from maskwise.ops.softmax import standardize as standardize
-from maskwise.plan import explain as explain
+
+if TYPE_CHECKING:
+    from maskwise.ops.fill import fill as fill
+    from maskwise.ops.loss import loss as loss
+    from maskwise.ops.order import argsort as argsort
+    from maskwise.ops.order import median as median
+    from maskwise.ops.order import quantile as quantile
+    from maskwise.ops.order import sort as sort
+    from maskwise.ops.order import topk as topk
+    from maskwise.ops.reduce import all as all
+    from maskwise.ops.reduce import amax as amax
+    from maskwise.ops.reduce import amin as amin
+    from maskwise.ops.reduce import any as any
+    from maskwise.ops.reduce import argmax as argmax
+    from maskwise.ops.reduce import argmin as argmin
+    from maskwise.ops.reduce import count as count
+    from maskwise.ops.reduce import logsumexp as logsumexp
+    from maskwise.ops.reduce import mean as mean
+    from maskwise.ops.reduce import norm as norm
+    from maskwise.ops.reduce import prod as prod
+    from maskwise.ops.reduce import std as std
+    from maskwise.ops.reduce import sum as sum
+    from maskwise.ops.reduce import var as var
+    from maskwise.ops.scan import cummax as cummax
+    from maskwise.ops.scan import cummin as cummin
+    from maskwise.ops.scan import cumprod as cumprod
+    from maskwise.ops.scan import cumsum as cumsum
+    from maskwise.ops.scan import logcumsumexp as logcumsumexp
+    from maskwise.ops.select import Packed as Packed
+    from maskwise.ops.select import apply as apply
+    from maskwise.ops.select import apply_ as apply_
+    from maskwise.ops.select import pack as pack
+    from maskwise.ops.softmax import log_softmax as log_softmax
+    from maskwise.ops.softmax import normalize as normalize
+    from maskwise.ops.softmax import softmax as softmax
+    from maskwise.ops.softmax import softmin as softmin
+    from maskwise.ops.softmax import standardize as standardize
+    from maskwise.plan import explain as explain
 
 __version__ = "0.1.0"
 
@@ -84,3 +89,31 @@ __all__ = [
     "topk",
     "var",
 ]
+
+# The functions are imported at the first use of one: registering their ops takes longer than everything else here. All
+# at once, because that use may be inside of a graph that is being traced, where tables must not change half-way.
+_HOMES = {
+    "maskwise.ops.fill": "fill",
+    "maskwise.ops.loss": "loss",
+    "maskwise.ops.order": "argsort median quantile sort topk",
+    "maskwise.ops.reduce": "all amax amin any argmax argmin count logsumexp mean norm prod std sum var",
+    "maskwise.ops.scan": "cummax cummin cumprod cumsum logcumsumexp",
+    "maskwise.ops.select": "Packed apply apply_ pack",
+    "maskwise.ops.softmax": "log_softmax normalize softmax softmin standardize",
+    "maskwise.plan": "explain",
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from where it lives, once."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'maskwise' has no attribute {name!r}")
+    for home, names in _HOMES.items():
+        module = import_module(home)
+        globals().update({each: getattr(module, each) for each in names.split()})
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

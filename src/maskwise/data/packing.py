@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -60,7 +62,8 @@ def first_fit(
         usable = usable[(room[usable] >= shortest) & (places[usable] > 0)]
     batches = torch.cat(batch_of)
     grouped = order[torch.argsort(batches, stable=True)]
-    return list(grouped.split(torch.bincount(batches).tolist()))
+    ends = [0, *torch.bincount(batches).cumsum(0).tolist()]
+    return [grouped[begin:end] for begin, end in pairwise(ends)]
 
 
 def bucket(

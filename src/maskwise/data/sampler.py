@@ -178,7 +178,9 @@ class TokenBudgetSampler(Sampler[list[int]]):
         # A sequence of no tokens is a row all the same: as if it had one.
         costs = self.lengths.clamp(min=1)
         batches: list[Tensor] = []
-        for group in order.split(self.pool or max(count, 1)):
+        size = self.pool or max(count, 1)
+        for start in range(0, count, size):
+            group = order[start : start + size]
             found = _METHODS[self.method](costs[group], self.budget, self.max_sequences)
             batches += [group[batch] for batch in found]
         places = torch.randperm(len(batches), generator=generator) if self.shuffle else torch.arange(len(batches))

@@ -84,7 +84,7 @@ def test_gradients_at_special_values_are_what_torch_gives_for_the_kept(name, spe
     if route == "plain" and name == "var" and not expected.isfinite().all():
         # Autograd takes the way through the mean too, whose part is inf - inf where the formula's is 0.
         assert not got[mask].isfinite().any()
-    elif route == "kernel" and name == "std" and kept.abs().max() < 1e-38:
+    elif route == "kernel" and name == "std" and 0 < kept.abs().max() < 1e-38:
         # Of subnormals the factor 1 / std is beyond float32, and so the gradient: told, not hidden.
         assert got[mask].isinf().all()
     else:

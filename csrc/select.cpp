@@ -5,9 +5,13 @@
 namespace maskwise {
 namespace {
 
-// Rows are handled in blocks of this many. A block's place in the packed tensor is known before any is copied, so
-// blocks are independent, and the result does not depend on the number of threads.
+// Rows are handled in blocks of at most this many, and of about kGrain elements. A block's place in the packed tensor is
+// known before any is copied, so blocks are independent, and the result does not depend on the number of threads.
 constexpr int64_t kBlock = 2048;
+
+int64_t block_rows(int64_t elements) {
+  return std::clamp<int64_t>(kGrain / std::max<int64_t>(1, elements), 1, kBlock);
+}
 
 // The dims [from, to) of a tensor as loops; the mask stride stays unused.
 std::vector<Loop> loops_of(const Tensor& t, int64_t from, int64_t to) {
@@ -61,14 +65,14 @@ struct MaskBytes {
 };
 
 // How many rows are kept before each block; the last entry is how many there are in all.
-std::vector<int64_t> block_starts(const MaskBytes& mask) {
-  const int64_t blocks = ceil_div(mask.rows, kBlock);
+std::vector<int64_t> block_starts(const MaskBytes& mask, int64_t block) {
+  const int64_t blocks = ceil_div(mask.rows, block);
   std::vector<int64_t> starts(blocks + 1, 0);
-  parallel(blocks, kBlock, [&](int64_t begin, int64_t end) {
+  parallel(blocks, block, [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
-      const int64_t last = std::min((b + 1) * kBlock, mask.rows);
+      const int64_t last = std::min((b + 1) * block, mask.rows);
       int64_t kept = 0;
-      for (int64_t i = b * kBlock; i < last; ++i) kept += mask.data[i] != 0;
+      for (int64_t i = b * block; i < last; ++i) kept += mask.data[i] != 0;
       starts[b + 1] = kept;
     }
   });
@@ -121,21 +125,22 @@ struct Rows {
 
 template <class Word>
 void pack_words(const Rows<Word>& x, const MaskBytes& mask, const std::vector<int64_t>& starts, Word* out) {
-  parallel(static_cast<int64_t>(starts.size()) - 1, kBlock * x.elements, [&](int64_t begin, int64_t end) {
+  const int64_t block = block_rows(x.elements);
+  parallel(static_cast<int64_t>(starts.size()) - 1, block * x.elements, [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
-      const int64_t last = std::min((b + 1) * kBlock, mask.rows);
+      const int64_t last = std::min((b + 1) * block, mask.rows);
       Word* to = out + starts[b] * x.elements;
       if (x.elements == 1 && x.touching) {
         // Single elements: no branch, since a random mask would mispredict every other one. Stays within the block's
         // own places but for one write past its end, so the last element of a block is written by itself.
         Word* const stop = out + starts[b + 1];
-        for (int64_t i = b * kBlock; i < last && to < stop; ++i) {
+        for (int64_t i = b * block; i < last && to < stop; ++i) {
           *to = x.data[i];
           to += mask.data[i] != 0;
         }
         continue;
       }
-      for_each_stretch(mask.data, b * kBlock, last, [&](bool kept, int64_t first, int64_t count) {
+      for_each_stretch(mask.data, b * block, last, [&](bool kept, int64_t first, int64_t count) {
         if (!kept) return;
         x.copy(first, count, to);
         to += count * x.elements;
@@ -148,10 +153,25 @@ template <class Word>
 void unpack_words(const Word* values, const MaskBytes& mask, const std::vector<int64_t>& starts, const Rows<Word>& other,
                   bool constant, Word* out) {
   const int64_t elements = other.elements;
-  parallel(static_cast<int64_t>(starts.size()) - 1, kBlock * elements, [&](int64_t begin, int64_t end) {
+  const int64_t block = block_rows(elements);
+  parallel(static_cast<int64_t>(starts.size()) - 1, block * elements, [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
       const Word* from = values + starts[b] * elements;
-      for_each_stretch(mask.data, b * kBlock, std::min((b + 1) * kBlock, mask.rows), [&](bool kept, int64_t first, int64_t count) {
+      const int64_t last = std::min((b + 1) * block, mask.rows);
+      if (elements == 1 && constant) {
+        // Single elements: no branch here either. What is read ahead of its place is the block's own, or the next to
+        // come, until none is left; then the rest of the block is dropped.
+        const Word* const stop = values + starts[b + 1];
+        int64_t i = b * block;
+        for (; i < last && from < stop; ++i) {
+          const bool kept = mask.data[i] != 0;
+          out[i] = kept ? *from : *other.data;
+          from += kept;
+        }
+        std::fill_n(out + i, last - i, *other.data);
+        continue;
+      }
+      for_each_stretch(mask.data, b * block, last, [&](bool kept, int64_t first, int64_t count) {
         Word* to = out + first * elements;
         if (kept) {
           std::memcpy(to, from, count * elements * sizeof(Word));
@@ -184,13 +204,14 @@ void with_word(size_t bytes, const F& f) {
 
 Tensor pack_rows(const Tensor& x, const Tensor& mask) {
   const MaskBytes bytes(mask);
-  const auto starts = block_starts(bytes);
-  std::vector<int64_t> sizes{starts.back()};
+  std::vector<int64_t> sizes{0};
   int64_t elements = 1;
   for (int64_t d = mask.dim(); d < x.dim(); ++d) {
     sizes.push_back(x.size(d));
     elements *= x.size(d);
   }
+  const auto starts = block_starts(bytes, block_rows(elements));
+  sizes[0] = starts.back();
   Tensor out = empty_cpu(sizes, x.scalar_type());
   with_word(x.element_size(), [&](auto* word) {
     using Word = std::remove_pointer_t<decltype(word)>;
@@ -202,7 +223,6 @@ Tensor pack_rows(const Tensor& x, const Tensor& mask) {
 
 Tensor unpack_rows(const Tensor& values, const Tensor& mask, const Tensor& other) {
   const MaskBytes bytes(mask);
-  const auto starts = block_starts(bytes);
   std::vector<int64_t> sizes;
   for (int64_t d = 0; d < mask.dim(); ++d) sizes.push_back(mask.size(d));
   int64_t elements = 1;
@@ -210,6 +230,7 @@ Tensor unpack_rows(const Tensor& values, const Tensor& mask, const Tensor& other
     sizes.push_back(values.size(d));
     elements *= values.size(d);
   }
+  const auto starts = block_starts(bytes, block_rows(elements));
   STD_TORCH_CHECK(values.size(0) >= starts.back(), "maskwise: unpack was called with fewer rows than the mask keeps");
   Tensor out = empty_cpu(sizes, values.scalar_type());
   with_word(values.element_size(), [&](auto* word) {

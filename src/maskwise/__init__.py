@@ -9,6 +9,8 @@ from maskwise.errors import MaskwiseError as MaskwiseError
 from maskwise.mask import Mask as Mask
 
 if TYPE_CHECKING:
+    from maskwise import nn as nn
+    from maskwise.data import TokenBudgetSampler as TokenBudgetSampler
     from maskwise.ops.fill import fill as fill
     from maskwise.ops.loss import loss as loss
     from maskwise.ops.order import argsort as argsort
@@ -52,6 +54,7 @@ __all__ = [
     "Mask",
     "MaskwiseError",
     "Packed",
+    "TokenBudgetSampler",
     "__version__",
     "all",
     "amax",
@@ -75,6 +78,7 @@ __all__ = [
     "loss",
     "mean",
     "median",
+    "nn",
     "norm",
     "normalize",
     "pack",
@@ -93,6 +97,7 @@ __all__ = [
 # The functions are imported at the first use of one: registering their ops takes longer than everything else here. All
 # at once, because that use may be inside of a graph that is being traced, where tables must not change half-way.
 _HOMES = {
+    "maskwise.data": "TokenBudgetSampler",
     "maskwise.ops.fill": "fill",
     "maskwise.ops.loss": "loss",
     "maskwise.ops.order": "argsort median quantile sort topk",
@@ -103,15 +108,18 @@ _HOMES = {
     "maskwise.plan": "explain",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+# Packages that are public under their own name.
+_PACKAGES = ("nn",)
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name from where it lives, once."""
-    if name not in _HOME_OF:
+    if name not in _HOME_OF and name not in _PACKAGES:
         raise AttributeError(f"module 'maskwise' has no attribute {name!r}")
     for home, names in _HOMES.items():
         module = import_module(home)
         globals().update({each: getattr(module, each) for each in names.split()})
+    globals().update({each: import_module(f"maskwise.{each}") for each in _PACKAGES})
     return globals()[name]
 
 

@@ -6,6 +6,7 @@ from functools import cache
 
 from maskwise.benchmarks.case import Case
 from maskwise.benchmarks.cases import fill, loss, order, reduce, reductions, scan, softmax, startup
+from maskwise.benchmarks.cases import select as selection
 from maskwise.errors import ArgumentError
 
 __all__ = ["all_cases", "select"]
@@ -18,6 +19,7 @@ FAMILIES = (
     order.cases,
     fill.cases,
     loss.cases,
+    selection.cases,
     startup.cases,
 )
 

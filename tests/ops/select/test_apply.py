@@ -89,6 +89,40 @@ def test_apply_in_place_refuses_what_does_not_fit_and_changes_nothing():
     assert torch.equal(x, torch.ones(3, 2))
 
 
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), 3e38])
+def test_poison_under_the_mask_changes_no_bit_of_output_or_gradient(route, poison):
+    x, y, mask = torch.rand(4, 5, 3) + 0.5, torch.rand(4, 5, 3) + 0.5, torch.rand(4, 5) < 0.5
+    linear = torch.nn.Linear(3, 2)
+    found = []
+    for value in (0.0, poison):
+        a, b = (torch.where(mask[..., None], t, value).requires_grad_() for t in (x, y))
+        out = mw.apply(lambda a, b: linear(a.log() / b), a, b, mask=mask, fill=-1.0)
+        above = torch.where(mask[..., None], torch.linspace(0.5, 2.0, 40).reshape(4, 5, 2), value)
+        found.append((out.detach(), *torch.autograd.grad(out, (a, b, *linear.parameters()), above)))
+    for clean, dirty in zip(*found, strict=True):
+        assert torch.equal(clean.view(torch.int32), dirty.view(torch.int32))
+
+
+def test_a_full_mask_gives_fn_everything_as_it_is():
+    seen = []
+
+    def fn(rows):
+        seen.append(rows)
+        return rows * 2
+
+    x = torch.randn(4, 5, 3)
+    assert torch.equal(mw.apply(fn, x, mask=torch.ones(4, 5, dtype=torch.bool)), x * 2)
+    assert seen[0].data_ptr() == x.data_ptr()
+
+
+def test_explain_tells_which_way_it_went():
+    x, linear = torch.randn(4, 5, 3), torch.nn.Linear(3, 3)
+    with mw.explain() as log:
+        mw.apply(linear, x, mask=mw.Mask.from_lengths([1, 1, 1, 1], max_len=5))
+        mw.apply(linear, x, mask=mw.Mask.full((4, 5)))
+    assert [(call.op, call.route, call.skipped) for call in log] == [("apply", "kept", 48), ("apply", "plain", 0)]
+
+
 def test_it_compiles_into_one_graph_and_maps():
     torch._dynamo.reset()
     x, mask = torch.rand(4, 5) + 0.1, torch.rand(4, 5) < 0.5
@@ -102,7 +136,7 @@ def test_it_compiles_into_one_graph_and_maps():
 
 
 def test_rows_are_moved_where_that_pays_and_left_where_not():
-    sparse, dense = mw.Mask.from_lengths([1, 1], max_len=10), mw.Mask.from_lengths([10, 9], max_len=10)
+    sparse, dense = mw.Mask.from_lengths([1, 1], max_len=10), mw.Mask.from_lengths([100, 99], max_len=100)
     half = mw.Mask.from_lengths([5, 5], max_len=10)
     linear = torch.nn.Linear(3, 3)
     assert [_skipping_pays(linear, mask) for mask in (sparse, half, dense)] == [True, True, False]

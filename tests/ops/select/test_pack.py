@@ -98,6 +98,35 @@ def test_what_was_dropped_never_leaks():
     torch.testing.assert_close(gradient, torch.tensor([1.0, 0.0, 1 / 3]))
 
 
+@pytest.mark.kernel
+@pytest.mark.parametrize("capacity", [None, 12])
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), 3e38])
+def test_poison_under_the_mask_changes_no_bit_there_and_back(poison, capacity):
+    x, mask = torch.rand(3, 4, 2) + 0.5, torch.rand(3, 4) < 0.5
+    weight = torch.tensor(1.5, requires_grad=True)
+    found = []
+    for value in (0.0, poison):
+        leaf = torch.where(mask[..., None], x, value).requires_grad_()
+        packed = mw.pack(leaf, mask, capacity=capacity)
+        out = (packed.map(lambda rows: (weight * rows + 1).log()) * leaf.detach()).unpack(2.0)
+        above = torch.where(mask[..., None], torch.linspace(0.5, 2.0, x.numel()).reshape(x.shape), value)
+        found.append((packed.values.detach(), out.detach(), *torch.autograd.grad(out, (leaf, weight), above)))
+    for clean, dirty in zip(*found, strict=True):
+        assert torch.equal(clean.view(torch.int32), dirty.view(torch.int32))
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("density", [0.0, 0.3, 0.9, 1.0])
+@pytest.mark.parametrize("rest", [(), (70_000,), (5,)])
+def test_rows_of_every_size_are_found_in_their_blocks(density, rest):
+    lead = (3, 2) if rest == (70_000,) else (9, 1001)
+    x, mask = torch.randn(*lead, *rest), torch.rand(lead) < density
+    packed = mw.pack(x, mask)
+    assert torch.equal(packed.values, x[mask])
+    kept = mask.reshape(*lead, *[1] * len(rest))
+    assert torch.equal(packed.unpack(-3.0), torch.where(kept, x, -3.0))
+
+
 @pytest.mark.parametrize("capacity", [3, 5, 40])
 def test_capacity_gives_a_static_shape_whose_rest_is_zero_and_ignored(capacity):
     x, mask = torch.randn(2, 4, 3), torch.tensor([[True, False, True, False], [False, True, False, False]])
@@ -117,6 +146,18 @@ def test_capacity_compiles_into_one_graph_without_knowing_what_is_kept():
     x, mask = torch.randn(2, 4), torch.rand(2, 4) < 0.5
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x, mask), torch.where(mask, x.sin(), 0.0))
+
+
+def test_packing_compiles_into_one_graph_whose_rows_nobody_counted():
+    torch._dynamo.reset()
+
+    def call(x, mask):
+        return mw.pack(x, mask).map(torch.sin).unpack()
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    for density in (0.3, 0.8):
+        x, mask = torch.randn(6, 4), torch.rand(6, 4) < density
+        torch.testing.assert_close(compiled(x, mask), torch.where(mask, x.sin(), 0.0))
 
 
 def test_a_capacity_that_is_too_small_is_an_error_with_the_one_that_fits():

@@ -93,6 +93,65 @@ def test_softmax_sums_to_one_over_each_sequence(x, mask):
     torch.testing.assert_close(out.unpack()[2], x[2].softmax(0))
 
 
+def test_the_gradient_of_softmax_is_that_of_each_sequence(x, mask):
+    leaf, reference = x.clone().requires_grad_(), x.clone().requires_grad_()
+    weights = torch.linspace(0.5, 2.0, x.numel()).reshape(x.shape)
+    (mw.pack(leaf, mask).softmax().unpack() * weights).sum().backward()
+    sum((row[:n].softmax(0) * w[:n]).sum() for row, w, n in zip(reference, weights, LENGTHS, strict=True)).backward()
+    torch.testing.assert_close(leaf.grad, reference.grad)
+
+
+@pytest.mark.parametrize("name", ["sum", "mean", "amax", "amin", "softmax", "logsumexp", "first", "last"])
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), 3e38])
+def test_poison_under_the_mask_changes_no_bit_of_a_reduction_or_its_gradient(x, mask, name, poison):
+    found = []
+    for value in (0.0, poison):
+        leaf = torch.where(mask.to_bool()[..., None], x, value).requires_grad_()
+        out = getattr(mw.pack(leaf, mask), name)()
+        out = out.values if isinstance(out, mw.Packed) else out
+        weights = torch.linspace(0.5, 2.0, out.numel()).reshape(out.shape)
+        (gradient,) = torch.autograd.grad((torch.where(out.isfinite(), out, 0.0) * weights).sum(), leaf)
+        found.append((out.detach(), gradient))
+    for clean, dirty in zip(*found, strict=True):
+        assert torch.equal(clean.view(torch.int32), dirty.view(torch.int32))
+
+
+def test_long_sums_of_half_precision_are_rounded_once():
+    x = torch.full((2, 4096), 0.1, dtype=torch.bfloat16)
+    packed = mw.pack(x, mw.Mask.from_lengths([4096, 10], max_len=4096))
+    expected = torch.tensor([4096, 10]) * x[0, 0].double()
+    torch.testing.assert_close(packed.sum(), expected.to(torch.bfloat16), rtol=0, atol=0)
+    torch.testing.assert_close(packed.mean(), x[:, 0], rtol=0, atol=0)
+
+
+def test_integers_and_bools_are_reduced_too():
+    packed = mw.pack(torch.tensor([[3, 1, 9], [7, 8, 9]]), mw.Mask.from_lengths([2, 0], max_len=3))
+    least, greatest = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
+    assert packed.sum().tolist() == [4, 0]
+    assert packed.amax().tolist() == [3, least]
+    assert packed.amin().tolist() == [1, greatest]
+    assert packed.mean()[0] == 2.0
+    assert packed.map(lambda rows: rows > 2).sum().tolist() == [1, 0]
+
+
+def test_powers_work_both_ways(x, mask):
+    kept = x[mask.to_bool()]
+    torch.testing.assert_close((mw.pack(x, mask) ** 2).values, kept**2)
+    torch.testing.assert_close((2 ** mw.pack(x, mask)).values, 2**kept)
+
+
+def test_two_capacities_do_not_mix(x, mask):
+    with pytest.raises(ArgumentError, match=r"Packed \+: `other` must have the capacity 12, got None"):
+        mw.pack(x, mask, capacity=12) + mw.pack(x, mask)
+
+
+def test_ends_of_a_capacity_are_those_of_its_sequences(x, mask):
+    packed, wide = mw.pack(x, mask), mw.pack(x, mask, capacity=17)
+    assert torch.equal(wide.last(), packed.last())
+    assert torch.equal(wide.first(), packed.first())
+    assert torch.equal(wide.position_ids[:10], packed.position_ids)
+
+
 def test_sequences_are_told_by_ids_positions_and_offsets(x):
     mask = torch.tensor([[True, False, True], [False, False, False], [False, True, True]])
     packed = mw.pack(torch.randn(3, 3), mask)
@@ -145,6 +204,22 @@ def test_packed_sequences_are_those_of_torch_there_and_back(x):
     out = mw.Packed.from_packed_sequence(gru(ours)[0])
     expected = torch.nn.utils.rnn.pad_packed_sequence(gru(theirs)[0], batch_first=True)[0]
     torch.testing.assert_close(out.unpack(), expected)
+
+
+def test_an_empty_sequence_is_refused_where_a_packed_sequence_cannot_tell_it(x, mask):
+    with pytest.raises(ArgumentError, match="keep something of every sequence, got none of sequence 1"):
+        mw.pack(x, mask).to_packed_sequence()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
+def test_the_spare_rows_of_a_capacity_are_in_no_other_format(x):
+    mask = mw.Mask.from_lengths([3, 1, 5, 2], max_len=5)
+    packed, wide = mw.pack(x, mask), mw.pack(x, mask, capacity=15)
+    assert torch.equal(wide.to_sparse_coo().to_dense(), packed.unpack())
+    assert torch.equal(wide.to_sparse_csr().to_dense(), packed.unpack())
+    assert torch.equal(wide.to_nested().values(), packed.values)
+    assert torch.equal(wide.to_packed_sequence().data, packed.to_packed_sequence().data)
 
 
 def test_it_travels_by_pytree_pickle_and_deepcopy(x, mask):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from maskwise.errors import ShapeError, say
+from maskwise.errors import ArgumentError, ShapeError, say
 from maskwise.mask import Mask
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def to_sparse_coo(self: Packed) -> Tensor:
     places = self.mask.indices()
     indices = places[None] if self.mask.ndim == 1 else places.T
     size = (*self.mask.shape, *self.values.shape[1:])
-    return torch.sparse_coo_tensor(indices, self.values, size, is_coalesced=True, check_invariants=False)
+    return torch.sparse_coo_tensor(indices, _kept(self), size, is_coalesced=True, check_invariants=False)
 
 
 def to_sparse_csr(self: Packed) -> Tensor:
@@ -39,7 +39,7 @@ def to_sparse_csr(self: Packed) -> Tensor:
     columns = self.mask.indices()[:, 1]
     size = (*self.mask.shape, *self.values.shape[1:])
     starts = self.mask.cu_seqlens.to(torch.int64)
-    return torch.sparse_csr_tensor(starts, columns, self.values, size, check_invariants=False)
+    return torch.sparse_csr_tensor(starts, columns, _kept(self), size, check_invariants=False)
 
 
 def from_sparse(cls: type[Packed], sparse: Tensor) -> Packed:
@@ -60,7 +60,7 @@ def from_sparse(cls: type[Packed], sparse: Tensor) -> Packed:
 def to_nested(self: Packed) -> Tensor:
     """As a jagged nested tensor: one component a sequence; the mask must have two dims."""
     _need_two_dims(self, "to_nested")
-    return torch.nested.nested_tensor_from_jagged(self.values, offsets=self.mask.cu_seqlens.to(torch.int64))
+    return torch.nested.nested_tensor_from_jagged(_kept(self), offsets=self.mask.cu_seqlens.to(torch.int64))
 
 
 def from_nested(cls: type[Packed], nested: Tensor, max_len: int | None = None) -> Packed:
@@ -73,17 +73,27 @@ def from_nested(cls: type[Packed], nested: Tensor, max_len: int | None = None) -
 
 
 def to_packed_sequence(self: Packed) -> PackedSequence:
-    """As the PackedSequence that torch's recurrent layers take: time step by time step, longest sequence first."""
+    """As the PackedSequence that torch's recurrent layers take: time step by time step, longest sequence first.
+
+    Raises:
+        ArgumentError: a sequence is empty, which a PackedSequence cannot tell.
+    """
     _need_two_dims(self, "to_packed_sequence")
     lengths = self.mask.lengths
+    if bool((lengths == 0).any()):
+        got = f"none of sequence {int((lengths == 0).to(torch.uint8).argmax())}"
+        hint = "pack(x[mask.lengths > 0], mask[mask.lengths > 0])"
+        raise ArgumentError(
+            say("Packed.to_packed_sequence", "mask", must="keep something of every sequence", got=got, hint=hint)
+        )
     order = torch.argsort(lengths, descending=True, stable=True)
     rank = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
-    ids = self.sequence_ids
+    ids = self.sequence_ids[: self.mask.count()]
     # The step of a row counts kept rows, so a mask with gaps gives the sequence without its gaps.
     steps = torch.arange(len(ids), device=ids.device) - self.mask.cu_seqlens.long()[ids]
     by_time = torch.argsort(steps * max(len(order), 1) + rank[ids])
     batch_sizes = torch.bincount(steps).cpu()
-    return PackedSequence(self.values[by_time], batch_sizes, order, rank)
+    return PackedSequence(_kept(self)[by_time], batch_sizes, order, rank)
 
 
 def from_packed_sequence(cls: type[Packed], sequence: PackedSequence) -> Packed:
@@ -97,6 +107,11 @@ def from_packed_sequence(cls: type[Packed], sequence: PackedSequence) -> Packed:
     lengths = torch.bincount(ids, minlength=count)
     by_sequence = torch.argsort(ids * max(len(sizes), 1) + steps)
     return cls(sequence.data[by_sequence], Mask.from_lengths(lengths, max_len=len(sizes)))
+
+
+def _kept(self: Packed) -> Tensor:
+    """The values without the rows that a capacity adds."""
+    return self.values if self.capacity is None else self.values[: self.mask.count()]
 
 
 def _need_two_dims(self: Packed, name: str) -> None:

@@ -58,7 +58,7 @@ class Packed:
         values = self.values
         other = torch.as_tensor(fill, device=values.device).to(values.dtype)
         bits = self.mask.to_bool()
-        if self.capacity is not None or torch._C._functorch.peek_interpreter_stack() is not None:
+        if self.capacity is not None or _transformed():
             return reference.unpack_static(values, bits, other)
         out: Tensor = registered.unpack_rows(values.contiguous(), bits, other)
         return out
@@ -88,6 +88,9 @@ class Packed:
                     f"Packed {symbol}: both sides must be packed by the same mask. Left:\n{self.mask}\nRight:\n"
                     f"{other.mask}\nHint: pack both with one mask, or unpack() first."
                 )
+            if other.capacity != self.capacity:
+                must, hint = f"have the capacity {self.capacity}", f"pack(x, mask, capacity={self.capacity})"
+                raise ArgumentError(say(f"Packed {symbol}", "other", must=must, got=other.capacity, hint=hint))
             return other.values
         if not isinstance(other, Tensor) or other.dim() == 0:
             return other
@@ -135,6 +138,9 @@ class Packed:
 
     def __rtruediv__(self, other: Any) -> Packed:
         return self._reflected(operator.truediv, "/", other)
+
+    def __rpow__(self, other: Any) -> Packed:
+        return self._reflected(operator.pow, "**", other)
 
     def __neg__(self) -> Packed:
         return self._like(-self.values)
@@ -199,13 +205,18 @@ def pack(x: Tensor, mask: MaskLike, *, capacity: int | None = None) -> Packed:
     bits = lead.to_bool()
     if capacity is not None:
         return Packed(reference.pack_static(x, bits, _enough(lead, capacity)), lead, capacity)
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if _transformed():
         raise ArgumentError(
             say(
                 "pack", "capacity", must="be given inside torch.func transforms", got=None, hint="capacity=mask.numel()"
             )
         )
     return Packed(registered.pack_rows(x, bits), lead)
+
+
+def _transformed() -> bool:
+    """Whether a torch.func transform is at work, under which a shape must not depend on data; a graph may have such."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _enough(mask: Mask, capacity: int) -> int:

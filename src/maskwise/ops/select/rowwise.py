@@ -13,11 +13,13 @@ from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike
 from maskwise.ops.select.packed import Packed, pack
 from maskwise.ops.select.rows import line_up
+from maskwise.plan import Plan
+from maskwise.plan.explain import listeners, record
 
 __all__ = ["apply", "apply_"]
 
-#: From this density on, moving rows together costs more than it saves.
-_NEARLY_ALL = 0.9
+#: From this density on, moving rows together costs more than it saves: for a 768-3072-768 network, 2 % of its time.
+_NEARLY_ALL = 0.98
 #: The same for functions that are as cheap as the moving itself.
 _CHEAP_ENOUGH = 0.3
 _CHEAP = frozenset(
@@ -26,7 +28,9 @@ _CHEAP = frozenset(
     | {torch.nn.functional.relu, torch.nn.functional.gelu, torch.nn.functional.silu, torch.reciprocal}
 )
 
-Outputs = Tensor | tuple[Tensor, ...]
+# What fn costs nobody can know beforehand, so these plans predict no time.
+_PACKS = Plan("apply", "kept", "fn runs on kept rows only", 0.0)
+_DENSE = Plan("apply", "plain", "nearly all is kept, or fn is cheap, or no count is at hand: fn runs on all rows", 0.0)
 
 
 def apply(
@@ -70,7 +74,10 @@ def apply(
     """
     lead = line_up("apply", x, mask)
     arguments = [_rows_of(value, lead) for value in (x, *more)]
-    route = _packs if _skipping_pays(fn, lead) else _runs_densely
+    pays = _skipping_pays(fn, lead)
+    if listeners:
+        record(_PACKS if pays else _DENSE, x, lead)
+    route = _packs if pays else _runs_densely
     return route(fn, arguments, lead, fill if other is None else other)
 
 
@@ -125,13 +132,16 @@ def _runs_densely(fn: Callable[..., Any], arguments: list[Any], lead: Mask, othe
     bits = lead.to_bool()
     flat = bits.reshape(-1)
     count = flat.shape[0]
-    rows = [
-        _harmless(a.reshape(count, *a.shape[lead.ndim :]), flat) if isinstance(a, Tensor) and a.dim() else a
-        for a in arguments
-    ]
+    # Where nothing is dropped, nothing needs a stand-in, and nothing is put back.
+    full = not torch.compiler.is_compiling() and lead.facts.count == count
+    rows = [a.reshape(count, *a.shape[lead.ndim :]) if isinstance(a, Tensor) and a.dim() else a for a in arguments]
+    if not full:
+        rows = [_harmless(row, flat) if isinstance(row, Tensor) and row.dim() else row for row in rows]
 
     def place(out: Tensor) -> Tensor:
         out = _checked(out, count).reshape(*lead.shape, *out.shape[1:])
+        if full:
+            return out
         kept = bits.reshape(*lead.shape, *[1] * (out.dim() - lead.ndim))
         return torch.where(kept, out, torch.as_tensor(other, device=out.device).to(out.dtype))
 

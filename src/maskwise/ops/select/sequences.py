@@ -72,8 +72,18 @@ def _shape(self: Packed) -> tuple[int, ...]:
 
 
 def sum(self: Packed) -> Tensor:
-    """The sum of each sequence: (*lead without the last dim, *rest); 0 for an empty one."""
-    values = _usable(self, "sum")
+    """The sum of each sequence: (*lead without the last dim, *rest); 0 for an empty one. Bools are counted."""
+    total = _wide_sum(self, "sum")
+    return total if self.values.dtype is torch.bool else total.to(self.values.dtype)
+
+
+def _wide_sum(self: Packed, name: str) -> Tensor:
+    """The sums in a dtype that they fit: half precision would lose a long sequence's last terms one by one."""
+    values = _usable(self, name)
+    if values.dtype in (torch.float16, torch.bfloat16):
+        values = values.float()
+    if values.dtype is torch.bool:
+        values = values.long()
     base = values.new_zeros(self.mask.lengths.numel(), *values.shape[1:])
     return base.index_add(0, sequence_ids(self), values).reshape(_shape(self))
 
@@ -82,11 +92,17 @@ def mean(self: Packed) -> Tensor:
     """The mean of each sequence; NaN for an empty one."""
     kept = self.mask.lengths.to(self.values.device).reshape(*self.mask.shape[:-1], *[1] * (self.values.dim() - 1))
     # The gradient of an empty sequence is zero: nothing of x is in it.
-    return torch.where(kept > 0, sum(self) / kept.clamp(min=1), torch.nan)
+    out = torch.where(kept > 0, _wide_sum(self, "mean") / kept.clamp(min=1), torch.nan)
+    return out.to(self.values.dtype) if self.values.is_floating_point() else out
 
 
-def _extreme(self: Packed, name: str, identity: float) -> Tensor:
+def _extreme(self: Packed, name: str) -> Tensor:
     values = _usable(self, name)
+    if values.is_floating_point():
+        identity: float = -torch.inf if name == "amax" else torch.inf
+    else:
+        limits = torch.iinfo(values.dtype)
+        identity = limits.min if name == "amax" else limits.max
     base = torch.full(
         (self.mask.lengths.numel(), *values.shape[1:]), identity, dtype=values.dtype, device=values.device
     )
@@ -95,18 +111,18 @@ def _extreme(self: Packed, name: str, identity: float) -> Tensor:
 
 
 def amax(self: Packed) -> Tensor:
-    """The largest of each sequence; -inf for an empty one."""
-    return _extreme(self, "amax", -torch.inf)
+    """The largest of each sequence; -inf for an empty one, the least integer where values are integers."""
+    return _extreme(self, "amax")
 
 
 def amin(self: Packed) -> Tensor:
-    """The smallest of each sequence; +inf for an empty one."""
-    return _extreme(self, "amin", torch.inf)
+    """The smallest of each sequence; +inf for an empty one, the greatest integer where values are integers."""
+    return _extreme(self, "amin")
 
 
 def _shifted(self: Packed, ids: Tensor) -> tuple[Tensor, Tensor]:
     """The values less their sequence's largest, and that: a shift that changes no result, so it needs no gradient."""
-    peak = _extreme(self, "amax", -torch.inf).detach()
+    peak = _extreme(self, "amax").detach()
     peak = torch.where(peak.isfinite(), peak, 0.0)
     return self.values - _spread(self, ids, peak), peak
 

@@ -1,0 +1,8 @@
+"""Batches that waste little: sequences grouped by a budget of tokens."""
+
+from __future__ import annotations
+
+from maskwise.data.sampler import TokenBudgetSampler as TokenBudgetSampler
+from maskwise.data.sampler import Waste as Waste
+
+__all__ = ["TokenBudgetSampler", "Waste"]

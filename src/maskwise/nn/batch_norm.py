@@ -1,0 +1,140 @@
+"""Batch normalization whose statistics, the running ones too, are those of kept positions only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from maskwise.errors import ShapeError, say
+from maskwise.nn.positions import beside_channels, keeps_all
+from maskwise.ops.arguments import MaskLike
+from maskwise.ops.fill import fill
+from maskwise.ops.reduce import mean, var
+from maskwise.ops.softmax import standardize
+
+__all__ = ["MaskedBatchNorm1d", "MaskedBatchNorm2d", "kept_in", "scaled", "wide"]
+
+
+class MaskedBatchNorm1d(nn.BatchNorm1d):
+    """``torch.nn.BatchNorm1d`` over what a mask keeps: same arguments, same state_dict, one more input.
+
+    >>> import torch, maskwise as mw
+    >>> norm = mw.nn.MaskedBatchNorm1d(1, eps=0.0, momentum=1.0)
+    >>> x = torch.tensor([[[1.0, 3.0, 99.0]], [[3.0, 1.0, 99.0]]])
+    >>> norm(x, mw.Mask.from_lengths([2, 2], max_len=3)).squeeze(1).tolist()
+    [[-1.0, 1.0, 0.0], [1.0, -1.0, 0.0]]
+    >>> norm.running_mean, norm.running_var
+    (tensor([2.]), tensor([1.3333]))
+
+    The input of ``forward(input, mask=None)`` is (N, C) with a mask of (N,), or (N, C, L) with a mask of (N, L), True
+    meaning keep: a Mask or a bool tensor. Sizes of 1 broadcast. A mask with as many dims as the input broadcasts to it,
+    and may then differ by channel. The output is 0 where the mask drops. Without a mask, and with one that is known to
+    keep everything, this is torch's layer to the last bit; a device is not asked, and a compiled graph cannot ask.
+
+    A channel of which nothing is kept leaves its running statistics as they were, and a batch of which nothing is kept
+    is not counted. One kept value has no variance: it moves the running mean only.
+
+    Raises:
+        ShapeError: the mask does not line up with the input, or the input has another number of channels.
+        DtypeError: the mask is not bool.
+        DeviceError: the mask is on another device.
+    """
+
+    def forward(self, input: Tensor, mask: MaskLike | None = None) -> Tensor:
+        """Normalize (N, C) or (N, C, L) over what a mask (N,) or (N, L) keeps."""
+        if mask is not None:
+            bits = _checked(self, input, mask)
+            if not keeps_all(mask):
+                return _batch_norm(self, input, bits)
+        return super().forward(input)
+
+
+class MaskedBatchNorm2d(nn.BatchNorm2d):
+    """``torch.nn.BatchNorm2d`` over what a mask keeps: same arguments, same state_dict, one more input.
+
+    >>> import torch, maskwise as mw
+    >>> norm = mw.nn.MaskedBatchNorm2d(3).eval()
+    >>> mask = torch.tensor([[[True, False]]])  # (N, H, W)
+    >>> norm(torch.zeros(1, 3, 1, 2).fill_(torch.nan).masked_fill(mask, 2.0), mask).isnan().any()
+    tensor(False)
+
+    The input of ``forward(input, mask=None)`` is (N, C, H, W), its mask (N, H, W), or of four dims that broadcast to
+    the input. Everything else is as in `MaskedBatchNorm1d`.
+    """
+
+    def forward(self, input: Tensor, mask: MaskLike | None = None) -> Tensor:
+        """Normalize (N, C, H, W) over what a mask (N, H, W) keeps."""
+        if mask is not None:
+            bits = _checked(self, input, mask)
+            if not keeps_all(mask):
+                return _batch_norm(self, input, bits)
+        return super().forward(input)
+
+
+def _checked(self: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor, mask: MaskLike) -> Tensor:
+    """The mask as bools that broadcast to x, if both fit the layer."""
+    op = type(self).__name__
+    self._check_input_dim(x)
+    if x.shape[1] != self.num_features:
+        must = f"have {self.num_features} channels in dim 1, as the layer has"
+        raise ShapeError(say(op, "input", must=must, got=tuple(x.shape), hint=f"{op}({x.shape[1]})"))
+    return beside_channels(op, x, mask)
+
+
+def _batch_norm(self: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor, bits: Tensor) -> Tensor:
+    if not self.training and self.running_mean is not None and self.running_var is not None:
+        # Each value by itself. What is dropped must not reach the backward pass, where 0 * NaN is NaN.
+        kept = fill(x, bits, 0.0) if torch.is_grad_enabled() else x
+        out = F.batch_norm(kept, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
+        return fill(out, bits, 0.0)
+    dims = [0, *range(2, x.dim())]
+    values = wide(x)
+    if self.training and self.track_running_stats and self.num_batches_tracked is not None:
+        _track(self, values.detach(), bits, dims)
+    return scaled(self, standardize(values, bits, dims, eps=self.eps), bits).to(x.dtype)
+
+
+@torch.no_grad()
+def _track(self: Any, x: Tensor, bits: Tensor, dims: list[int]) -> None:
+    """Move the running statistics towards those of this batch, where there are any."""
+    count = kept_in(x, bits, dims).reshape(-1)
+    self.num_batches_tracked.add_((count > 0).any())
+    # The cumulative average stays a tensor: a graph, or a device, must not be asked for the number.
+    factor = self.momentum if self.momentum is not None else 1.0 / self.num_batches_tracked.to(x.dtype)
+    for running, now, known in (
+        (self.running_mean, mean(x, bits, dims), count > 0),
+        (self.running_var, var(x, bits, dims), count > 1),
+    ):
+        running.copy_(torch.where(known, (1.0 - factor) * running + factor * now, running))
+
+
+# -- shared with the other layers --------------------------------------------------------------------------------------
+def kept_in(x: Tensor, bits: Tensor, dims: list[int]) -> Tensor:
+    """How many values of x are kept along dims, which stay with size 1; dims that the mask broadcasts over count."""
+    count = bits.sum(dims, keepdim=True)
+    for d in dims:
+        count = count * (x.shape[d] if bits.shape[d] == 1 else 1)
+    return count
+
+
+def wide(x: Tensor) -> Tensor:
+    """Half precision as float32: torch's layers compute in it as well, and round once at the end."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def scaled(
+    self: Any,  # a layer with a weight and a bias, either of which may be None
+    normalized: Tensor,  # (N, C, *places), 0 where dropped
+    bits: Tensor,
+) -> Tensor:
+    """The layer's weight and bias, one of each for a channel, and 0 again where dropped."""
+    if self.weight is None:
+        return normalized
+    shape = (-1, *[1] * (normalized.dim() - 2))
+    weight = self.weight.to(normalized.dtype).reshape(shape)
+    if self.bias is None:
+        return fill(normalized * weight, bits, 0.0)
+    return fill(torch.addcmul(self.bias.to(normalized.dtype).reshape(shape), normalized, weight), bits, 0.0)

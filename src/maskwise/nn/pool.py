@@ -1,0 +1,185 @@
+"""Pooling of what is kept: the mean, the largest, or a learned average."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from maskwise.errors import ArgumentError, ShapeError, say
+from maskwise.nn.positions import along_dims, keeps_all
+from maskwise.ops.arguments import MaskLike, dims_of
+from maskwise.ops.fill import fill
+from maskwise.ops.reduce import amax, mean
+from maskwise.ops.softmax import softmax
+
+__all__ = ["MaskedAttentionPool", "MaskedMaxPool", "MaskedMeanPool"]
+
+
+class _Pool(nn.Module):
+    """What the mean and the largest have in common."""
+
+    def __init__(self, dim: int | tuple[int, ...] = 1, keepdim: bool = False, *, empty: float | None = None) -> None:
+        super().__init__()
+        self.dim = dim
+        self.keepdim = keepdim
+        self.empty = empty
+
+    def extra_repr(self) -> str:
+        """The arguments, for ``print(model)``."""
+        empty = "" if self.empty is None else f", empty={self.empty}"
+        return f"dim={self.dim}, keepdim={self.keepdim}{empty}"
+
+    def _dims_and_bits(self, input: Tensor, mask: MaskLike | None) -> tuple[list[int], Tensor | None]:
+        """The dims that are pooled, and the mask if there is something that it drops."""
+        op = type(self).__name__
+        dims = dims_of(op, input, self.dim)
+        if mask is None:
+            return dims, None
+        bits = along_dims(op, input, mask, dims)
+        # Without a single position there is nothing to keep, which torch has no largest of.
+        return dims, None if keeps_all(mask) and bits.numel() else bits
+
+
+class MaskedMeanPool(_Pool):
+    """The mean of kept positions, such as a sentence's embedding from those of its tokens.
+
+    >>> import torch, maskwise as mw
+    >>> tokens = torch.tensor([[[1.0, 2.0], [3.0, 4.0], [9.0, 9.0]]])  # (B, L, D)
+    >>> mw.nn.MaskedMeanPool()(tokens, torch.tensor([[True, True, False]]))
+    tensor([[2., 3.]])
+
+    The input of ``forward(input, mask=None)`` is (B, L, D) with a mask of (B, L), True meaning keep: a Mask or a bool
+    tensor. With another ``dim`` the mask is still the batch and what is pooled: (B, L) for ``dim=-1`` of (B, C, L),
+    (B, H, W) for ``dim=(2, 3)`` of (B, C, H, W). Any other number of dims lines up from the left, as ``input[mask]``
+    does, and as many as the input's broadcast to it. Without a mask, and with one that keeps everything, the result is
+    torch's ``input.mean(dim)`` to the last bit.
+
+    Args:
+        dim: the dim or dims to pool.
+        keepdim: whether they stay, with size 1.
+        empty: what a batch entry of which nothing is kept gives; NaN by default, as every mean of nothing.
+
+    Raises:
+        ShapeError: the mask does not line up with the input.
+        DtypeError: the mask is not bool.
+        DeviceError: the mask is on another device.
+    """
+
+    def forward(self, input: Tensor, mask: MaskLike | None = None) -> Tensor:
+        """Pool (B, L, D) to (B, D) over what a mask (B, L) keeps."""
+        dims, bits = self._dims_and_bits(input, mask)
+        if bits is None:
+            return input.mean(dims, keepdim=self.keepdim)
+        return mean(input, bits, dims, keepdim=self.keepdim, empty=self.empty)
+
+
+class MaskedMaxPool(_Pool):
+    """The largest of kept positions, feature by feature.
+
+    >>> import torch, maskwise as mw
+    >>> tokens = torch.tensor([[[1.0, 4.0], [3.0, 2.0], [9.0, 9.0]]])  # (B, L, D)
+    >>> mw.nn.MaskedMaxPool()(tokens, torch.tensor([[True, True, False]]))
+    tensor([[3., 4.]])
+
+    Shapes are those of `MaskedMeanPool`. Without a mask, and with one that keeps everything, the result is torch's
+    ``input.amax(dim)`` to the last bit.
+
+    Args:
+        dim: the dim or dims to pool.
+        keepdim: whether they stay, with size 1.
+        empty: what a batch entry of which nothing is kept gives; -inf by default.
+
+    Raises:
+        ShapeError: the mask does not line up with the input.
+        DtypeError: the mask is not bool.
+        DeviceError: the mask is on another device.
+    """
+
+    def forward(self, input: Tensor, mask: MaskLike | None = None) -> Tensor:
+        """Pool (B, L, D) to (B, D) over what a mask (B, L) keeps."""
+        dims, bits = self._dims_and_bits(input, mask)
+        if bits is None:
+            return input.amax(dims, keepdim=self.keepdim)
+        return amax(input, bits, dims, keepdim=self.keepdim, empty=self.empty)
+
+
+class MaskedAttentionPool(nn.Module):
+    """An average of kept positions whose weights are learned: the softmax of a score of each.
+
+    >>> import torch, maskwise as mw
+    >>> pool = mw.nn.MaskedAttentionPool(4, num_heads=2)
+    >>> pool(torch.randn(8, 10, 4), mw.Mask.from_lengths([3] * 8, max_len=10)).shape
+    torch.Size([8, 4])
+
+    The input of ``forward(input, mask=None)`` is (B, L, D), or (*, L, D), with a mask of (B, L), or (*, L), True
+    meaning keep: a Mask or a bool tensor. The result is (B, D), or (*, D): 0 for an entry of which nothing is kept.
+
+    Args:
+        embed_dim: D.
+        num_heads: how many weightings there are; each averages its own share of the features.
+        hidden_dim: the score is a linear function of a position by default. With a hidden size it is
+            ``linear(tanh(linear(position)))``.
+        device: where the parameters are.
+        dtype: their dtype.
+
+    Raises:
+        ArgumentError: ``embed_dim`` is not a multiple of ``num_heads``.
+        ShapeError: the mask does not line up with the input, or the input has another number of features.
+        DtypeError: the mask is not bool.
+        DeviceError: the mask is on another device.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int = 1,
+        *,
+        hidden_dim: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if num_heads < 1 or embed_dim % num_heads:
+            must, hint = f"divide embed_dim {embed_dim}", "num_heads=1"
+            raise ArgumentError(say("MaskedAttentionPool", "num_heads", must=must, got=num_heads, hint=hint))
+        self.embed_dim = embed_dim
+        self.num_heads = num_heads
+        self.score: nn.Module
+        if hidden_dim is None:
+            # No bias: it would add the same to every score, which a softmax does not see.
+            self.score = nn.Linear(embed_dim, num_heads, bias=False, device=device, dtype=dtype)
+        else:
+            self.score = nn.Sequential(
+                nn.Linear(embed_dim, hidden_dim, device=device, dtype=dtype),
+                nn.Tanh(),
+                nn.Linear(hidden_dim, num_heads, bias=False, device=device, dtype=dtype),
+            )
+
+    def forward(self, input: Tensor, mask: MaskLike | None = None) -> Tensor:
+        """Pool (*, L, D) to (*, D) over what a mask (*, L) keeps."""
+        op = type(self).__name__
+        if input.dim() < 2 or input.shape[-1] != self.embed_dim:
+            must = f"be (*, L, {self.embed_dim})"
+            raise ShapeError(say(op, "input", must=must, got=tuple(input.shape), hint=f"{op}({input.shape[-1]})"))
+        bits = None if mask is None else along_dims(op, input, mask, [input.dim() - 2])
+        if bits is not None and bits.shape[-1] != 1:
+            must, hint = f"keep whole positions, {tuple(input.shape[:-1])}", "mask.any(-1)"
+            raise ShapeError(say(op, "mask", must=must, got=tuple(bits.shape), hint=hint))
+        if mask is None or bits is None or keeps_all(mask):
+            return self._average(input, torch.softmax(self.score(input), -2))
+        # What is dropped must not reach the products, where 0 * NaN is NaN.
+        kept = fill(input, bits, 0.0)
+        return self._average(kept, softmax(self.score(kept), bits, -2))
+
+    def _average(
+        self,
+        x: Tensor,  # (*, L, D)
+        weights: Tensor,  # (*, L, heads)
+    ) -> Tensor:
+        split = x.reshape(*x.shape[:-1], self.num_heads, self.embed_dim // self.num_heads)
+        by_head = split.transpose(-2, -3)  # (*, heads, L, D / heads)
+        return torch.matmul(weights.mT.unsqueeze(-2), by_head).squeeze(-2).flatten(-2)
+
+    def extra_repr(self) -> str:
+        """The arguments, for ``print(model)``."""
+        return f"{self.embed_dim}, num_heads={self.num_heads}"

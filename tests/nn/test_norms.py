@@ -1,0 +1,201 @@
+"""The norms against a loop over channels, of kept values only, in float64."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+import maskwise as mw
+from maskwise.errors import DeviceError, DtypeError, ShapeError
+
+# float32 against float64: a few roundings of values of about 1.
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+def batch_norm(x, kept, eps):
+    """(output, mean, unbiased variance) of each channel's kept values: x is (N, C, *), kept has x's shape."""
+    out, means, variances = torch.zeros_like(x), [], []
+    for c in range(x.shape[1]):
+        values = x[:, c][kept[:, c]]
+        out[:, c][kept[:, c]] = (values - values.mean()) / (values.var(correction=0) + eps).sqrt()
+        means.append(values.mean())
+        variances.append(values.var())
+    return out, torch.stack(means), torch.stack(variances)
+
+
+SHAPES = [((9, 3), (9,)), ((5, 3, 7), (5, 7)), ((4, 3, 5, 6), (4, 5, 6)), ((5, 3, 7), (5, 3, 7)), ((5, 3, 7), (5, 1))]
+
+
+@pytest.mark.parametrize(("shape", "mask_shape"), SHAPES)
+@pytest.mark.parametrize("momentum", [0.1, 0.5, None])
+def test_batch_statistics_and_running_ones_are_those_of_kept_values(shape, mask_shape, momentum):
+    layer = (mw.nn.MaskedBatchNorm2d if len(shape) == 4 else mw.nn.MaskedBatchNorm1d)(3, momentum=momentum)
+    running_mean, running_var = torch.zeros(3).double(), torch.ones(3).double()
+    for batch in range(1, 4):
+        x, bits = torch.randn(shape) * 3 + 2, torch.rand(mask_shape) < 0.6
+        kept = bits if bits.dim() == len(shape) else bits.unsqueeze(1)
+        kept = kept.expand(shape)
+        expected, mean, variance = batch_norm(x.double(), kept, layer.eps)
+        torch.testing.assert_close(layer(x, bits).double(), expected, **CLOSE)
+        factor = 1 / batch if momentum is None else momentum
+        running_mean = (1 - factor) * running_mean + factor * mean
+        running_var = (1 - factor) * running_var + factor * variance
+        torch.testing.assert_close(layer.running_mean.double(), running_mean, **CLOSE)
+        torch.testing.assert_close(layer.running_var.double(), running_var, **CLOSE)
+        assert layer.num_batches_tracked == batch
+
+
+def test_padding_more_changes_nothing():
+    lengths, x = [3, 5, 1], torch.randn(3, 4, 5)
+    short, long = mw.nn.MaskedBatchNorm1d(4), mw.nn.MaskedBatchNorm1d(4)
+    a = short(x, mw.Mask.from_lengths(lengths, max_len=5))
+    b = long(nn.functional.pad(x, (0, 60), value=7.0), mw.Mask.from_lengths(lengths, max_len=65))
+    torch.testing.assert_close(a, b[..., :5])
+    torch.testing.assert_close(short.running_var, long.running_var)
+
+
+def test_packed_rows_through_the_layer_of_torch_give_the_same():
+    x, bits = torch.randn(6, 4, 9), torch.rand(6, 9) < 0.5
+    ours, theirs = mw.nn.MaskedBatchNorm1d(4), nn.BatchNorm1d(4)
+    expected = theirs(mw.pack(x.mT, bits).values)
+    torch.testing.assert_close(ours(x, bits).mT[bits], expected)
+    torch.testing.assert_close(ours.running_mean, theirs.running_mean)
+    torch.testing.assert_close(ours.running_var, theirs.running_var)
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_a_batch_of_nothing_leaves_running_statistics_and_counts_for_nothing(momentum):
+    layer = mw.nn.MaskedBatchNorm1d(2, momentum=momentum)
+    layer(torch.randn(4, 2, 3))
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    out = layer(torch.full((4, 2, 3), torch.nan), torch.zeros(4, 3, dtype=torch.bool))
+    assert torch.equal(out, torch.zeros(4, 2, 3))
+    for name, value in layer.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_one_kept_value_moves_the_running_mean_and_not_the_running_variance():
+    layer = mw.nn.MaskedBatchNorm1d(1, momentum=0.5)
+    out = layer(torch.tensor([[4.0], [9.0]]), torch.tensor([True, False]))
+    assert torch.equal(out, torch.zeros(2, 1))
+    assert (layer.running_mean.item(), layer.running_var.item()) == (2.0, 1.0)
+
+
+def test_channels_with_nothing_kept_are_left_alone_one_by_one():
+    layer = mw.nn.MaskedBatchNorm1d(2, momentum=1.0)
+    bits = torch.tensor([[[True, True], [False, False]]])
+    layer(torch.tensor([[[1.0, 3.0], [torch.nan, torch.nan]]]), bits)
+    assert layer.running_mean.tolist() == [2.0, 0.0]
+    assert layer.running_var.tolist() == [2.0, 1.0]
+
+
+def test_eval_uses_running_statistics_and_leaves_them():
+    layer = mw.nn.MaskedBatchNorm1d(3)
+    layer(torch.randn(5, 3, 7) * 2 + 1)
+    layer.eval()
+    before = layer.running_mean.clone()
+    x, bits = torch.randn(5, 3, 7), torch.rand(5, 7) < 0.5
+    expected = nn.functional.batch_norm(x, layer.running_mean, layer.running_var, layer.weight, layer.bias)
+    assert torch.equal(layer(x, bits), torch.where(bits.unsqueeze(1), expected, 0.0))
+    assert torch.equal(layer.running_mean, before)
+
+
+def test_without_running_statistics_eval_uses_those_of_the_batch():
+    layer = mw.nn.MaskedBatchNorm1d(3, track_running_stats=False)
+    x, bits = torch.randn(5, 3, 7), torch.rand(5, 7) < 0.5
+    assert torch.equal(layer.train()(x, bits), layer.eval()(x, bits))
+    assert layer.running_mean is None
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_instances_are_normalized_by_their_own_kept_values(batched):
+    layer = mw.nn.MaskedInstanceNorm1d(3, affine=True)
+    nn.init.uniform_(layer.weight)
+    nn.init.uniform_(layer.bias)
+    x, bits = torch.randn(4, 3, 8), torch.rand(4, 8) < 0.6
+    bits[2] = False
+    expected = torch.zeros(4, 3, 8, dtype=torch.float64)
+    for n in range(4):
+        for c in range(3 if bits[n].any() else 0):
+            values = x[n, c, bits[n]].double()
+            normal = (values - values.mean()) / (values.var(correction=0) + layer.eps).sqrt()
+            expected[n, c, bits[n]] = normal * layer.weight[c].double() + layer.bias[c].double()
+    got = layer(x, bits) if batched else torch.stack([layer(x[n], bits[n]) for n in range(4)])
+    torch.testing.assert_close(got.double(), expected.detach(), **CLOSE)
+
+
+def test_the_running_statistics_of_instances_average_over_those_that_have_any():
+    layer = mw.nn.MaskedInstanceNorm1d(2, track_running_stats=True, momentum=0.25)
+    x, bits = torch.randn(4, 2, 6), torch.rand(4, 6) < 0.7
+    bits[1] = False
+    bits[3] = torch.tensor([True, False, False, False, False, False])
+    layer(x, bits)
+    means = torch.stack([x[n][:, bits[n]].mean(-1) for n in (0, 2, 3)]).mean(0)
+    variances = torch.stack([x[n][:, bits[n]].var(-1) for n in (0, 2)]).mean(0)
+    torch.testing.assert_close(layer.running_mean, 0.25 * means)
+    torch.testing.assert_close(layer.running_var, 0.75 + 0.25 * variances)
+    layer.eval()
+    expected = nn.functional.instance_norm(x, layer.running_mean, layer.running_var, use_input_stats=False)
+    torch.testing.assert_close(layer(x, bits), torch.where(bits.unsqueeze(1), expected, 0.0))
+
+
+def test_kept_positions_have_the_layer_norm_of_torch_to_the_last_bit():
+    layer = mw.nn.MaskedLayerNorm(6)
+    x, bits = torch.randn(4, 5, 6), torch.rand(4, 5) < 0.5
+    assert torch.equal(layer(x, bits), torch.where(bits[..., None], nn.functional.layer_norm(x, (6,)), 0.0))
+
+
+@pytest.mark.parametrize("mask_shape", [(4, 5, 6), (1, 1, 6), (4, 1, 6)])
+def test_dropped_features_are_left_out_of_the_mean_and_the_variance(mask_shape):
+    layer = mw.nn.MaskedLayerNorm(6)
+    nn.init.uniform_(layer.weight)
+    nn.init.uniform_(layer.bias)
+    x, bits = torch.randn(4, 5, 6), torch.rand(mask_shape) < 0.6
+    kept = bits.expand(4, 5, 6)
+    expected = torch.zeros(4, 5, 6, dtype=torch.float64)
+    for place in itertools.product(range(4), range(5)):
+        at = kept[place]
+        values = x[place][at].double()
+        normal = (values - values.mean()) / (values.var(correction=0) + layer.eps).sqrt()
+        expected[place][at] = (normal * layer.weight[at] + layer.bias[at]).detach()
+    torch.testing.assert_close(layer(x, bits).double(), expected, **CLOSE)
+
+
+def test_a_layer_norm_over_positions_counts_kept_positions():
+    layer = mw.nn.MaskedLayerNorm((5, 2), elementwise_affine=False)
+    x, bits = torch.randn(3, 5, 2), torch.rand(3, 5) < 0.6
+    for row, kept, out in zip(x, bits, layer(x, bits), strict=True):
+        values = row[kept]
+        torch.testing.assert_close(
+            out[kept], (values - values.mean()) / (values.var(correction=0) + layer.eps).sqrt(), **CLOSE
+        )
+        assert torch.equal(out[~kept], torch.zeros(int((~kept).sum()), 2))
+
+
+BITS = torch.ones(8, 16, dtype=torch.bool)
+ERRORS = [
+    (lambda: mw.nn.MaskedBatchNorm1d(4)(torch.ones(8, 4, 16), BITS.T), ShapeError, r"\(8, 16\).*Hint: mask\.T\."),
+    (lambda: mw.nn.MaskedBatchNorm1d(16)(torch.ones(8, 16, 4), BITS), ShapeError, r"x\.movedim\(-1, 1\)"),
+    (lambda: mw.nn.MaskedBatchNorm1d(4)(torch.ones(8, 5, 16), BITS), ShapeError, r"4 channels.*MaskedBatchNorm1d\(5\)"),
+    (lambda: mw.nn.MaskedBatchNorm1d(4)(torch.ones(8, 4, 16), BITS[0, 0]), ShapeError, r"one bool for each position"),
+    (lambda: mw.nn.MaskedBatchNorm1d(4)(torch.ones(8, 4, 16), BITS.float()), DtypeError, r"from_attention_mask"),
+    (lambda: mw.nn.MaskedBatchNorm1d(4)(torch.ones(8, 4, 16), [True]), DtypeError, r"Mask\(torch\.as_tensor"),
+    (lambda: mw.nn.MaskedBatchNorm1d(4)(torch.ones(8, 4, 16), BITS.to("meta")), DeviceError, r"mask\.to\(x\.device\)"),
+    (lambda: mw.nn.MaskedInstanceNorm1d(3)(torch.ones(8, 4, 16), ~BITS), ShapeError, r"MaskedInstanceNorm1d\(4\)"),
+    (lambda: mw.nn.MaskedLayerNorm(4)(torch.ones(8, 16, 4), BITS.T), ShapeError, r"Hint: mask\.T\."),
+    (lambda: mw.nn.MaskedLayerNorm(4)(torch.ones(8, 16, 5), BITS), ShapeError, r"end in normalized_shape \(4,\)"),
+    (lambda: mw.nn.MaskedLayerNorm(4)(torch.ones(8, 16, 4), BITS[:, 0, None, None, None]), ShapeError, r"x\[mask\]"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), ERRORS)
+def test_bad_arguments_get_an_error_that_teaches(call, error, message):
+    with pytest.raises(error, match=message) as caught:
+        call()
+    assert str(caught.value).startswith("Masked")
+
+
+def test_the_input_dims_are_refused_as_torch_does():
+    with pytest.raises(ValueError, match="expected 2D or 3D input"):
+        mw.nn.MaskedBatchNorm1d(3)(torch.ones(2, 3, 4, 5), torch.ones(2, 4, 5, dtype=torch.bool))

@@ -9,6 +9,7 @@ from maskwise.errors import MaskwiseError as MaskwiseError
 from maskwise.mask import Mask as Mask
 
 if TYPE_CHECKING:
+    from maskwise.ops.attention import attention as attention
     from maskwise.ops.fill import fill as fill
     from maskwise.ops.loss import loss as loss
     from maskwise.ops.order import argsort as argsort
@@ -62,6 +63,7 @@ __all__ = [
     "argmax",
     "argmin",
     "argsort",
+    "attention",
     "count",
     "cummax",
     "cummin",
@@ -93,6 +95,7 @@ __all__ = [
 # The functions are imported at the first use of one: registering their ops takes longer than everything else here. All
 # at once, because that use may be inside of a graph that is being traced, where tables must not change half-way.
 _HOMES = {
+    "maskwise.ops.attention": "attention",
     "maskwise.ops.fill": "fill",
     "maskwise.ops.loss": "loss",
     "maskwise.ops.order": "argsort median quantile sort topk",

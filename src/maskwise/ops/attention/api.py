@@ -10,11 +10,12 @@ from torch import Tensor
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike
 from maskwise.ops.attention import reference
-from maskwise.ops.attention.arguments import Index, check_options, check_tensors, line_up, lowers
+from maskwise.ops.attention.arguments import check_options, lowered, recipe_for, remembered_recipe
 from maskwise.ops.attention.blocks import attend_blocks, is_finite
 from maskwise.ops.attention.packed import attend_packed
 from maskwise.ops.attention.pieces import bits_of
 from maskwise.ops.attention.routes import bits_from, choose
+from maskwise.ops.attention.whole import attend_whole, end_gradients
 from maskwise.ops.select.packed import Packed
 from maskwise.plan.explain import listeners, record
 
@@ -87,34 +88,47 @@ def attention(
     check_options(dropout_p)
     if isinstance(q, Packed) or isinstance(k, Packed) or isinstance(v, Packed):
         return attend_packed(q, k, v, mask, attention, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
-    sizes = check_tensors(q, k, v)
-    index: Index = () if mask is None else line_up(mask, q, sizes)
-    if lowers(q.device.type) and q.dtype is not torch.float64:
-        # The kernels are called below the level at which autocast would see them.
-        lower = torch.get_autocast_dtype(q.device.type)
-        q, k, v = q.to(lower), k.to(lower), v.to(lower)
     if torch.compiler.is_compiling():
+        sizes, index = recipe_for(q, k, v, mask)
+        q, k, v = lowered(q, k, v)
         return reference.attention_by_sdpa(q, k, v, bits_from(mask, index, sizes), is_causal, dropout_p, scale)
+    sizes, index = remembered_recipe(q, k, v, mask)
+    q, k, v = lowered(q, k, v)
     plan, pieces = choose(q, k, v, mask, index, is_causal, dropout_p, sizes)
     if listeners:
         # What attention is made of is pairs of a query and a key, so those are what the log counts.
         pairs = q.new_empty(()).expand(sizes)
         record(plan, pairs, mask[index] if isinstance(mask, Mask) else mask)
-    if plan.route in ("blocks", "whole"):
+    if plan.route == "sdpa":
+        return reference.attention_by_sdpa(q, k, v, bits_from(mask, index, sizes), is_causal, dropout_p, scale)
+    kept = bits_from(mask, index, sizes) if plan.route != "blocks" else None
+    if plan.route == "plain":
+        return reference.attention(q, k, v, kept, is_causal, dropout_p, scale)
+    if plan.route == "blocks":
         out = attend_blocks(q, k, v, pieces, scale)
-        if not any(piece.is_partial for piece in pieces) or is_finite(out):
+        if not any(piece.is_partial for piece in pieces):
             return out
-        # Something that a query drops may have reached it as 0 * NaN. Without what is masked out the same pieces give
-        # bit for bit what they give with zeros there; what is left then is not finite for queries that keep it.
-        kept = bits_of(bits_from(mask, index, sizes), is_causal, sizes)
-        assert kept is not None
-        out = attend_blocks(*reference.clean(q, k, v, kept), pieces, scale)
-        if is_finite(out):
+    else:
+        out = attend_whole(q, k, v, kept, is_causal, dropout_p, scale)
+        if kept is None and not is_causal:
             return out
-    elif plan.route == "sdpa":
-        kept = bits_from(mask, index, sizes)
-        out = reference.attention_by_sdpa(q, k, v, kept, is_causal, dropout_p, scale)
-        if q.device.type != "cpu" or (mask is None and not is_causal) or is_finite(out):
-            return out
-    kept = bits_from(mask, index, sizes)
-    return reference.attention(q, k, v, kept, is_causal, dropout_p, scale)
+    if _is_sound(out, k):
+        return end_gradients(out, kept, is_causal, q, k)
+    # Something that a query drops may have reached it as 0 * NaN. Without what is masked out the same route gives bit
+    # for bit what it gives with zeros there; what is left then is not finite for queries that keep it.
+    bits = bits_from(mask, index, sizes)
+    everything = bits_of(bits, is_causal, sizes)
+    assert everything is not None
+    cleaned = reference.clean(q, k, v, everything)
+    if plan.route == "blocks":
+        out = attend_blocks(*cleaned, pieces, scale)
+    else:
+        out = attend_whole(*cleaned, kept, is_causal, dropout_p, scale)
+    if _is_sound(out, cleaned[1]):
+        return end_gradients(out, kept, is_causal, q, k)
+    return reference.attention(q, k, v, bits, is_causal, dropout_p, scale)
+
+
+def _is_sound(out: Tensor, k: Tensor) -> bool:
+    """Whether nothing that is not finite was met: NaN shows in the result, a score of -inf only in the gradient."""
+    return is_finite(out.detach()) and (not out.requires_grad or is_finite(k.detach()))

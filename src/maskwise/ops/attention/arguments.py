@@ -14,7 +14,7 @@ from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike, fits
 from maskwise.ops.attention.pieces import Sizes
 
-__all__ = ["Index", "check_options", "check_tensors", "lift", "line_up", "lowers"]
+__all__ = ["Index", "check_options", "lift", "line_up", "lowered", "recipe_for", "remembered_recipe"]
 
 OP = "attention"
 MaskT = TypeVar("MaskT", Mask, Tensor)
@@ -63,6 +63,42 @@ def lowers(device: str) -> bool:
     return torch.is_autocast_enabled(device) if device in ("cpu", "cuda") or is_autocast_available(device) else False
 
 
+Key = tuple[Any, ...]
+_RECIPES_KEPT = 4096
+_recipes: dict[Key, tuple[Sizes, Index]] = {}
+
+
+def recipe_for(q: Any, k: Any, v: Any, mask: MaskLike | None) -> tuple[Sizes, Index]:
+    """The sizes of a call, and the index that gives its mask four dims; or an error that tells what does not fit."""
+    sizes = check_tensors(q, k, v)
+    return sizes, () if mask is None else line_up(mask, q, sizes)
+
+
+def remembered_recipe(q: Any, k: Any, v: Any, mask: MaskLike | None) -> tuple[Sizes, Index]:
+    """The same, remembered by shapes, dtypes and devices: checks would cost a tiny call as much as its work."""
+    try:
+        key: Key = (q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device)
+        if mask is not None:
+            key += (mask.shape, mask.dtype, mask.device)
+    except AttributeError:
+        return recipe_for(q, k, v, mask)
+    found = _recipes.get(key)
+    # Autocast lets dtypes differ, and may be off the next time.
+    if found is None or q.dtype != k.dtype or q.dtype != v.dtype:
+        if len(_recipes) >= _RECIPES_KEPT:
+            _recipes.clear()
+        found = _recipes[key] = recipe_for(q, k, v, mask)
+    return found
+
+
+def lowered(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The tensors in autocast's dtype where that is on: kernels are called below the level at which it would see."""
+    if not lowers(q.device.type) or q.dtype is torch.float64:
+        return q, k, v
+    lower = torch.get_autocast_dtype(q.device.type)
+    return q.to(lower), k.to(lower), v.to(lower)
+
+
 def check_options(dropout_p: float) -> None:
     """Raise unless dropout_p is a probability."""
     if not 0.0 <= dropout_p <= 1.0:
@@ -104,7 +140,7 @@ def line_up(mask: MaskLike, q: Tensor, sizes: Sizes) -> Index:
 
 def lift(mask: MaskT, index: Index, sizes: Sizes) -> MaskT:
     """The mask with its four dims, of which only the keys always have their full size."""
-    four = mask[index]
+    four = mask[index] if index else mask
     return four if four.shape[-1] == sizes.keys else four.expand(-1, -1, -1, sizes.keys)
 
 

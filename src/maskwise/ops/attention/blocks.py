@@ -66,8 +66,6 @@ class Piece(NamedTuple):
 
 def serves(q: Tensor, k: Tensor, v: Tensor) -> tuple[bool, str]:
     """Whether the CPU kernel takes these, and the reason if not."""
-    if q.device.type != "cpu":
-        return False, f"the blocks are for the CPU, not for {q.device.type}"
     if q.dtype not in _DTYPES:
         return False, f"the CPU kernel does not take {q.dtype}"
     if q.shape[-1] != v.shape[-1]:
@@ -135,7 +133,9 @@ class _Blocks(torch.autograd.Function):
         saved, pieces = ctx.saved_tensors, ctx.pieces
         above = above if above.stride(-1) == 1 else above.contiguous()
         gradients = _gradients(above, saved, pieces, ctx.scale)
-        if any(piece.bits is not None for piece in pieces) and not is_finite(gradients[1], gradients[2]):
+        if any(piece.bits is not None for piece in pieces) and not (
+            is_finite(gradients[1]) and is_finite(gradients[2])
+        ):
             # The gradient of a query that keeps nothing may be anything, and takes no part.
             above = above.clone()
             for piece in pieces:
@@ -169,8 +169,7 @@ def _gradients(
     return of_q, of_k, of_v
 
 
-def is_finite(*tensors: Tensor) -> bool:
-    """Whether all is finite, from sums: one pass that makes no tensor. A sum that overflows says no, which is safe."""
-    return all(
-        math.isfinite(x.sum(dtype=torch.float64 if x.dtype is torch.float64 else torch.float32).item()) for x in tensors
-    )
+def is_finite(x: Tensor) -> bool:
+    """Whether all is finite, from its sum: one pass that makes no tensor. One that overflows says no, which is safe."""
+    total = x.sum() if x.dtype is torch.float32 or x.dtype is torch.float64 else x.sum(dtype=torch.float32)
+    return math.isfinite(total.item())

@@ -16,7 +16,7 @@ from maskwise.mask.structures import Constant, Intervals, Segments, Structure, V
 from maskwise.ops.attention.blocks import Piece
 from maskwise.ops.attention.reference import causal
 
-__all__ = ["Sizes", "pieces_of", "whole"]
+__all__ = ["Sizes", "bits_of", "pieces_of"]
 
 Ints = NDArray[np.int64]
 
@@ -33,15 +33,6 @@ class Sizes(NamedTuple):
     heads: int
     queries: int
     keys: int
-
-
-def whole(mask: Mask | Tensor | None, is_causal: bool, sizes: Sizes) -> list[Piece]:
-    """Everything in one piece, with a mask."""
-    everything = (0, sizes.batch), (0, sizes.queries), (0, sizes.keys)
-    bits = bits_of(mask, False, sizes)
-    if bits is None or not is_causal:
-        return [Piece(*everything, bits, is_causal)]
-    return [Piece(*everything, bits & causal(sizes.queries, sizes.keys, bits.device))]
 
 
 def pieces_of(mask: Mask | Tensor | None, is_causal: bool, sizes: Sizes) -> list[Piece]:

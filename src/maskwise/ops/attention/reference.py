@@ -72,7 +72,7 @@ def clean(q: Tensor, k: Tensor, v: Tensor, kept: Tensor) -> tuple[Tensor, Tensor
     heads, shared = k.shape[1], q.shape[1] // k.shape[1]
     keys = kept.any(-2)
     if keys.shape[1] > 1 and shared > 1:
-        keys = keys.reshape(keys.shape[0], heads, shared, -1).any(2)
+        keys = keys.reshape(keys.shape[0], heads, shared, keys.shape[-1]).any(2)
     keys = keys[..., None]
     return torch.where(kept.any(-1)[..., None], q, 0.0), torch.where(keys, k, 0.0), torch.where(keys, v, 0.0)
 

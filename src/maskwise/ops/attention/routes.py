@@ -1,8 +1,8 @@
 """Which way an attention call goes, from static facts, and from the mask where it lies on the host.
 
-``whole``: one call of torch's CPU kernel with a mask. ``blocks``: that kernel, piece by piece, for what is kept only.
-``sdpa``: torch's SDPA on inputs that are zero where masked out. ``sequences`` and ``varlen``: packed tokens, see
-`maskwise.ops.attention.sequences`. ``plain``: the reference.
+``whole``: one call of torch's SDPA with a mask. ``blocks``: its CPU kernel, piece by piece, for what is kept only.
+``sdpa``: SDPA on inputs that are zero where masked out, for devices that must not be
+waited for. ``sequences``: packed tokens, see `maskwise.ops.attention.packed`. ``plain``: the reference.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike
 from maskwise.ops.attention.arguments import Index, lift
 from maskwise.ops.attention.blocks import Piece, serves
-from maskwise.ops.attention.pieces import Sizes, pieces_of, whole
+from maskwise.ops.attention.pieces import Sizes, pieces_of
 from maskwise.plan import Plan, planner
 from maskwise.plan.plan import Refusal
 
@@ -30,6 +30,7 @@ _PAIR = 4e-5
 #: Below this, nothing that could be skipped pays for looking at the mask.
 _SMALL = 60.0
 
+_SMALL_PLAN = Plan("attention", "whole", "too small for blocks to pay", _SMALL)
 _TRANSFORMED = "torch.func transforms and forward-mode AD see through plain torch operations only"
 
 
@@ -48,24 +49,26 @@ def choose(
         return Plan("attention", "plain", "forced", 0.0), []
     if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
         return Plan("attention", "plain", _TRANSFORMED, 0.0, (Refusal("blocks", _TRANSFORMED),)), []
+    if q.device.type != "cpu":
+        why = f"the blocks are for the CPU, not for {q.device.type}"
+        return Plan("attention", "sdpa", why, 0.0, (Refusal("blocks", why),)), []
+    in_one = _CALL + prod(sizes) * _PAIR * q.shape[-1]
+    if in_one < _SMALL and planner.forced() is None:
+        return _SMALL_PLAN, []
     ok, why = serves(q, k, v)
     if ok and dropout_p > 0.0:
         ok, why = False, "the CPU kernel has no dropout"
     if ok and mask is None and not is_causal:
         ok, why = False, "nothing is dropped"
     if not ok:
-        return Plan("attention", "sdpa", why, 0.0, (Refusal("blocks", why),)), []
+        return Plan("attention", "whole", why, in_one, (Refusal("blocks", why),)), []
     per_pair = _PAIR * q.shape[-1]
-    in_one = _CALL + prod(sizes) * per_pair
-    if in_one < _SMALL and planner.forced() is None:
-        plan = Plan("attention", "whole", "too small for blocks to pay", in_one)
-        return plan, whole(bits_from(mask, index, sizes), is_causal, sizes)
     pieces = _remembered(mask, index, is_causal, sizes)
     cost = sum(_CALL + _pairs(piece) * sizes.heads * per_pair for piece in pieces)
     if cost > in_one and planner.forced() is None:
         refused = Refusal("blocks", f"predicted {cost:.0f} µs against {in_one:.0f} µs")
         plan = Plan("attention", "whole", f"{len(pieces)} blocks would skip too little", in_one, (refused,))
-        return plan, whole(bits_from(mask, index, sizes), is_causal, sizes)
+        return plan, []
     pairs = sum(map(_pairs, pieces)) * sizes.heads
     reason = f"{len(pieces)} block{'s' if len(pieces) != 1 else ''} hold {pairs:,} of {prod(sizes):,} pairs"
     refused = Refusal("whole", f"predicted {in_one:.0f} µs against {cost:.0f} µs")

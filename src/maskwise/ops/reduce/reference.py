@@ -19,6 +19,9 @@ __all__ = [
 ]  # fmt: skip
 
 
+_HALVES = (torch.float16, torch.bfloat16)
+
+
 def dropped(x: Tensor, mask: Tensor, value: float) -> Tensor:
     """X with ``value`` where it is dropped. Unlike a product with the mask, it lets no NaN through."""
     # A Python scalar of x's own kind: any other would make torch promote, and copy, x.
@@ -29,11 +32,13 @@ def dropped(x: Tensor, mask: Tensor, value: float) -> Tensor:
 
 def wide(x: Tensor) -> torch.dtype:
     """The dtype in which x is accumulated: float32 for half precision, otherwise its own."""
-    return torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
+    return torch.float32 if x.dtype in _HALVES else x.dtype
 
 
 def counts(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
     """How many are kept: int64, broadcastable to the result. A broadcast mask is not expanded."""
+    if mask.shape == x.shape:
+        return mask.sum(dim, keepdim=keepdim)
     mask = mask.reshape((1,) * (x.dim() - mask.dim()) + mask.shape)
     repeated = product(x.shape[d] for d in dim if x.dim() and mask.shape[d] == 1)
     kept = mask.sum(dim, keepdim=keepdim)
@@ -88,13 +93,15 @@ def prod(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
         out = out.to(wide(x))
     for d in reversed(dim):
         out = out.prod(d, keepdim=keepdim)
-    return out.to(x.dtype) if x.dtype.is_floating_point else out
+    return out.to(x.dtype) if len(dim) > 1 and x.dtype.is_floating_point else out
 
 
 def mean(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
     """The mean of what is kept; NaN where nothing is."""
-    total = dropped(x, mask, 0.0).sum(dim, keepdim=keepdim, dtype=wide(x))
-    return (total / counts(x, mask, dim, keepdim)).to(x.dtype)
+    values = dropped(x, mask, 0.0)
+    if x.dtype in _HALVES:
+        return (values.sum(dim, keepdim=keepdim, dtype=torch.float32) / counts(x, mask, dim, keepdim)).to(x.dtype)
+    return values.sum(dim, keepdim=keepdim) / counts(x, mask, dim, keepdim)
 
 
 def any(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:

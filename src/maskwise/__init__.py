@@ -9,6 +9,8 @@ from maskwise.errors import MaskwiseError as MaskwiseError
 from maskwise.mask import Mask as Mask
 
 if TYPE_CHECKING:
+    from maskwise import models as models
+    from maskwise.models import unpad as unpad
     from maskwise.ops.fill import fill as fill
     from maskwise.ops.loss import loss as loss
     from maskwise.ops.order import argsort as argsort
@@ -75,6 +77,7 @@ __all__ = [
     "loss",
     "mean",
     "median",
+    "models",
     "norm",
     "normalize",
     "pack",
@@ -87,12 +90,14 @@ __all__ = [
     "std",
     "sum",
     "topk",
+    "unpad",
     "var",
 ]
 
 # The functions are imported at the first use of one: registering their ops takes longer than everything else here. All
 # at once, because that use may be inside of a graph that is being traced, where tables must not change half-way.
 _HOMES = {
+    "maskwise.models": "unpad",
     "maskwise.ops.fill": "fill",
     "maskwise.ops.loss": "loss",
     "maskwise.ops.order": "argsort median quantile sort topk",
@@ -102,11 +107,14 @@ _HOMES = {
     "maskwise.ops.softmax": "log_softmax normalize softmax softmin standardize",
     "maskwise.plan": "explain",
 }
+_NAMESPACES = ("models",)
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name from where it lives, once."""
+    if name in _NAMESPACES:
+        return import_module(f"maskwise.{name}")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'maskwise' has no attribute {name!r}")
     for home, names in _HOMES.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from maskwise.benchmarks.case import Case
-from maskwise.benchmarks.cases import fill, loss, order, reduce, reductions, scan, softmax, startup
+from maskwise.benchmarks.cases import fill, loss, models, order, reduce, reductions, scan, softmax, startup
 from maskwise.errors import ArgumentError
 
 __all__ = ["all_cases", "select"]
@@ -18,6 +18,7 @@ FAMILIES = (
     order.cases,
     fill.cases,
     loss.cases,
+    models.cases,
     startup.cases,
 )
 

@@ -191,13 +191,18 @@ def test_dropout_is_drawn_in_training_and_the_mean_is_that_of_the_padded_model()
     settings = {**ENCODERS["bert"][2], "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
     model = transformers.BertModel(config("Bert", **settings)).train()
     given, keep = inputs(masks()), masks()
-    with torch.no_grad():
-        padded = torch.stack([model(**given).last_hidden_state for _ in range(200)]).mean(0)
-        mw.unpad(model)
-        drawn = [model(**given).last_hidden_state for _ in range(200)]
-    assert not torch.equal(drawn[0], drawn[1])
-    # The mean of 200 draws with a spread near 0.3 is known to 0.02; four times that, and a little for 1280 places.
-    assert (torch.stack(drawn).mean(0) - padded)[keep].abs().max() < 0.15
+
+    def draws():
+        with torch.no_grad():
+            return torch.stack([model(**given).last_hidden_state[keep] for _ in range(100)])
+
+    padded, again = draws().mean(0), draws().mean(0)
+    mw.unpad(model)
+    packed = draws()
+    assert not torch.equal(packed[0], packed[1])
+    # How far two means of padded draws lie apart is how far a mean of packed draws may lie; 1216 places average out.
+    by_chance = (again - padded).abs().mean()
+    assert (packed.mean(0) - padded).abs().mean() < 1.25 * by_chance
 
 
 def test_gradient_checkpointing_recomputes_the_packed_layers():

@@ -11,8 +11,8 @@ from maskwise.models.attention import PackedMask as PackedMask
 from maskwise.models.hugging_face import HuggingFaceAdapter
 from maskwise.models.packing import Packing as Packing
 from maskwise.models.torch_modules import EncoderAdapter, LayerAdapter, MultiheadAdapter
-from maskwise.models.unpad import repad as repad
-from maskwise.models.unpad import unpad as unpad
+from maskwise.models.unpadding import repad as repad
+from maskwise.models.unpadding import unpad as unpad
 
 __all__ = [
     "Adapter",

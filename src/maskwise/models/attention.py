@@ -48,7 +48,7 @@ class PackedMask:
         sizes = [row.stop - row.start for row in packing.rows]
         pieces = []
         for index, (row, one, keys, values) in enumerate(
-            zip(packing.rows, q.split(sizes), k.split(sizes), v.split(sizes), strict=True)
+            zip(packing.rows, *(each.split_with_sizes(sizes) for each in (q, k, v)), strict=True)
         ):
             if row.keys == 0:
                 # Multiplied, not made, so that its gradient is a zero and not an absence.

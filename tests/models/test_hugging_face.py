@@ -1,4 +1,5 @@
 import copy
+import inspect
 import pickle
 
 import pytest
@@ -252,11 +253,13 @@ def test_an_exception_inside_leaves_nothing_behind():
 
 def test_repad_brings_everything_back():
     model = build("bert", "BertForMaskedLM")
+    names = [set(vars(module)) for module in model.modules()]
     hooks = [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()]
     keys, implementation = list(model.state_dict()), model.config._attn_implementation
     mw.unpad(model)
     assert list(model.state_dict()) == keys
     mw.models.repad(model)
+    assert [set(vars(module)) for module in model.modules()] == names
     assert [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()] == hooks
     assert model.config._attn_implementation == implementation
 
@@ -267,6 +270,25 @@ def test_a_changed_implementation_runs_padded_and_says_so():
     with mw.explain() as log:
         model(**given)
     assert "changed after unpad" in next(iter(log)).reason
+
+
+def test_forward_called_by_itself_is_packed_too_and_has_the_signature_it_had():
+    model, keep = build("bert", "BertForMaskedLM").eval(), masks()
+    signatures = [inspect.signature(each.forward) for each in (model, model.bert)]
+    expected = model.bert.forward(**inputs(keep)).last_hidden_state
+    mw.unpad(model)
+    assert [inspect.signature(each.forward) for each in (model, model.bert)] == signatures
+    with mw.explain() as log:
+        found = model.bert.forward(**inputs(keep)).last_hidden_state
+    assert routes(log) == ["packed"]
+    torch.testing.assert_close(found[keep], expected[keep], rtol=1e-4, atol=TOLERANCE)
+
+
+def test_a_compiled_model_runs_padded():
+    model, given = build("bert").eval(), inputs(masks())
+    expected = model(**given).last_hidden_state
+    compiled = torch.compile(mw.unpad(model), backend="eager")
+    torch.testing.assert_close(compiled(**given).last_hidden_state, expected, rtol=1e-5, atol=1e-6)
 
 
 REFUSED = {
@@ -291,5 +313,5 @@ def test_a_model_that_cannot_be_served_is_refused_and_left_as_it_was(reason):
         mw.unpad(model)
     assert "write an adapter" in str(refusal.value)
     assert model.config._attn_implementation == implementation
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert not any(module._forward_hooks or "forward" in vars(module) for module in model.modules())
     assert model.training

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from maskwise.models.hugging_face import deberta, mpnet
-from maskwise.models.hugging_face.hooks import Enter, add_hooks, remove_hooks
+from maskwise.models.hugging_face.forwards import Settings, cover, uncover
 from maskwise.models.hugging_face.inputs import padding_aware_embeddings, takes
 from maskwise.models.hugging_face.interface import ORIGINALS, PREFIX, register_for
 from maskwise.models.hugging_face.probe import probe
@@ -60,7 +60,7 @@ class HuggingFaceAdapter:
         return True, ""
 
     def install(self, module: nn.Module) -> None:
-        """Register the attention, hook the doors, and try it."""
+        """Register the attention, cover the forwards, and try it."""
         base = base_of(module)
         name = register_for(base.config._attn_implementation or "eager")
         base.config._attn_implementation = name
@@ -68,19 +68,19 @@ class HuggingFaceAdapter:
         if (family := special(base)) is not None:
             family.patch(base)
         try:
-            enter = Enter(name, causal, padding_aware_embeddings(base), watches_first=True)
-            add_hooks(module, base, enter)
+            settings = Settings(name, causal, padding_aware_embeddings(base), watches_first=True)
+            cover(module, base, settings)
             if not probe(base, causal=causal):
-                remove_hooks(module)
-                add_hooks(module, base, replace(enter, watches_first=False))
+                uncover(module)
+                cover(module, base, replace(settings, watches_first=False))
         except BaseException:
             self.undo(module)
             raise
 
     def undo(self, module: nn.Module) -> None:
-        """Take the hooks away, and the attention's name back."""
+        """Uncover the forwards, and give the attention its name back."""
         base = base_of(module)
-        remove_hooks(module)
+        uncover(module)
         base.config._attn_implementation = base.config._attn_implementation.removeprefix(PREFIX)
         if (family := special(base)) is not None:
             family.unpatch(base)

@@ -49,8 +49,8 @@ def padded_reason(module: nn.Module, named: dict[str, Any], *, causal: bool, fir
     mask, tokens = named.get("attention_mask"), named.get("input_ids")
     if tokens is None:
         tokens = named.get("inputs_embeds")
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
-        return "a graph that is being compiled has no sizes that depend on data"
+    if torch._C._get_tracing_state() is not None:
+        return "a graph that is being traced has no sizes that depend on data"
     if not isinstance(mask, Tensor):
         return "no attention_mask was given"
     if not isinstance(tokens, Tensor) or mask.dim() != 2 or mask.shape != tokens.shape[:2]:

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -56,6 +57,13 @@ inline void advise_huge(void* data, size_t bytes) {
 #endif
 }
 
+// Whether fresh memory is filled with ones, which read as NaN: the tests set MASKWISE_POISON, so that a kernel that
+// leaves a place of its result unwritten cannot pass by luck.
+inline bool poisoned() {
+  static const bool wanted = std::getenv("MASKWISE_POISON") != nullptr;
+  return wanted;
+}
+
 // A new CPU tensor with these strides, which must leave no gaps. torch::stable::new_empty would look the op up by its
 // name on every call, which costs a tiny kernel more than its arithmetic; this asks the allocator directly.
 inline Tensor empty_cpu(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides, ScalarType dtype) {
@@ -66,6 +74,7 @@ inline Tensor empty_cpu(const std::vector<int64_t>& sizes, const std::vector<int
   Tensor out(handle);
   const size_t bytes = static_cast<size_t>(out.numel()) * out.element_size();
   if (bytes > 0) advise_huge(out.mutable_data_ptr(), bytes);
+  if (bytes > 0 && poisoned()) std::memset(out.mutable_data_ptr(), 0xff, bytes);
   return out;
 }
 

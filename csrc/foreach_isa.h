@@ -3,6 +3,9 @@
 //   #define MASKWISE_KERNELS "reduce_kernels.h"
 //   #include "foreach_isa.h"
 //
+// AVX-512 is for kernels that wait for arithmetic (exponentials, mostly): those define MASKWISE_COMPUTE_BOUND before they
+// include this. All others wait for memory, which wider vectors do not hasten, and run their AVX2 code there too.
+//
 // The target is set by pragma rather than by build flags, so that one object file holds every level and the build
 // needs no list of per-file flags. Everything a kernel header includes must be included before the pragmas (common.h):
 // an inline function of the standard library that was compiled for AVX2 could otherwise be the copy that the linker
@@ -38,6 +41,7 @@ namespace maskwise::avx2 {
 #undef MASKWISE_VECTOR_BYTES
 MASKWISE_TARGET_POP
 
+#if defined(MASKWISE_COMPUTE_BOUND)
 MASKWISE_TARGET_PUSH("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2")
 #define MASKWISE_VECTOR_BYTES 64
 namespace maskwise::avx512 {
@@ -45,6 +49,11 @@ namespace maskwise::avx512 {
 #include MASKWISE_KERNELS
 }  // namespace maskwise::avx512
 #undef MASKWISE_VECTOR_BYTES
-#undef MASKWISE_F16C
 MASKWISE_TARGET_POP
+#else
+namespace maskwise {
+namespace avx512 = avx2;
+}
+#endif
+#undef MASKWISE_F16C
 #endif

@@ -2,6 +2,7 @@
 // dtype that the capability table knows, the mask is bool and broadcasts to them.
 #include "scan_layout.h"
 
+#define MASKWISE_COMPUTE_BOUND
 #define MASKWISE_KERNELS "loss_kernels.h"
 #include "foreach_isa.h"
 

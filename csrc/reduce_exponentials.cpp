@@ -1,6 +1,7 @@
 // Logsumexp and the vector norms as registered ops.
 #include "reduce_call.h"
 
+#define MASKWISE_COMPUTE_BOUND
 #define MASKWISE_KERNELS "reduce_exponentials.h"
 #include "foreach_isa.h"
 

@@ -93,11 +93,65 @@ struct Var {
   Out finish(const State& s) const { return finisher(s); }
 };
 
+// The same in float64 and plainly, for the few outputs whose squares leave the range of float32.
+template <class T, class Finish>
+struct WideVar {
+  using In = T;
+  using Out = typename Finish::Out;
+  using State = Moments;
+  Finish finisher;
+
+  void row(State& s, const T* x, const uint8_t* m, int64_t n, int64_t) const {
+    Moments all;
+    for (int64_t i = 0; i < n; ++i) {
+      if (m != nullptr && m[i] == 0) continue;
+      all.kept += 1;
+      all.mean += static_cast<double>(x[i]);
+    }
+    if (all.kept == 0) return;
+    all.mean /= all.kept;
+    for (int64_t i = 0; i < n; ++i) {
+      if (m != nullptr && m[i] == 0) continue;
+      const double apart = static_cast<double>(x[i]) - all.mean;
+      all.squares += apart * apart;
+    }
+    join(s, all);
+  }
+  Out finish(const State& s) const { return finisher(s); }
+};
+
+// Reduces, and does again what float32 could not hold: values beyond 1e19 have squares of inf, those below 1e-19 of 0.
+template <class T, class Finish>
+void reduce_moments(const Finish& finisher, const Layout& layout, const void* x, const void* m, void* out) {
+  reduce(Var<T, Finish>{finisher}, layout, x, m, out);
+  if constexpr (std::is_same_v<Acc<T>, float>) {
+    const WideVar<T, Finish> op{finisher};
+    auto* results = static_cast<typename Finish::Out*>(out);
+    parallel(layout.outputs, layout.length, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        if (finisher.plausible(results[r])) continue;
+        const Offset at = offset_of(layout.kept, r);
+        Moments s;
+        reduce_range(op, s, layout, static_cast<const T*>(x) + at.x, static_cast<const uint8_t*>(m) + at.mask, 0,
+                     layout.length);
+        results[r] = op.finish(s);
+      }
+    });
+  }
+}
+
+// Whether a sum of squares, or their mean, can have been taken in float32 without harm.
+inline bool in_range(double squares) { return squares > 1e-30 && squares <= std::numeric_limits<double>::max(); }
+
 template <class T>
 struct Spread {
   using Out = T;
   double correction;
   bool root;
+  bool plausible(T found) const {
+    const double value = static_cast<double>(found);
+    return in_range(root ? value * value : value);
+  }
   T operator()(const Moments& s) const {
     if (s.kept == 0) return static_cast<T>(std::numeric_limits<float>::quiet_NaN());
     const double var = s.squares / std::max(0.0, s.kept - correction);
@@ -107,6 +161,7 @@ struct Spread {
 
 struct AsTheyAre {
   using Out = Moments;
+  bool plausible(const Moments& s) const { return in_range(s.squares); }
   Moments operator()(const Moments& s) const { return s; }
 };
 
@@ -114,7 +169,7 @@ inline void var(ScalarType dtype, const Layout& layout, const void* x, const voi
                 bool root) {
   with_floating(dtype, [&](auto t) {
     using T = decltype(t);
-    reduce(Var<T, Spread<T>>{{correction, root}}, layout, x, m, out);
+    reduce_moments<T>(Spread<T>{correction, root}, layout, x, m, out);
   });
 }
 
@@ -131,7 +186,7 @@ inline void var_backward(ScalarType dtype, const Layout& layout, const MapLayout
   with_floating(dtype, [&](auto t) {
     using T = decltype(t);
     std::vector<Moments> moments(layout.outputs);
-    reduce(Var<T, AsTheyAre>{}, layout, x, m, moments.data());
+    reduce_moments<T>(AsTheyAre{}, layout, x, m, moments.data());
     Params<T> params(layout.outputs);
     for (int64_t i = 0; i < layout.outputs; ++i) {
       const double freedom = std::max(0.0, moments[i].kept - correction);

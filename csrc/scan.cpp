@@ -2,6 +2,7 @@
 // broadcasts to x, and the capability table knows that the dtype is served.
 #include "scan_walk.h"
 
+#define MASKWISE_COMPUTE_BOUND
 #define MASKWISE_KERNELS "scan_kernels.h"
 #include "foreach_isa.h"
 

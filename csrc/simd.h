@@ -125,11 +125,21 @@ inline Vec<A> keep(Vec<A> x, LaneMask<A> kept) {
   return (Vec<A>)((LaneMask<A>)x & kept);
 }
 
+// The sum of N lanes, by halves: three steps for eight lanes, where one after the other would be seven.
+template <class A, int N>
+inline A add_halves(typename VectorOf<A, N>::type v) {
+  if constexpr (N == 2) {
+    return v[0] + v[1];
+  } else {
+    typename VectorOf<A, N / 2>::type halves[2];
+    std::memcpy(halves, &v, sizeof(v));
+    return add_halves<A, N / 2>(halves[0] + halves[1]);
+  }
+}
+
 template <class A>
 inline A add_lanes(Vec<A> v) {
-  A total = v[0];
-  for (int i = 1; i < kLanes<A>; ++i) total += v[i];
-  return total;
+  return add_halves<A, kLanes<A>>(v);
 }
 
 // Whether none of 32 mask bytes is set.

@@ -2,6 +2,7 @@
 // negative, the mask is bool and broadcasts to x, and the capability table knows that the dtype is served.
 #include "slices.h"
 
+#define MASKWISE_COMPUTE_BOUND
 #define MASKWISE_KERNELS "softmax_kernels.h"
 #include "foreach_isa.h"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import hypothesis
@@ -15,6 +16,9 @@ hypothesis.settings.register_profile("maskwise", derandomize=True, deadline=None
 # `pytest --hypothesis-profile=explore` looks further than a test run has time for.
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=2000)
 hypothesis.settings.load_profile("maskwise")
+
+# What torch's fill_uninitialized_memory is for its own allocations, this is for those of the kernels.
+os.environ["MASKWISE_POISON"] = "1"
 
 
 @pytest.fixture(autouse=True)

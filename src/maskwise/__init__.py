@@ -11,6 +11,7 @@ from maskwise.mask import Mask as Mask
 if TYPE_CHECKING:
     from maskwise import models as models
     from maskwise.models import unpad as unpad
+    from maskwise.ops.attention import attention as attention
     from maskwise.ops.fill import fill as fill
     from maskwise.ops.loss import loss as loss
     from maskwise.ops.order import argsort as argsort
@@ -64,6 +65,7 @@ __all__ = [
     "argmax",
     "argmin",
     "argsort",
+    "attention",
     "count",
     "cummax",
     "cummin",
@@ -98,6 +100,7 @@ __all__ = [
 # at once, because that use may be inside of a graph that is being traced, where tables must not change half-way.
 _HOMES = {
     "maskwise.models": "unpad",
+    "maskwise.ops.attention": "attention",
     "maskwise.ops.fill": "fill",
     "maskwise.ops.loss": "loss",
     "maskwise.ops.order": "argsort median quantile sort topk",

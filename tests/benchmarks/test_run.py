@@ -6,7 +6,7 @@ import torch
 
 from maskwise.benchmarks.case import Case, Side, at_least, never_slower
 from maskwise.benchmarks.measure import Samples
-from maskwise.benchmarks.report import Provenance, rows, table, to_json, write_csv
+from maskwise.benchmarks.report import HEADLINE, Provenance, geometric_means, rows, table, to_json, write_csv
 from maskwise.benchmarks.run import BenchmarkError, _judge, run_case
 
 MACHINE = {"cpu": "a cpu", "cores": 2, "threads": 2, "simd": "none", "torch": "2", "maskwise": "0"}
@@ -103,3 +103,18 @@ def test_json_and_rows_tell_the_same(result):
 
 def test_the_table_has_a_line_a_case(result):
     assert table([result, result]).row_count == 2
+
+
+def faster_by(ratio, function):
+    seconds = {"mine": [1.0], "peer": [ratio]}
+    sides = (Side("mine", lambda inputs: lambda: None, "ours"), Side("peer", lambda inputs: lambda: None))
+    case = Case("family", function, "variant", lambda case: None, sides, moved_bytes=lambda case: 1)
+    copied = {**seconds, "copy_": [1.0]}
+    return _judge(case, Samples(copied), {"mine": "ours", "peer": "peer", "copy_": "memory"}, {}, copied=1)
+
+
+def test_one_number_sums_up_the_cases_of_a_function_and_of_the_headline(result):
+    few = [faster_by(4.0, "sum"), faster_by(16.0, "sum")]
+    assert geometric_means([*few, result]) == pytest.approx({"sum": 8.0})
+    rest = [faster_by(2.0, function) for function in sorted(HEADLINE - {"sum"})]
+    assert geometric_means([*few, *rest])["headline"] == pytest.approx((4.0 * 16.0 * 2.0**5) ** (1 / 7))

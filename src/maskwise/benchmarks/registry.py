@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from maskwise.benchmarks.case import Case
-from maskwise.benchmarks.cases import fill, loss, models, order, reduce, reductions, scan, softmax, startup
+from maskwise.benchmarks.cases import attention, fill, loss, models, order, reduce, reductions, scan, softmax, startup
 from maskwise.errors import ArgumentError
 
 __all__ = ["all_cases", "select"]
@@ -19,6 +19,7 @@ FAMILIES = (
     fill.cases,
     loss.cases,
     models.cases,
+    attention.cases,
     startup.cases,
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,10 @@ from maskwise.benchmarks.run import Result, Verdict
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["Provenance", "in_words", "rows", "table", "to_json", "write_csv"]
+__all__ = ["HEADLINE", "Provenance", "geometric_means", "in_words", "rows", "table", "to_json", "write_csv"]
+
+HEADLINE = frozenset({"sum", "mean", "var", "amax", "logsumexp", "softmax"})
+"""The functions whose cases are summed up in one number."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,22 @@ def to_json(results: Sequence[Result], provenance: Provenance) -> dict[str, Any]
             for result in results
         ],
     }
+
+
+def geometric_means(results: Sequence[Result]) -> dict[str, float]:
+    """How many times faster than the best peer each function is over its large forward cases, as one number.
+
+    With every function of HEADLINE among the results, "headline" is the number over all of their cases.
+    """
+    ratios: dict[str, list[float]] = {}
+    for result in results:
+        # Only for these it is told how many bytes they move.
+        if result.case.moved_bytes is not None and result.best_peer is not None:
+            ratios.setdefault(result.case.function, []).append(result.best_peer.ratio.median)
+    means = {function: statistics.geometric_mean(of_cases) for function, of_cases in ratios.items()}
+    if ratios.keys() >= HEADLINE:
+        means["headline"] = statistics.geometric_mean([r for function in sorted(HEADLINE) for r in ratios[function]])
+    return means
 
 
 def table(results: Sequence[Result]) -> Table:

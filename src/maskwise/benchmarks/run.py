@@ -77,8 +77,13 @@ class Result:
         return next((side for side in self.sides if side.kind == "floor"), None)
 
 
-def run_case(case: Case, *, quick: bool = False, on_round: OnRound = lambda done, total: None) -> Result:
-    """Measure one case. ``quick`` runs the shrunken form for a few rounds: it shows that it works, not how fast."""
+def run_case(
+    case: Case, *, quick: bool = False, budget: float = 8.0, on_round: OnRound = lambda done, total: None
+) -> Result:
+    """Measure one case, for about ``budget`` seconds.
+
+    ``quick`` runs the shrunken form for a few rounds: it shows that it works, not how fast.
+    """
     case = case.shrunk() if quick else case
     inputs = case.setup(case)
     skipped = {side.name: reason for side in case.sides if (reason := side.unavailable()) is not None}
@@ -91,7 +96,7 @@ def run_case(case: Case, *, quick: bool = False, on_round: OnRound = lambda done
     if quick:
         samples = measure(calls, budget=0.0, rounds=(2, 2), sample_seconds=0.0, on_round=on_round)
     else:
-        samples = measure(calls, on_round=on_round)
+        samples = measure(calls, budget=budget, on_round=on_round)
     return _judge(case, samples, kinds, skipped, copied)
 
 

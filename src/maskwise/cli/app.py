@@ -64,6 +64,7 @@ Quick = Annotated[bool, typer.Option("--quick", help="Small inputs, two rounds: 
 Csv = Annotated[Path | None, typer.Option("--csv", dir_okay=False, help="Write every figure to this file.")]
 Plot = Annotated[Path | None, typer.Option("--plot", dir_okay=False, help="Draw a picture: .png or .svg.")]
 Check = Annotated[bool, typer.Option("--check", help="Exit with code 1 when a target is missed.")]
+Budget = Annotated[float, typer.Option("--budget", min=0.1, help="About how many seconds a case is timed.")]
 List = Annotated[bool, typer.Option("--list", help="List the cases and their targets, and leave.")]
 
 
@@ -75,6 +76,7 @@ def bench(
     csv: Csv = None,
     plot: Plot = None,
     check: Check = False,
+    budget: Budget = 8.0,
     list_: List = False,
     json: Json = False,
 ) -> None:
@@ -84,5 +86,5 @@ def bench(
     """
     from maskwise.cli import bench as command
 
-    options = command.Options(pattern=pattern, quick=quick, csv=csv, plot=plot, check=check, json=json)
+    options = command.Options(pattern=pattern, quick=quick, csv=csv, plot=plot, check=check, json=json, budget=budget)
     raise typer.Exit(command.list_cases(options) if list_ else command.run(options))

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from maskwise.benchmarks import machine, registry
 from maskwise.benchmarks.case import Case
-from maskwise.benchmarks.report import Provenance, table, to_json, write_csv
+from maskwise.benchmarks.report import Provenance, geometric_means, table, to_json, write_csv
 from maskwise.benchmarks.run import BenchmarkError, Result, run_case
 from maskwise.cli.progress import progress
 from maskwise.errors import ArgumentError
@@ -37,6 +37,7 @@ class Options:
     plot: Path | None = None
     check: bool = False
     json: bool = False
+    budget: float = 8.0
 
 
 def run(options: Options) -> int:
@@ -122,7 +123,7 @@ def _measure(cases: tuple[Case, ...], options: Options) -> list[Result]:
             def on_round(done: int, total: int, current: object = current, case: Case = case) -> None:
                 bar.update(current, completed=done, total=total, description=case.name)  # type: ignore[arg-type]
 
-            results.append(run_case(case, quick=options.quick, on_round=on_round))
+            results.append(run_case(case, quick=options.quick, budget=options.budget, on_round=on_round))
             bar.remove_task(current)
             bar.advance(overall)
     return results
@@ -137,6 +138,10 @@ def _show(results: list[Result], provenance: Provenance, options: Options) -> No
         "ok shows the targets that hold (--list names them).",
         style="dim",
     )
+    means = geometric_means(results)
+    if means:
+        told = ", ".join(f"{function} {mean:.1f}" for function, mean in means.items())
+        console.print(f"geometric mean of × best peer over the large forward cases: {told}", soft_wrap=True)
     for result in results:
         for verdict in result.verdicts:
             if not verdict.holds:

@@ -35,17 +35,13 @@ SPECIALS = [
 ]
 
 
-# The squares of the largest floats are beyond float32. Torch gives inf for their variance, and for the root of it a
-# number that it got by way of float64; ours is inf, or 0 for values that are equal.
-SPECIAL_CALLS = [
-    (name, kwargs, special)
-    for name, kwargs in CALLS
-    for special in SPECIALS
-    if name not in ("var", "std") or special not in ([3e38, 3e38], [-1e30, -1e30, 1.0])
-]
+SPECIAL_CALLS = [(name, kwargs, special) for name, kwargs in CALLS for special in SPECIALS]
 
 
 def of_torch(name, kept, kwargs):
+    if name in ("var", "std"):
+        # In float32 torch's two ways to a variance disagree beyond 1e19: one gives inf, the other goes through float64.
+        return getattr(torch, name)(kept.double(), **kwargs).to(kept.dtype)
     return TORCH.get(name, lambda x, **kw: getattr(torch, name)(x, **kw))(kept, **kwargs)
 
 
@@ -78,18 +74,19 @@ def test_special_values_among_the_kept_give_what_torch_gives_for_them(name, kwar
 @pytest.mark.kernel
 @every_route
 @pytest.mark.parametrize("name", ["amax", "amin", "logsumexp", "mean", "sum", "var", "std"])
-@pytest.mark.parametrize("special", [s for s in SPECIALS if 3e38 not in s], ids=str)
+@pytest.mark.parametrize("special", SPECIALS, ids=str)
 def test_gradients_at_special_values_are_what_torch_gives_for_the_kept(name, special, route):
     kept = torch.tensor(special, requires_grad=True)
     (expected,) = torch.autograd.grad(of_torch(name, kept, {}), kept, torch.tensor(0.5))
     x = torch.stack([torch.full((len(special),), NAN), kept.detach()], 1).flatten()
     mask = torch.arange(len(x)) % 2 == 1
     got = gradient(route, name, x, mask, 0)
-    if name == "std" and (0 < kept.abs().max() < 1e-20 or kept.abs().max() > 1e19):
-        # The variance is 0 or inf in float32, where the root has no slope that means anything.
-        pass
-    elif name == "var" and not expected.isfinite().all():
+    if route == "plain" and name == "var" and not expected.isfinite().all():
+        # Autograd takes the way through the mean too, whose part is inf - inf where the formula's is 0.
         assert not got[mask].isfinite().any()
+    elif route == "kernel" and name == "std" and 0 < kept.abs().max() < 1e-38:
+        # Of subnormals the factor 1 / std is beyond float32, and so the gradient: told, not hidden.
+        assert got[mask].isinf().all()
     else:
         torch.testing.assert_close(got[mask], expected, equal_nan=True)
     assert torch.equal(got[~mask], torch.zeros(len(special)))

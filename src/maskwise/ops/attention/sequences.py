@@ -21,7 +21,7 @@ __all__ = ["Run", "attend", "runs"]
 class Run(NamedTuple):
     """Consecutive sequences of one length."""
 
-    count: int
+    sequences: int
     queries: int
     keys: int
 
@@ -68,25 +68,25 @@ def attend(
     _check(q, k, v, lengths, key_lengths)
     found = runs(lengths, key_lengths)
     gqa = q.shape[1] != k.shape[1]
-    query_rows = [run.count * run.queries for run in found]
-    key_rows = [run.count * run.keys for run in found]
+    query_rows = [run.sequences * run.queries for run in found]
+    key_rows = [run.sequences * run.keys for run in found]
     # One run needs no split, and its result no copy.
     whole = len(found) == 1
     outs = []
     for run, a, b, c in zip(
         found,
-        (q,) if whole else q.split(query_rows),
-        (k,) if whole else k.split(key_rows),
-        (v,) if whole else v.split(key_rows),
+        (q,) if whole else torch.split(q, query_rows),
+        (k,) if whole else torch.split(k, key_rows),
+        (v,) if whole else torch.split(v, key_rows),
         strict=True,
     ):
         if run.keys == 0 or run.queries == 0:
             outs.append(a.new_zeros(a.shape[0], q.shape[1], v.shape[2]))
             continue
         out = scaled_dot_product_attention(
-            a.unflatten(0, (run.count, run.queries)).transpose(1, 2),
-            b.unflatten(0, (run.count, run.keys)).transpose(1, 2),
-            c.unflatten(0, (run.count, run.keys)).transpose(1, 2),
+            a.reshape(run.sequences, run.queries, *q.shape[1:]).transpose(1, 2),
+            b.reshape(run.sequences, run.keys, *k.shape[1:]).transpose(1, 2),
+            c.reshape(run.sequences, run.keys, *v.shape[1:]).transpose(1, 2),
             is_causal=is_causal,
             dropout_p=dropout_p,
             scale=scale,
@@ -102,7 +102,7 @@ def runs(lengths: list[int], key_lengths: list[int]) -> list[Run]:
     """Consecutive sequences of equal length, taken together.
 
     >>> runs([2, 2, 5], [2, 2, 5])
-    [Run(count=2, queries=2, keys=2), Run(count=1, queries=5, keys=5)]
+    [Run(sequences=2, queries=2, keys=2), Run(sequences=1, queries=5, keys=5)]
     """
     pairs = zip(lengths, key_lengths, strict=True)
     return [Run(len(list(same)), *pair) for pair, same in groupby(pairs) if pair != (0, 0)]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maskwise.ops.reduce.reference import counts, dropped, spread, wide
+from maskwise.ops.reduce.reference import counts, dropped, spread, wide, widest
 
 __all__ = ["again", "extremum", "logsumexp", "norm", "prod", "var"]
 
@@ -42,9 +42,9 @@ def var(grad: Tensor, x: Tensor, mask: Tensor, dim: list[int], keepdim: bool, co
     """2 (x - mean) / (n - correction); for the standard deviation (``root``) over 2 std, or 0 where that is 0."""
     kept = counts(x, mask, dim, True)
     freedom = (kept - correction).clamp(min=0)
-    values = dropped(x, mask, 0.0).to(wide(x))
+    values = dropped(x, mask, 0.0).to(widest(x))
     centred = torch.where(mask, values - values.sum(dim, keepdim=True) / kept, 0.0)
-    scale = spread(grad, x.shape, dim, keepdim).to(wide(x)) * (2.0 / freedom)
+    scale = spread(grad, x.shape, dim, keepdim).to(widest(x)) * (2.0 / freedom)
     if root:
         std = (centred.square().sum(dim, keepdim=True) / freedom).sqrt()
         scale = torch.where(std == 0, 0.0, scale / (2.0 * std))

@@ -108,22 +108,29 @@ def all(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
 
 
 # -- moments -----------------------------------------------------------------------------------------------------------
+def widest(x: Tensor) -> torch.dtype:
+    """What squares are taken in: beyond 1e19 they leave the range of float32, and torch takes float64 too."""
+    # Other devices have no float64, or a slow one.
+    return torch.float64 if x.device.type == "cpu" else wide(x)
+
+
 def var(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool, correction: float) -> Tensor:
     """The variance of what is kept; NaN where nothing is."""
-    values = dropped(x, mask, 0.0).to(wide(x))
+    return spread_of(x, mask, dim, keepdim, correction).to(x.dtype)
+
+
+def spread_of(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool, correction: float) -> Tensor:
+    """The variance before it is rounded to x's dtype."""
+    values = dropped(x, mask, 0.0).to(widest(x))
     centred = torch.where(mask, values - values.sum(dim, keepdim=True) / counts(x, mask, dim, True), 0.0)
     kept = counts(x, mask, dim, keepdim)
-    # The mean is rounded, so the distances from it do not quite sum to 0; what they sum to mends their squares.
-    rounded = centred.sum(dim, keepdim=keepdim).square() / kept
-    out = (centred.square().sum(dim, keepdim=keepdim) - rounded).clamp(min=0) / (kept - correction).clamp(min=0)
-    if correction < 0:
-        out = torch.where(kept > 0, out, nan)
-    return out.to(x.dtype)
+    out = centred.square().sum(dim, keepdim=keepdim) / (kept - correction).clamp(min=0)
+    return torch.where(kept > 0, out, nan) if correction < 0 else out
 
 
 def std(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool, correction: float) -> Tensor:
     """The standard deviation of what is kept; NaN where nothing is."""
-    squared = var(x.to(wide(x)), mask, dim, keepdim, correction)
+    squared = spread_of(x, mask, dim, keepdim, correction)
     # The gradient of the root is infinite at 0, where torch takes 0.
     return torch.where(squared == 0, squared, torch.where(squared == 0, 1.0, squared).sqrt()).to(x.dtype)
 

@@ -1,0 +1,152 @@
+"""Checks the arguments of attention, and tells how its mask lines up with the scores."""
+
+from __future__ import annotations
+
+from types import EllipsisType
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.amp import is_autocast_available
+
+from maskwise.errors import ArgumentError, DeviceError, DtypeError, ShapeError, say
+from maskwise.mask import Mask
+from maskwise.ops.arguments import MaskLike, fits
+from maskwise.ops.attention.pieces import Sizes
+
+__all__ = ["Index", "check_options", "lift", "line_up", "lowered", "recipe_for", "remembered_recipe"]
+
+OP = "attention"
+MaskT = TypeVar("MaskT", Mask, Tensor)
+Index = tuple[slice | EllipsisType | None, ...]
+
+_KEYS: Index = (slice(None), None, None)
+
+
+def check_tensors(q: Any, k: Any, v: Any) -> Sizes:
+    """The sizes of the call, or an error that tells what does not fit."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            hint = "torch.as_tensor(x), or all three from mw.pack"
+            raise DtypeError(
+                say(OP, name, must="be a tensor, or all of q, k, v Packed", got=type(x).__name__, hint=hint)
+            )
+        if x.dim() != 4:
+            hint = f"{name}[None]" if x.dim() == 3 else f"{name}.unflatten(-1, (heads, -1)).transpose(1, 2)"
+            raise ShapeError(say(OP, name, must="be (B, heads, L, D)", got=tuple(x.shape), hint=hint))
+        if not x.is_floating_point():
+            raise DtypeError(say(OP, name, must="be floating point", got=x.dtype, hint=f"{name}.float()"))
+    (batch, heads, queries, size), (_, shared, keys, _) = q.shape, k.shape
+    for name, x in (("k", k), ("v", v)):
+        if x.dtype != q.dtype and not lowers(q.device.type):
+            raise DtypeError(say(OP, name, must=f"have q's dtype {q.dtype}", got=x.dtype, hint=f"{name}.to(q.dtype)"))
+        if x.device != q.device:
+            raise DeviceError(
+                say(OP, name, must=f"be on q's device {q.device}", got=x.device, hint=f"{name}.to(q.device)")
+            )
+        if x.shape[0] != batch:
+            must, got = f"have q's batch size {batch}", x.shape[0]
+            raise ShapeError(say(OP, name, must=must, got=got, hint=f"{name}.expand({batch}, -1, -1, -1)"))
+    if k.shape[-1] != size:
+        raise ShapeError(say(OP, "k", must=f"have q's last dim {size}", got=k.shape[-1]))
+    if v.shape[1:3] != k.shape[1:3]:
+        must = f"have k's heads and length {tuple(k.shape[1:3])}"
+        raise ShapeError(say(OP, "v", must=must, got=tuple(v.shape[1:3])))
+    if shared == 0 or heads % shared:
+        must = f"have a number of heads that divides q's {heads}"
+        raise ShapeError(say(OP, "k", must=must, got=shared, hint="(B, heads, L, D), not (B, L, heads, D)"))
+    return Sizes(batch, heads, queries, keys)
+
+
+def lowers(device: str) -> bool:
+    """Whether autocast is on for a device."""
+    return torch.is_autocast_enabled(device) if device in ("cpu", "cuda") or is_autocast_available(device) else False
+
+
+Key = tuple[Any, ...]
+_RECIPES_KEPT = 4096
+_recipes: dict[Key, tuple[Sizes, Index]] = {}
+
+
+def recipe_for(q: Any, k: Any, v: Any, mask: MaskLike | None) -> tuple[Sizes, Index]:
+    """The sizes of a call, and the index that gives its mask four dims; or an error that tells what does not fit."""
+    sizes = check_tensors(q, k, v)
+    return sizes, () if mask is None else line_up(mask, q, sizes)
+
+
+def remembered_recipe(q: Any, k: Any, v: Any, mask: MaskLike | None) -> tuple[Sizes, Index]:
+    """The same, remembered by shapes, dtypes and devices: checks would cost a tiny call as much as its work."""
+    try:
+        key: Key = (q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device)
+        if mask is not None:
+            key += (mask.shape, mask.dtype, mask.device)
+    except AttributeError:
+        return recipe_for(q, k, v, mask)
+    found = _recipes.get(key)
+    # Autocast lets dtypes differ, and may be off the next time.
+    if found is None or q.dtype != k.dtype or q.dtype != v.dtype:
+        if len(_recipes) >= _RECIPES_KEPT:
+            _recipes.clear()
+        found = _recipes[key] = recipe_for(q, k, v, mask)
+    return found
+
+
+def lowered(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The tensors in autocast's dtype where that is on: kernels are called below the level at which it would see."""
+    if not lowers(q.device.type) or q.dtype is torch.float64:
+        return q, k, v
+    lower = torch.get_autocast_dtype(q.device.type)
+    return q.to(lower), k.to(lower), v.to(lower)
+
+
+def check_options(dropout_p: float) -> None:
+    """Raise unless dropout_p is a probability."""
+    if not 0.0 <= dropout_p <= 1.0:
+        raise ArgumentError(say(OP, "dropout_p", must="be between 0 and 1", got=dropout_p))
+
+
+def line_up(mask: MaskLike, q: Tensor, sizes: Sizes) -> Index:
+    """The index that gives the mask its four dims: (B, heads, queries, keys), each of that size or 1."""
+    if not isinstance(mask, Mask) and not (isinstance(mask, Tensor) and mask.dtype is torch.bool):
+        if isinstance(mask, Tensor):
+            hint = "Mask.from_attention_mask(mask) for 0 and 1, Mask.from_additive(mask) for 0 and -inf"
+            raise DtypeError(say(OP, "mask", must="be a Mask or a bool tensor", got=mask.dtype, hint=hint))
+        hint = "mw.Mask(torch.as_tensor(mask))"
+        raise DtypeError(say(OP, "mask", must="be a Mask or a bool tensor", got=type(mask).__name__, hint=hint))
+    if mask.device != q.device:
+        raise DeviceError(
+            say(OP, "mask", must=f"be on q's device {q.device}", got=mask.device, hint="mask.to(q.device)")
+        )
+    shape = tuple(mask.shape)
+    broadcasts = fits(shape, sizes)
+    if len(shape) == 2 and shape == (sizes.batch, sizes.keys):
+        if not broadcasts or sizes.batch == 1:
+            return _KEYS
+        # As many queries as batch entries: both readings fit, and nobody but the caller knows which one is meant.
+        raise ArgumentError(
+            say(
+                OP,
+                "mask",
+                must="be clear where B equals the number of queries: keys of each batch entry, or of each query",
+                got=shape,
+                hint="mask[:, None, None, :] for (B, keys), mask[None, None] for (queries, keys)",
+            )
+        )
+    if broadcasts:
+        return (None,) * (4 - len(shape))
+    must = f"be (B, keys) = {(sizes.batch, sizes.keys)} or broadcast to (B, heads, queries, keys) = {tuple(sizes)}"
+    raise ShapeError(say(OP, "mask", must=must, got=shape, hint=_hint(shape, sizes)))
+
+
+def lift(mask: MaskT, index: Index, sizes: Sizes) -> MaskT:
+    """The mask with its four dims, of which only the keys always have their full size."""
+    four = mask[index] if index else mask
+    return four if four.shape[-1] == sizes.keys else four.expand(-1, -1, -1, sizes.keys)
+
+
+def _hint(shape: tuple[int, ...], sizes: Sizes) -> str:
+    if len(shape) == 3 and fits((shape[0], 1, *shape[1:]), sizes):
+        return "mask[:, None] for (B, queries, keys)"
+    if shape[-1:] != (1,) and shape[-1:] == (sizes.queries,) and sizes.queries != sizes.keys:
+        return "the last dim of a mask is the keys; a mask of queries is mask[:, None, :, None]"
+    return "sizes line up from the right, and each is the score's size or 1"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from maskwise.ops.loss.registered import LOSSES
 from maskwise.ops.registry import FUNCTIONS, Function
 from maskwise.plan.capability import FLOATING, INTEGRAL, served
 
@@ -55,6 +56,19 @@ def signature(function: Function) -> str:
     return f"mw.{function.name}{inspect.Signature([p.replace(annotation=p.empty) for p in parameters])}"
 
 
+def losses() -> str:
+    """Which losses the kernel of ``loss`` means: for a loss, dtypes alone say too little."""
+    named = ", ".join(f"`{fn.__name__}`" for fn in LOSSES)
+    return f"""A loss has a CPU kernel if it is one of these:
+
+- {named},
+  where input and target have one shape and one dtype, and no target needs a gradient;
+- `cross_entropy` with classes as target, also with `ignore_index`, and with `weight` or `label_smoothing`.
+
+Every other loss, and these with other arguments, is torch's own function, with what is dropped made harmless before.
+That takes a few calls more than an idiom that leaks, which shows on small inputs."""
+
+
 def page() -> str:
     """The page as markdown."""
     lines = [HEAD]
@@ -69,6 +83,8 @@ def page() -> str:
                 row = (f"`{call}`", nothing, dtypes(function), ORDERS[function.gradient])
                 lines.append(f"| {' | '.join(row)} |")
         lines.append("")
+        if family == "loss":
+            lines += [losses(), ""]
     return "\n".join(lines)
 
 

@@ -88,7 +88,7 @@ def loss(
         if quick is not None:
             if listeners:
                 record(quick.plan, cast(Tensor, input), mask)
-            return quick.run(input, target, bits)
+            return quick.run(input, target, bits, kwargs.get("weight"))
     if isinstance(fn, functools.partial) and not fn.args:
         return loss(fn.func, input, target, mask, reduction, **{**fn.keywords, **kwargs})
     operands = tensors_of(input, target)

@@ -1,12 +1,14 @@
 """The calls that are made most, planned once for each combination of static facts: a repeated one costs a look-up.
 
-Served are losses of one input and one target of plain tensors on the CPU, without tensors among the keyword arguments:
-those of single elements that have a kernel, and small ones, of which what is kept is gathered and left to torch.
+Served are losses of one input and one target of plain tensors on the CPU, without tensors among the keyword arguments
+but a weight of classes: those that have a kernel, nll_loss, which can ignore what is dropped, and small ones of single
+elements, of which what is kept is gathered and left to torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,29 +17,30 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from maskwise.ops.loss.call import check_mask
+from maskwise.ops.loss import cross_entropy, reference
+from maskwise.ops.loss.call import check_mask, prepare
 from maskwise.ops.loss.kinds import KINDS, Kind
-from maskwise.ops.loss.registered import REDUCTIONS, code_of, elements
+from maskwise.ops.loss.registered import REDUCTIONS, Code, code_of, elements
 from maskwise.plan import Plan, planner
 
 __all__ = ["Quick", "find"]
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _KEPT = 4096
-#: The keyword arguments that may be given: numbers, of which tensors could never be keys.
+#: The keyword arguments that may be given: numbers, of which tensors could never be keys, and a weight.
 _SETTINGS = frozenset(
-    {"beta", "delta", "log_target", "ignore_index", "label_smoothing", "log_input", "full", "eps", "margin"}
+    {"weight", "beta", "delta", "log_target", "ignore_index", "label_smoothing", "log_input", "full", "eps", "margin"}
 )
-#: Elements of input up to which gathering single elements, and whole rows, is worth its calls.
-FEW_ELEMENTS, FEW_ROWS = 1 << 11, 1 << 17
+#: Elements of input up to which gathering single elements is worth its calls.
+FEW_ELEMENTS = 1 << 11
 
 
 class Quick(NamedTuple):
     """A call that was checked and planned."""
 
     plan: Plan
-    #: (input, target, mask) -> loss
-    run: Callable[[Any, Any, Tensor], Tensor]
+    #: (input, target, mask, weight) -> loss
+    run: Callable[[Any, Any, Tensor, Any], Tensor]
 
 
 _found: dict[tuple[Any, ...], Quick | None] = {}
@@ -50,139 +53,148 @@ def find(
     """The way of this call if it is one of those that are served here, else None."""
     if type(x) not in _PLAIN or type(target) not in _PLAIN or type(bits) is not Tensor or bits.dtype is not torch.bool:
         return None
-    if kwargs and not _SETTINGS.issuperset(kwargs):
-        return None
+    settings, weight = kwargs, None
+    if kwargs:
+        if not _SETTINGS.issuperset(kwargs):
+            return None
+        settings = {name: value for name, value in kwargs.items() if name != "weight"}
+        weight = kwargs.get("weight")
+        if weight is not None and type(weight) not in _PLAIN:
+            return None
     enabled = torch.is_grad_enabled()
     facts = (
         *(x.shape, target.shape, bits.shape, x.dtype, target.dtype, x.device, bits.device),
         *(enabled and x.requires_grad, enabled and target.requires_grad),
         torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0,
         torch.is_autocast_enabled("cpu"),
+        None if weight is None else (weight.shape, weight.dtype, weight.device, weight.requires_grad),
     )
     try:
-        key = (fn, reduction, tuple(kwargs.items()), facts)
+        key = (fn, reduction, tuple(settings.items()), facts)
         return _found[key]
     except KeyError:
         if len(_found) >= _KEPT:
             _found.clear()
-        way = _found[key] = plan(fn, x, target, bits, reduction, kwargs, *facts[-4:])
+        way = _found[key] = plan(Asked(fn, reduction, settings, *facts[7:9]), x, target, bits, weight, *facts[9:11])
         return way
     except TypeError:
         # A function or an argument that cannot be a key.
         return None
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What is asked for, apart from the tensors."""
+
+    fn: Callable[..., Any]
+    reduction: str
+    settings: Mapping[str, Any]
+    #: Whether a gradient is asked for: of the input, of the target.
+    grad: bool
+    of_target: bool
+
+    def by_kernel(self, run: Callable[..., Tensor]) -> Quick:
+        """The call by a kernel."""
+        return Quick(Plan("loss", "fused" if self.grad else "bare", "one pass over what is kept", 0.0), run)
+
+    @property
+    def inner(self) -> int:
+        """The reduction that the kernel does; what it cannot do is done afterwards, from the unreduced loss."""
+        return REDUCTIONS.get(self.reduction, REDUCTIONS["none"])
+
+
 def plan(
-    fn: Callable[..., Any],
-    x: Tensor,
-    target: Tensor,
-    bits: Tensor,
-    reduction: str,
-    kwargs: Mapping[str, Any],
-    grad: bool,
-    of_target: bool,
-    transformed: bool,
-    autocast: bool,
+    asked: Asked, x: Tensor, target: Tensor, bits: Tensor, weight: Tensor | None, transformed: bool, autocast: bool
 ) -> Quick | None:
     """Check and plan a call."""
-    kind = KINDS.get(fn)
+    kind = KINDS.get(asked.fn)
     if kind is None or transformed or autocast or x.device.type != "cpu" or planner.forced() == "plain":
         return None
-    if kind.lines_up == "elements":
-        return plan_elements(fn, x, target, bits, reduction, kwargs, grad, of_target)
+    if bits.device != x.device or target.device != x.device or (weight is not None and weight.device != x.device):
+        return None
+    if kind.lines_up == "elements" and weight is None:
+        return plan_elements(asked, x, target, bits)
     if kind.lines_up == "classes":
-        return plan_classes(fn, kind, x, target, bits, reduction, kwargs)
+        return plan_classes(asked, kind, x, target, bits, weight)
     return None
 
 
-def plan_elements(
-    fn: Callable[..., Any],
-    x: Tensor,
-    target: Tensor,
-    bits: Tensor,
-    reduction: str,
-    kwargs: Mapping[str, Any],
-    grad: bool,
-    of_target: bool,
-) -> Quick | None:
+def plan_elements(asked: Asked, x: Tensor, target: Tensor, bits: Tensor) -> Quick | None:
     """A loss of single elements."""
-    if x.shape != target.shape or bits.device != x.device:
+    if x.shape != target.shape:
         return None
     check_mask(bits, tuple(x.shape), x)
-    code = code_of(fn, kwargs) if reduction in REDUCTIONS and x.dtype == target.dtype and not of_target else None
-    if code is not None:
-        made = planner.make("loss", tuple(x.shape), x.dtype, "cpu", grad=grad)
-        if made.route != "plain":
-            op = elements.fused if made.route == "fused" else elements.bare
-            return Quick(made, partial(by_kernel, op, *code, REDUCTIONS[reduction]))
-    if planner.forced() is None and reduction in ("mean", "sum") and x.numel() <= FEW_ELEMENTS:
-        return Quick(GATHERED, partial(of_elements, fn, dict(kwargs), reduction))
+    code = code_of(asked.fn, asked.settings) if x.dtype == target.dtype and not asked.of_target else None
+    if code is not None and x.numel() and planner.has_kernel("loss", x.dtype, "cpu"):
+        return asked.by_kernel(partial(of_elements, asked, code))
+    if planner.forced() is None and asked.reduction in ("mean", "sum") and x.numel() <= FEW_ELEMENTS:
+        return Quick(
+            Plan("loss", "kept", "small: gathering what is kept is cheapest", 0.0), partial(of_kept_elements, asked)
+        )
     return None
 
 
 def plan_classes(
-    fn: Callable[..., Any],
-    kind: Kind,
-    x: Tensor,
-    target: Tensor,
-    bits: Tensor,
-    reduction: str,
-    kwargs: Mapping[str, Any],
+    asked: Asked, kind: Kind, x: Tensor, target: Tensor, bits: Tensor, weight: Tensor | None
 ) -> Quick | None:
     """A loss of rows of classes, with a class for each row as target."""
-    by_index = not target.is_floating_point() and x.dim() == 2 and tuple(target.shape) == x.shape[:1]
-    if not by_index or reduction not in ("mean", "sum") or planner.forced() is not None or x.numel() > FEW_ROWS:
+    shape = (*x.shape[:1], *x.shape[2:])
+    if x.dim() < 2 or x.numel() == 0 or target.dtype is not torch.int64 or target.shape != shape:
         return None
-    if bits.device != x.device:
+    if weight is not None and (
+        weight.shape != x.shape[1:2] or weight.dtype != x.dtype or weight.requires_grad or asked.reduction == "sequence"
+    ):
         return None
-    check_mask(bits, tuple(target.shape), x)
-    ignored = kwargs.get("ignore_index", kind.ignores)
-    return Quick(GATHERED, partial(of_rows, fn, dict(kwargs), reduction, ignored))
+    check_mask(bits, shape, x)
+    ignored = asked.settings.get("ignore_index", kind.ignores)
+    smoothing = asked.settings.get("label_smoothing", 0.0)
+    if asked.fn is F.nll_loss:
+        return Quick(Plan("loss", "plain", "torch ignores what is dropped", 0.0), partial(of_log, asked, kind, ignored))
+    served = planner.has_kernel("cross_entropy", x.dtype, "cpu") and (smoothing == 0.0 or weight is None)
+    if asked.fn is F.cross_entropy and served and 0.0 <= smoothing <= 1.0:
+        return asked.by_kernel(partial(of_classes, asked, ignored, float(smoothing)))
+    return None
 
 
-GATHERED = Plan("loss", "kept", "small: gathering what is kept is cheapest", 0.0)
+def of_elements(asked: Asked, code: Code, x: Tensor, target: Tensor, bits: Tensor, _: None) -> Tensor:
+    """A loss of single elements by its kernel."""
+    run = elements.taped if asked.grad and elements.taped else elements.bare
+    out: Tensor = run(x, target, bits, *code, asked.inner)[0]
+    return reference.reduce(out, bits, "sequence") if asked.reduction == "sequence" else out
 
 
-def by_kernel(
-    op: Callable[..., tuple[Tensor, Tensor]],
-    code: int,
-    parameter: float,
-    reduction: int,
-    x: Tensor,
-    target: Tensor,
-    bits: Tensor,
+def of_classes(
+    asked: Asked, ignored: int, smoothing: float, x: Tensor, target: Tensor, bits: Tensor, weight: Tensor | None
 ) -> Tensor:
-    """The loss by its kernel."""
-    return op(x, target, bits, code, parameter, reduction)[0]
+    """Cross entropy by its kernel."""
+    out = cross_entropy.loss(asked.grad, x, target, bits, weight, ignored, smoothing, asked.inner)
+    return reference.reduce(out, bits & (target != ignored), "sequence") if asked.reduction == "sequence" else out
 
 
-def of_elements(
-    fn: Callable[..., Tensor], kwargs: dict[str, Any], reduction: str, x: Tensor, target: Tensor, bits: Tensor
+def of_log(
+    asked: Asked, kind: Kind, ignored: int, x: Tensor, target: Tensor, bits: Tensor, weight: Tensor | None
 ) -> Tensor:
-    """The loss of the kept elements alone."""
+    """nll_loss, which reads nothing where the target is to be ignored, nor gives it a gradient."""
+    classes = torch.where(bits, target, ignored)
+    sequence = asked.reduction == "sequence"
+    out = F.nll_loss(x, classes, weight, ignore_index=ignored, reduction="none" if sequence else asked.reduction)
+    if sequence:
+        return reference.reduce(out, bits & (target != ignored), "sequence")
+    if asked.reduction == "mean" and out.isnan():
+        # A NaN that is kept, or a mean of nothing.
+        given = {**asked.settings, **({} if weight is None else {"weight": weight})}
+        return reference.loss(prepare(F.nll_loss, kind, (x, target), bits, given), "mean")
+    return out
+
+
+def of_kept_elements(asked: Asked, x: Tensor, target: Tensor, bits: Tensor, _: None) -> Tensor:
+    """The loss of the kept elements alone, by torch."""
     x, target = x.masked_select(bits), target.masked_select(bits)
     n = x.shape[0]
     if n == 0:
         # The sum of nothing is a zero that belongs to the graph.
         return x.sum() + target.sum()
-    if fn is F.kl_div and reduction == "mean":
+    if asked.fn is F.kl_div and asked.reduction == "mean":
         # torch would warn that this mean is one.
-        return fn(x, target, reduction="sum", **kwargs) / n
-    return fn(x, target, reduction=reduction, **kwargs)
-
-
-def of_rows(
-    fn: Callable[..., Tensor],
-    kwargs: dict[str, Any],
-    reduction: str,
-    ignored: int,
-    x: Tensor,
-    target: Tensor,
-    bits: Tensor,
-) -> Tensor:
-    """The loss of the kept rows alone."""
-    index = (bits & (target != ignored)).nonzero().squeeze(1)
-    n = index.shape[0]
-    if n < x.shape[0]:
-        x, target = x.index_select(0, index), target.index_select(0, index)
-    return fn(x, target, reduction=reduction, **kwargs) if n else x.sum()
+        return asked.fn(x, target, reduction="sum", **asked.settings) / n  # type: ignore[no-any-return]
+    return asked.fn(x, target, reduction=asked.reduction, **asked.settings)  # type: ignore[no-any-return]

@@ -83,16 +83,20 @@ def remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -
     """What the gradient needs: the operands themselves, and how many are kept."""
     x, target, mask, ctx.code, ctx.parameter, ctx.reduction = inputs
     ctx.mark_non_differentiable(output[1])
+    # The count has no gradient, and to make zeros in the place of none costs a tiny backward pass a call.
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(x, target, mask, output[1])
 
 
-def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
+def backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
     """The gradients of x and, by plain operations, of a target that wants one."""
+    if grad is None:
+        return None, None, None, None, None, None
     x, target, mask, kept = ctx.saved_tensors
     if torch.is_grad_enabled() or ctx.needs_input_grad[1]:
         wanted = [t for t, want in zip((x, target), ctx.needs_input_grad, strict=False) if want]
         with torch.enable_grad():
-            out, _ = plain(x, target, mask, ctx.code, ctx.parameter, ctx.reduction)
+            out = plain(x, target, mask, ctx.code, ctx.parameter, ctx.reduction)[0]
         found = iter(torch.autograd.grad(out, wanted, grad, create_graph=torch.is_grad_enabled()))
         of_x, of_target = (next(found) if want else None for want in ctx.needs_input_grad[:2])
         return of_x, of_target, None, None, None, None

@@ -1,0 +1,246 @@
+// Cross entropy as registered ops. Arguments were checked in Python: x is (N, C, ...), with its classes next to each
+// other or else contiguous; target is int64, (N, ...); mask is bool and broadcasts to it; weight has x's dtype, (C,).
+#include "cross_entropy.h"
+#include "layout.h"
+
+#define MASKWISE_KERNELS "cross_entropy_kernels.h"
+#include "foreach_isa.h"
+
+namespace maskwise {
+namespace {
+
+enum Reduction : int64_t { none = 0, sum = 1, mean = 2 };
+
+CrossEntropyKernel kernel_of(ScalarType dtype) {
+  CrossEntropyKernel kernel;
+  MASKWISE_AT_ISA(cross_entropy_kernel(dtype, kernel));
+  return kernel;
+}
+
+// The shape of the loss: that of x without its classes.
+std::vector<int64_t> loss_sizes(const Tensor& x) {
+  const auto sizes = x.sizes();
+  std::vector<int64_t> out(sizes.begin(), sizes.end());
+  out.erase(out.begin() + 1);
+  return out;
+}
+
+// A tensor that broadcasts to the loss, as one element for each position, next to each other.
+template <class T>
+class Dense {
+ public:
+  Dense(const Tensor& tensor, const std::vector<int64_t>& sizes) {
+    const auto own_sizes = tensor.sizes();
+    const auto own_strides = tensor.strides();
+    at_ = static_cast<const T*>(tensor.const_data_ptr());
+    if (own_sizes.size() == sizes.size() && tensor.is_contiguous() &&
+        std::equal(sizes.begin(), sizes.end(), own_sizes.begin()))
+      return;
+    // It is small beside x, which has all the classes.
+    std::vector<Loop> loops;
+    const size_t shift = sizes.size() - own_sizes.size();
+    int64_t count = 1;
+    for (size_t d = 0; d < sizes.size(); ++d) {
+      const bool broadcast = d < shift || own_sizes[d - shift] != sizes[d];
+      loops.push_back({sizes[d], broadcast ? 0 : own_strides[d - shift], 0});
+      count *= sizes[d];
+    }
+    coalesce(loops);
+    copy_.reserve(count);
+    for_each_run(loops, 0, count, [&](Offset offset, int64_t n) {
+      const int64_t stride = loops.empty() ? 0 : loops.back().x;
+      for (int64_t i = 0; i < n; ++i) copy_.push_back(at_[offset.x + i * stride]);
+    });
+    at_ = copy_.data();
+  }
+  Dense(const Dense&) = delete;
+
+  T operator[](int64_t position) const { return at_[position]; }
+  const T* operator+(int64_t position) const { return at_ + position; }
+
+ private:
+  const T* at_;
+  std::vector<T> copy_;
+};
+
+// The operands of a call. Positions are those of the loss, in its order.
+struct Call {
+  CrossEntropyKernel kernel;
+  int64_t classes, step, bytes, positions;
+  // Whether a position's classes are next to each other; otherwise positions are, class by class.
+  bool rows;
+  const char* x;
+  const void* weight;
+  Dense<int64_t> target;
+  Dense<uint8_t> mask;
+  int64_t ignored;
+  std::vector<Loop> loops;
+
+  Call(const Tensor& x, const Tensor& target, const Tensor& mask, const std::optional<Tensor>& weight, int64_t ignored,
+       const std::vector<int64_t>& sizes)
+      : kernel(kernel_of(x.scalar_type())),
+        classes(x.size(1)),
+        step(x.stride(1)),
+        bytes(static_cast<int64_t>(x.element_size())),
+        positions(1),
+        rows(step == 1),
+        x(static_cast<const char*>(x.const_data_ptr())),
+        weight(weight ? weight->const_data_ptr() : nullptr),
+        target(target, sizes),
+        mask(mask, sizes),
+        ignored(ignored) {
+    const auto strides = x.strides();
+    for (size_t d = 0; d < sizes.size(); ++d) {
+      loops.push_back({sizes[d], strides[d == 0 ? 0 : d + 1], 0});
+      positions *= sizes[d];
+    }
+    coalesce(loops);
+  }
+
+  bool counts(int64_t p) const { return mask[p] && target[p] != ignored; }
+  bool exists(int64_t p) const { return target[p] >= 0 && target[p] < classes; }
+  double weight_of(int64_t p) const { return weight == nullptr ? 1.0 : kernel.element(weight, target[p]); }
+
+  // Calls block(p, at, n) for n positions from p on, the first of which has its first class at `at`. It is one position
+  // where classes are next to each other, and up to kColumns where positions are.
+  template <class Block>
+  void run(const Block& block) const {
+    parallel(positions, classes, [&](int64_t begin, int64_t end) {
+      int64_t p = begin;
+      for_each_run(loops, begin, end, [&](Offset offset, int64_t count) {
+        const int64_t apart = loops.empty() ? 0 : loops.back().x;
+        for (int64_t done = 0, n = 0; done < count; done += n, p += n) {
+          n = rows ? 1 : std::min(kColumns, count - done);
+          block(p, x + (offset.x + done * apart) * bytes, n);
+        }
+      });
+    });
+  }
+};
+
+void write(const Tensor& out, int64_t i, double value) {
+  void* p = out.mutable_data_ptr();
+  switch (out.scalar_type()) {
+    case ScalarType::Double: static_cast<double*>(p)[i] = value; return;
+    case ScalarType::Half: static_cast<Half*>(p)[i] = static_cast<Half>(static_cast<float>(value)); return;
+    case ScalarType::BFloat16: static_cast<BFloat16*>(p)[i] = static_cast<BFloat16>(static_cast<float>(value)); return;
+    default: static_cast<float*>(p)[i] = static_cast<float>(value);
+  }
+}
+
+// The loss; the log of the sum of exponentials at each position that counts, which the gradient needs; and two numbers:
+// by what a mean divides, and the first position that counts with a class that does not exist, or -1.
+std::tuple<Tensor, Tensor, Tensor> cross_entropy(const Tensor& x, const Tensor& target, const Tensor& mask,
+                                                 const std::optional<Tensor>& weight, int64_t ignored,
+                                                 double smoothing, int64_t reduction) {
+  const std::vector<int64_t> sizes = loss_sizes(x);
+  const Call call(x, target, mask, weight, ignored, sizes);
+  const double classes = static_cast<double>(call.classes);
+  Tensor sums = empty_cpu(sizes, ScalarType::Double);
+  Tensor facts = empty_cpu({2}, ScalarType::Double);
+  Tensor out = empty_cpu(reduction == none ? sizes : std::vector<int64_t>{}, x.scalar_type());
+  auto* log_sums = static_cast<double*>(sums.mutable_data_ptr());
+  std::vector<double> losses(call.positions);
+  call.run([&](int64_t p, const char* at, int64_t n) {
+    uint8_t counts[kColumns];
+    double totals[kColumns];
+    for (int64_t i = 0; i < n; ++i) {
+      counts[i] = call.counts(p + i) && call.exists(p + i);
+      log_sums[p + i] = 0;
+    }
+    if (!call.rows) {
+      call.kernel.columns(at, call.classes, call.step, n, counts, log_sums + p, totals);
+    } else if (counts[0]) {
+      call.kernel.row(at, call.classes, log_sums + p, totals);
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      if (!counts[i]) continue;
+      const double log_sum = log_sums[p + i];
+      const double own = call.kernel.element(at + i * call.bytes, call.target[p + i] * call.step);
+      losses[p + i] = (1 - smoothing) * (log_sum - own) * call.weight_of(p + i);
+      if (smoothing != 0) losses[p + i] += smoothing * (log_sum - totals[i] / classes);
+    }
+  });
+  double total = 0, divisor = 0;
+  int64_t stray = -1;
+  for (int64_t p = 0; p < call.positions; ++p) {
+    if (reduction == none) write(out, p, losses[p]);
+    total += losses[p];
+    if (!call.counts(p)) continue;
+    if (call.exists(p)) {
+      divisor += call.weight_of(p);
+    } else if (stray < 0) {
+      stray = p;
+    }
+  }
+  if (reduction != none) write(out, 0, reduction == mean && divisor != 0 ? total / divisor : total);
+  auto* fact = static_cast<double*>(facts.mutable_data_ptr());
+  fact[0] = divisor;
+  fact[1] = static_cast<double>(stray);
+  return {out, sums, facts};
+}
+
+// Room for the gradient of x: with the classes next to each other if x has them so, else contiguous.
+Tensor gradient_like(const Tensor& x, const Call& call) {
+  const auto all = x.sizes();
+  const std::vector<int64_t> sizes(all.begin(), all.end());
+  if (!call.rows) return empty_cpu(sizes, x.scalar_type());
+  std::vector<int64_t> strides(sizes.size());
+  strides[1] = 1;
+  int64_t stride = std::max<int64_t>(1, call.classes);
+  for (size_t d = sizes.size(); d-- > 0;) {
+    if (d == 1) continue;
+    strides[d] = stride;
+    stride *= std::max<int64_t>(1, sizes[d]);
+  }
+  return empty_cpu(sizes, strides, x.scalar_type());
+}
+
+// The gradient of x; `grad` is contiguous, and one number unless the loss is unreduced.
+Tensor cross_entropy_backward(const Tensor& grad, const Tensor& x, const Tensor& target, const Tensor& mask,
+                              const std::optional<Tensor>& weight, const Tensor& sums, const Tensor& facts,
+                              int64_t ignored, double smoothing, int64_t reduction) {
+  const std::vector<int64_t> sizes = loss_sizes(x);
+  const Call call(x, target, mask, weight, ignored, sizes);
+  const auto* log_sums = static_cast<const double*>(sums.const_data_ptr());
+  const double divisor = *static_cast<const double*>(facts.const_data_ptr());
+  const double scale = reduction == mean && divisor != 0 ? 1.0 / divisor : 1.0;
+  const void* above = grad.const_data_ptr();
+  Tensor out = gradient_like(x, call);
+  char* to = static_cast<char*>(out.mutable_data_ptr());
+  // Positions behind one index of dim 0.
+  const int64_t inner = std::max<int64_t>(1, call.positions / std::max<int64_t>(1, x.size(0)));
+  const int64_t out_step = call.rows ? 1 : inner;
+  call.run([&](int64_t p, const char* at, int64_t n) {
+    uint8_t counts[kColumns];
+    Slope slopes[kColumns];
+    for (int64_t i = 0; i < n; ++i) {
+      counts[i] = call.counts(p + i) && call.exists(p + i);
+      if (!counts[i]) continue;
+      const double factor = call.kernel.element(above, reduction == none ? p + i : 0) * scale * call.weight_of(p + i);
+      slopes[i] = {log_sums[p + i], factor, smoothing / static_cast<double>(call.classes), 1 - smoothing};
+    }
+    if (!call.rows) {
+      // A stretch of positions that are next to each other in x lies within one index of dim 0, or has one class.
+      char* from = to + (p / inner * call.classes * inner + p % inner) * call.bytes;
+      call.kernel.column_slopes(at, call.classes, call.step, n, counts, call.target + p, slopes, from, out_step);
+      return;
+    }
+    char* from = to + p * call.classes * call.bytes;
+    if (counts[0]) {
+      call.kernel.row_slopes(at, call.classes, call.target[p], slopes[0], from);
+    } else {
+      std::memset(from, 0, call.classes * call.bytes);
+    }
+  });
+  return out;
+}
+
+}  // namespace
+}  // namespace maskwise
+
+STABLE_TORCH_LIBRARY_IMPL(maskwise, CPU, m) {
+  m.impl("cross_entropy_fused", TORCH_BOX(&maskwise::cross_entropy));
+  m.impl("cross_entropy_fused_forward", TORCH_BOX(&maskwise::cross_entropy));
+  m.impl("cross_entropy_fused_backward", TORCH_BOX(&maskwise::cross_entropy_backward));
+}

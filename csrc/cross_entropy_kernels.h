@@ -1,0 +1,182 @@
+// Cross entropy of positions with a row of classes each. Included once a SIMD level, inside its namespace, by
+// foreach_isa.h (through cross_entropy.cpp).
+#include "slice_store.h"
+#include "vector_math.h"
+
+// Up to kLanes<A> elements at p, the others replaced.
+template <class A, class T>
+inline Vec<A> load_some(const T* p, int64_t n, A other) {
+  if (n >= kLanes<A>) return load<A>(p);
+  Vec<A> v = splat<A>(other);
+  for (int64_t k = 0; k < n; ++k) v[k] = static_cast<A>(p[k]);
+  return v;
+}
+
+// Writes up to kLanes<A> elements at p.
+template <class A, class T>
+inline void store_some(T* p, int64_t n, Vec<A> v) {
+  if (n >= kLanes<A>) return store<false>(p, v);
+  T rest[kLanes<A>];
+  store<false>(rest, v);
+  std::memcpy(p, rest, n * sizeof(T));
+}
+
+// What was seen of a row in each lane: the largest element, the sum of exponentials relative to it, the sum.
+template <class A>
+struct Seen {
+  static constexpr A kLeast = -std::numeric_limits<A>::infinity();
+  Vec<A> top = splat<A>(kLeast), exponentials = {}, total = {};
+
+  // A row of which all is -inf so far must not become NaN by -inf - -inf: more may come.
+  static Vec<A> finite(Vec<A> v) { return v == kLeast ? Vec<A>{} : v; }
+
+  // Takes n vectors, from registers: they are needed twice, and memory may have given them slowly.
+  void take(const Vec<A>* v, int n) {
+    Vec<A> higher = top;
+    for (int k = 0; k < n; ++k) higher = larger<A>(v[k], higher);
+    const Vec<A> shift = finite(higher);
+    Vec<A> more = {};
+    for (int k = 0; k < n; ++k) more += vexp_nonpositive<A>(v[k] - shift);
+    exponentials = exponentials * vexp_nonpositive<A>(top - shift) + more;
+    top = higher;
+  }
+};
+
+
+template <class T>
+struct CrossEntropy {
+  using A = Acc<T>;
+  static constexpr int L = kLanes<A>;
+  static constexpr int kGroup = 8;
+
+  static double element(const void* x, int64_t i) {
+    return static_cast<double>(static_cast<A>(static_cast<const T*>(x)[i]));
+  }
+
+  // The log of the sum of exponentials of n classes next to each other, and their sum.
+  static void row(const void* row, int64_t n, double* log_sum, double* total) {
+    const T* x = static_cast<const T*>(row);
+    Seen<A> seen;
+    Vec<A> v[kGroup];
+    int64_t i = 0;
+    for (; i + kGroup * L <= n; i += kGroup * L) {
+      for (int k = 0; k < kGroup; ++k) {
+        v[k] = load<A>(x + i + k * L);
+        seen.total += v[k];
+      }
+      seen.take(v, kGroup);
+    }
+    int vectors = 0;
+    for (; i < n; i += L) {
+      v[vectors++] = load_some<A>(x + i, n - i, Seen<A>::kLeast);
+      seen.total += load_some<A>(x + i, n - i, A(0));
+    }
+    if (vectors) seen.take(v, vectors);
+    A top = seen.top[0];
+    for (int k = 1; k < L; ++k) top = seen.top[k] > top ? seen.top[k] : top;
+    const Vec<A> parts = seen.exponentials * vexp_nonpositive<A>(seen.top - Seen<A>::finite(splat<A>(top)));
+    *log_sum = static_cast<double>(top) + std::log(static_cast<double>(add_lanes<A>(parts)));
+    *total = static_cast<double>(add_lanes<A>(seen.total));
+  }
+
+  // The same for `width` positions next to each other, whose classes are `step` elements apart. Vectors of positions
+  // of which none counts are never read.
+  static void columns(const void* block, int64_t n, int64_t step, int64_t width, const uint8_t* counts,
+                      double* log_sums, double* totals) {
+    const T* x = static_cast<const T*>(block);
+    Seen<A> seen[kColumns / L];
+    int64_t active[kColumns / L];
+    const int vectors = active_vectors(counts, width, active);
+    for (int64_t i = 0; i < n; i += kGroup) {
+      const int group = static_cast<int>(std::min<int64_t>(kGroup, n - i));
+      for (int a = 0; a < vectors; ++a) {
+        Vec<A> v[kGroup];
+        for (int k = 0; k < group; ++k) {
+          v[k] = load_some<A>(x + (i + k) * step + active[a], width - active[a], A(0));
+          seen[a].total += v[k];
+        }
+        seen[a].take(v, group);
+      }
+    }
+    for (int a = 0; a < vectors; ++a) {
+      const Vec<A> log = vlog<A>(seen[a].exponentials);
+      for (int64_t k = 0; k < L && active[a] + k < width; ++k) {
+        log_sums[active[a] + k] = static_cast<double>(seen[a].top[k]) + static_cast<double>(log[k]);
+        totals[active[a] + k] = static_cast<double>(seen[a].total[k]);
+      }
+    }
+  }
+
+  // The first positions of the vectors of which some position counts; returns how many they are.
+  static int active_vectors(const uint8_t* counts, int64_t width, int64_t* active) {
+    int vectors = 0;
+    for (int64_t p = 0; p < width; p += L) {
+      uint8_t any = 0;
+      for (int64_t k = p; k < std::min<int64_t>(p + L, width); ++k) any |= counts[k];
+      if (any) active[vectors++] = p;
+    }
+    return vectors;
+  }
+
+  // In two parts, since the log of sums has more digits than A, and x may be close to it.
+  static Vec<A> softmax(Vec<A> x, Vec<A> high, Vec<A> low) { return vexp_nonpositive<A>((x - high) - low); }
+
+  // The gradient of n classes next to each other.
+  static void row_slopes(const void* row, int64_t n, int64_t target, const Slope& s, void* out) {
+    const T* x = static_cast<const T*>(row);
+    T* to = static_cast<T*>(out);
+    const A high = static_cast<A>(s.log_sum), factor = static_cast<A>(s.factor), smooth = static_cast<A>(s.smooth);
+    const Vec<A> top = splat<A>(high), rest = splat<A>(static_cast<A>(s.log_sum - static_cast<double>(high)));
+    for (int64_t i = 0; i < n; i += L) {
+      const Vec<A> v = load_some<A>(x + i, n - i, A(0));
+      store_some<A>(to + i, n - i, (softmax(v, top, rest) - smooth) * factor);
+    }
+    at_target(x, target, s, to + target);
+  }
+
+  // The gradient of `width` positions next to each other; `slopes` of those that do not count are not read.
+  static void column_slopes(const void* block, int64_t n, int64_t step, int64_t width, const uint8_t* counts,
+                            const int64_t* target, const Slope* slopes, void* out, int64_t out_step) {
+    const T* x = static_cast<const T*>(block);
+    T* to = static_cast<T*>(out);
+    alignas(64) A high[kColumns] = {}, low[kColumns] = {}, factor[kColumns] = {}, smooth[kColumns] = {};
+    alignas(64) uint8_t kept[kColumns] = {};
+    for (int64_t p = 0; p < width; ++p) {
+      kept[p] = counts[p];
+      if (!counts[p]) continue;
+      high[p] = static_cast<A>(slopes[p].log_sum);
+      low[p] = static_cast<A>(slopes[p].log_sum - static_cast<double>(high[p]));
+      factor[p] = static_cast<A>(slopes[p].factor);
+      smooth[p] = static_cast<A>(slopes[p].smooth);
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      for (int64_t p = 0; p < width; p += L) {
+        const Vec<A> v = load_some<A>(x + i * step + p, width - p, A(0));
+        const Vec<A> slope =
+            (softmax(v, load<A>(high + p), load<A>(low + p)) - load<A>(smooth + p)) * load<A>(factor + p);
+        store_some<A>(to + i * out_step + p, width - p, keep<A>(slope, load_mask<A>(kept + p)));
+      }
+    }
+    for (int64_t p = 0; p < width; ++p)
+      if (counts[p]) at_target(x + p, target[p] * step, slopes[p], to + target[p] * out_step + p);
+  }
+
+  // In one rounding, as a sum of both parts would be.
+  static void at_target(const T* x, int64_t i, const Slope& s, T* to) {
+    *to = static_cast<T>(static_cast<A>((std::exp(element(x, i) - s.log_sum) - s.smooth - s.sharp) * s.factor));
+  }
+};
+
+inline void cross_entropy_kernel(ScalarType dtype, CrossEntropyKernel& kernel) {
+  const auto set = [&](auto rows) {
+    using R = decltype(rows);
+    kernel = {R::element, R::row, R::columns, R::row_slopes, R::column_slopes};
+  };
+  switch (dtype) {
+    case ScalarType::Float: return set(CrossEntropy<float>{});
+    case ScalarType::Double: return set(CrossEntropy<double>{});
+    case ScalarType::Half: return set(CrossEntropy<Half>{});
+    case ScalarType::BFloat16: return set(CrossEntropy<BFloat16>{});
+    default: STD_TORCH_CHECK(false, "maskwise: a loss was called with a dtype that has no kernel");
+  }
+}

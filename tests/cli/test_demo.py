@@ -20,7 +20,7 @@ def invoke(monkeypatch):
     return lambda *arguments: CliRunner().invoke(app, ["demo", *arguments])
 
 
-def run_quick(case, on_round):
+def run_quick(case, on_round, **_):
     from maskwise.benchmarks.run import run_case
 
     return run_case(case, quick=True, on_round=on_round)

@@ -23,6 +23,8 @@ from maskwise.cli.progress import progress
 __all__ = ["run"]
 
 LENGTHS = (2, 4, 3)
+SECONDS = 4.0
+"""About how long each timing takes."""
 
 
 def run(*, json: bool = False) -> int:
@@ -93,7 +95,11 @@ def _agreement(case: Case) -> dict[str, float]:
 def _time(case: Case, doing: str) -> Result:
     with progress() as bar:
         task = bar.add_task(doing, total=None)
-        return run_case(case, on_round=lambda done, total: bar.update(task, completed=done, total=total))
+
+        def on_round(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        return run_case(case, budget=SECONDS, on_round=on_round)
 
 
 def _show(console: Console, mask: mw.Mask, leak: dict[str, Any], result: Result, log: object) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from maskwise.models.attention import PackedMask
@@ -14,6 +15,8 @@ from maskwise.models.torch_modules.multihead import attention_reason, self_atten
 
 __all__ = ["LayerAdapter", "layer_reason", "run_layer"]
 
+RELU = 1
+"""What torch's layer calls a relu among its activations."""
 TOKENWISE = (nn.LayerNorm, nn.RMSNorm, nn.Identity)
 
 
@@ -44,7 +47,12 @@ def run_layer(
 
 
 def _feed_forward(layer: nn.TransformerEncoderLayer, x: Tensor) -> Tensor:
-    hidden = layer.dropout(layer.activation(layer.linear1(x)))
+    hidden = layer.linear1(x)
+    if layer.activation_relu_or_gelu == RELU and not torch.is_grad_enabled() and not hooked(layer.linear1):
+        # In place: the largest tensor of the layer, which nobody else has seen.
+        hidden = layer.dropout(hidden.relu_())
+    else:
+        hidden = layer.dropout(layer.activation(hidden))
     out: Tensor = layer.dropout2(layer.linear2(hidden))
     return out
 

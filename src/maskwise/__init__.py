@@ -9,8 +9,10 @@ from maskwise.errors import MaskwiseError as MaskwiseError
 from maskwise.mask import Mask as Mask
 
 if TYPE_CHECKING:
+    from maskwise import models as models
     from maskwise import nn as nn
     from maskwise.data import TokenBudgetSampler as TokenBudgetSampler
+    from maskwise.models import unpad as unpad
     from maskwise.ops.attention import attention as attention
     from maskwise.ops.fill import fill as fill
     from maskwise.ops.loss import loss as loss
@@ -80,6 +82,7 @@ __all__ = [
     "loss",
     "mean",
     "median",
+    "models",
     "nn",
     "norm",
     "normalize",
@@ -93,6 +96,7 @@ __all__ = [
     "std",
     "sum",
     "topk",
+    "unpad",
     "var",
 ]
 
@@ -100,6 +104,7 @@ __all__ = [
 # at once, because that use may be inside of a graph that is being traced, where tables must not change half-way.
 _HOMES = {
     "maskwise.data": "TokenBudgetSampler",
+    "maskwise.models": "unpad",
     "maskwise.ops.attention": "attention",
     "maskwise.ops.fill": "fill",
     "maskwise.ops.loss": "loss",
@@ -112,7 +117,7 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 # Packages that are public under their own name.
-_PACKAGES = ("nn",)
+_PACKAGES = ("models", "nn")
 
 
 def __getattr__(name: str) -> Any:

@@ -3,6 +3,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from maskwise.benchmarks.cases import models
 from maskwise.benchmarks.cases.reduce import SUM_AGAINST_WHERE
 from maskwise.cli import demo
 from maskwise.cli.app import app
@@ -13,10 +14,13 @@ def invoke(monkeypatch):
     # The walk is the same on small inputs, and takes no seconds.
     monkeypatch.setattr(demo, "SUM_AGAINST_WHERE", SUM_AGAINST_WHERE.shrunk())
     monkeypatch.setattr(demo, "run_case", run_quick)
+    # No test needs the real weights: without them the demo takes an encoder with random ones.
+    monkeypatch.setattr(models, "no_minilm", lambda: "needs weights")
+    monkeypatch.setattr(demo, "no_minilm", lambda: "needs weights")
     return lambda *arguments: CliRunner().invoke(app, ["demo", *arguments])
 
 
-def run_quick(case, on_round):
+def run_quick(case, on_round, **_):
     from maskwise.benchmarks.run import run_case
 
     return run_case(case, quick=True, on_round=on_round)
@@ -25,7 +29,7 @@ def run_quick(case, on_round):
 def test_the_demo_draws_stops_a_leak_times_and_explains(invoke):
     result = invoke()
     assert result.exit_code == 0, result.output
-    for heading in ("A mask says what is kept", "Nothing leaks", "costs nothing", "asked why"):
+    for heading in ("A mask says what is kept", "Nothing leaks", "costs nothing", "asked why", "without their padding"):
         assert heading in result.stdout
 
 
@@ -40,3 +44,12 @@ def test_json_holds_the_measured_ratio_and_the_plans(invoke):
     data = json.loads(invoke("--json").stdout)
     assert data["timing"]["ratio"] > 0
     assert "explain" in data
+
+
+def test_the_model_it_shows_agrees_and_says_what_a_real_one_needs(invoke):
+    model = json.loads(invoke("--json").stdout)["model"]
+    # Six layers in float32, of outputs near 1.
+    assert model["largest_difference"] < 1e-4
+    assert 0.3 < model["kept"] < 0.7
+    assert set(model["seconds"]) >= {"padded", "mw.unpad"}
+    assert "A real model on real text needs weights" in invoke().stdout

@@ -105,6 +105,10 @@ class Case:
     targets: tuple[Target, ...] = ()
     relative_tolerance: float = 1e-4
     """How far the sides may differ: they add in different orders, which in float32 costs up to 1e-5 on long rows."""
+    absolute_tolerance: float = 1e-6
+    """The same, for values near zero."""
+    unavailable: Callable[[], str | None] = lambda: None
+    """The reason why the whole case cannot run here (an extra that is not installed), or None when it can."""
     moved_bytes: Callable[[Case], int] | None = None
     """How many bytes the work must read and write at least; None where that says nothing (tiny inputs)."""
 

@@ -108,7 +108,9 @@ def check_agreement(case: Case, calls: Mapping[str, Callable[[], object]]) -> No
         if side.name not in values or side.kind == "floor":
             continue
         try:
-            torch.testing.assert_close(values[side.name], expected, rtol=case.relative_tolerance, atol=1e-6)
+            torch.testing.assert_close(
+                values[side.name], expected, rtol=case.relative_tolerance, atol=case.absolute_tolerance
+            )
         except AssertionError as error:
             raise BenchmarkError(f"{case.name}: {side.name} disagrees with {case.ours.name}: {error}") from error
 

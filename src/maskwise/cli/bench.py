@@ -114,6 +114,10 @@ def _measure(cases: tuple[Case, ...], options: Options) -> list[Result]:
     with progress() as bar:
         overall = bar.add_task("all cases", total=len(cases))
         for case in cases:
+            if (reason := case.unavailable()) is not None:
+                bar.console.print(f"skipped {case.name}: {reason}", style="dim", highlight=False)
+                bar.advance(overall)
+                continue
             current = bar.add_task(f"{case.name} (preparing)", total=None)
 
             def on_round(done: int, total: int, current: object = current, case: Case = case) -> None:

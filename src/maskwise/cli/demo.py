@@ -8,25 +8,33 @@ from typing import Any
 import torch
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.rule import Rule
 
 import maskwise as mw
 from maskwise.benchmarks.case import Case
+from maskwise.benchmarks.cases import models
 from maskwise.benchmarks.cases.reduce import SUM_AGAINST_WHERE
+from maskwise.benchmarks.cases.texts import no_minilm
 from maskwise.benchmarks.report import in_words
-from maskwise.benchmarks.run import Result, run_case
+from maskwise.benchmarks.run import Result, SideResult, run_case
 from maskwise.cli.progress import progress
 
 __all__ = ["run"]
 
 LENGTHS = (2, 4, 3)
+SECONDS = 4.0
+"""About how long each timing takes."""
 
 
 def run(*, json: bool = False) -> int:
     """Run the walk and return the exit code."""
     mask = mw.Mask.from_lengths(LENGTHS, max_len=5)
     leak = _leak(mask)
-    result = _time(SUM_AGAINST_WHERE)
+    result = _time(SUM_AGAINST_WHERE, "timing a masked sum of 4096 x 4096")
+    case = models.for_the_demo()
+    agreement = _agreement(case)
+    model = _time(case, "timing a model, padded and unpadded")
     with mw.explain() as log:
         for size in (4, 1024):
             mw.sum(torch.ones(size, size), mw.Mask.causal(size), dim=-1)
@@ -41,11 +49,19 @@ def run(*, json: bool = False) -> int:
                 "where_sum_seconds": peer.median,
                 "ratio": peer.ratio.median,
             },
+            "model": {
+                "case": model.case.name,
+                "kept": agreement["kept"],
+                "largest_difference": agreement["difference"],
+                "seconds": {side.name: side.median for side in model.sides},
+                "ratio": model.side("padded").ratio.median,
+            },
             "explain": json_module.loads(log.to_json()),
         }
         typer.echo(json_module.dumps(found, indent=2))
     else:
         _show(Console(), mask, leak, result, log)
+        _show_model(Console(), model, agreement)
     return 0
 
 
@@ -66,10 +82,24 @@ def _leak(mask: mw.Mask) -> dict[str, Any]:
     return found
 
 
-def _time(case: Case) -> Result:
+def _agreement(case: Case) -> dict[str, float]:
+    """The largest difference between the padded and the unpadded model, and the share of tokens that is real."""
+    inputs = case.setup(case)
+    padded, unpadded = (side.prepare(inputs)() for side in case.sides if side.name in {"padded", "mw.unpad"})
+    assert isinstance(padded, torch.Tensor)
+    assert isinstance(unpadded, torch.Tensor)
+    kept = padded.shape[0] / (case.shape[0] * case.shape[1])
+    return {"difference": (padded - unpadded).abs().max().item(), "kept": kept}
+
+
+def _time(case: Case, doing: str) -> Result:
     with progress() as bar:
-        task = bar.add_task("timing a masked sum of 4096 x 4096", total=None)
-        return run_case(case, on_round=lambda done, total: bar.update(task, completed=done, total=total))
+        task = bar.add_task(doing, total=None)
+
+        def on_round(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        return run_case(case, budget=SECONDS, on_round=on_round)
 
 
 def _show(console: Console, mask: mw.Mask, leak: dict[str, Any], result: Result, log: object) -> None:
@@ -88,13 +118,32 @@ def _show(console: Console, mask: mw.Mask, leak: dict[str, Any], result: Result,
     console.print(Rule("3  What is masked out costs nothing", align="left"))
     peer, floor = result.side("where+sum"), result.floor
     console.print(f"{result.case.name}, float32, {torch.get_num_threads()} threads; median, sides interleaved\n")
-    longest = max(side.median for side in result.sides if side.kind != "memory")
-    for side in (peer, result.ours, *([floor] if floor else [])):
-        bar = "█" * max(1, round(40 * side.median / longest))
-        console.print(f"  {side.name:<12} {in_words(side.median):>10}  [cyan]{bar}[/]", highlight=False)
+    _bars(console, [peer, result.ours, *([floor] if floor else [])], 12)
     console.print(f"\n  mw.sum is [bold green]{peer.ratio.median:.1f} ×[/] as fast as where+sum.", highlight=False)
 
     console.print(Rule("4  Every plan can be asked why", align="left"))
     console.print("[dim]>>>[/] with mw.explain() as log: ...", highlight=False)
     console.print(log)
+
+
+def _bars(console: Console, sides: list[SideResult], width: int) -> None:
+    longest = max(side.median for side in sides)
+    for side in sides:
+        bar = "█" * max(1, round(40 * side.median / longest))
+        console.print(f"  {side.name:<{width}} {in_words(side.median):>10}  [cyan]{bar}[/]", highlight=False)
+
+
+def _show_model(console: Console, result: Result, agreement: dict[str, float]) -> None:
+    console.print(Rule("5  Whole models, without their padding", align="left"))
+    console.print("[dim]>>>[/] mw.unpad(model)", highlight=False)
+    console.print(f"{result.case.name}; {agreement['kept']:.0%} of the tokens are real\n", highlight=False)
+    sides = sorted(result.sides, key=lambda side: side.name != "padded")
+    _bars(console, sides, max(len(side.name) for side in sides))
+    console.print(
+        f"\n  Unpadded it is [bold green]{result.side('padded').ratio.median:.1f} ×[/] as fast, and no output differs "
+        f"by more than [bold green]{agreement['difference']:.0e}[/].",
+        highlight=False,
+    )
+    if (reason := no_minilm()) is not None:
+        console.print(f"  [dim]A real model on real text {escape(reason)}.[/]", highlight=False)
     console.print("\nNext: [bold]maskwise bench[/] measures everything, [bold]maskwise doctor[/] checks the install.")

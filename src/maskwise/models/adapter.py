@@ -1,0 +1,107 @@
+"""What an adapter is, and the registry of those there are: one a kind of model."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from torch import nn
+
+from maskwise.errors import ArgumentError, MaskwiseError, say
+
+__all__ = ["Adapter", "UnsupportedModelError", "adapters", "register", "unregister"]
+
+
+class UnsupportedModelError(MaskwiseError, TypeError):
+    """No adapter serves the model; the message holds each one's reason."""
+
+
+@runtime_checkable
+class Adapter(Protocol):
+    """How one kind of module runs on kept tokens only. Write one, and hand it to `maskwise.models.register`.
+
+    An adapter has no state of its own: one object serves every module of its kind. What it must remember of a module
+    it leaves on the module, in a form that survives ``copy.deepcopy`` and ``pickle``.
+
+    >>> import torch, maskwise as mw
+    >>> from torch import nn
+    >>> class Tower(nn.Module):
+    ...     '''Token-wise layers, and a (B, L) mask of what is real.'''
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.layers = nn.Linear(4, 4)
+    ...     def forward(self, x, keep):
+    ...         return self.layers(x)
+    >>> class PackTower:
+    ...     name = "tower"
+    ...     def serves(self, module):
+    ...         return isinstance(module, Tower), ""
+    ...     def install(self, module):
+    ...         module.forward = lambda x, keep: mw.apply(module.layers, x, mask=keep)
+    ...     def undo(self, module):
+    ...         del module.forward
+    >>> mw.models.register(PackTower())
+    >>> tower = mw.unpad(Tower())
+    >>> out = tower(torch.ones(1, 2, 4), torch.tensor([[True, False]]))
+    >>> out[0, 1]
+    tensor([0., 0., 0., 0.], grad_fn=<SelectBackward0>)
+    >>> mw.models.unregister("tower")
+
+    Attributes:
+        name: what tells it from the others, and what errors call it.
+    """
+
+    name: str
+
+    def serves(self, module: nn.Module) -> tuple[bool, str]:
+        """Whether this very module can be served (its children are asked on their own), and the reason where not."""
+        ...
+
+    def install(self, module: nn.Module) -> None:
+        """Make the module run on kept tokens only. Raise `UnsupportedModelError` if that turns out not to work."""
+        ...
+
+    def undo(self, module: nn.Module) -> None:
+        """Bring back what `install` changed, exactly."""
+        ...
+
+
+_ADAPTERS: dict[str, Adapter] = {}
+
+
+def register(adapter: Adapter) -> None:
+    """Add an adapter. The latest is asked first, so that it may serve a model better than those already there.
+
+    Args:
+        adapter: an object with a ``name`` and the methods of `Adapter`.
+
+    Raises:
+        ArgumentError: it lacks one of them, or its name is taken.
+    """
+    if not isinstance(adapter, Adapter):
+        missing = [each for each in ("name", "serves", "install", "undo") if not hasattr(adapter, each)]
+        raise ArgumentError(say("register", "adapter", must="have name, serves, install, undo", got=f"no {missing}"))
+    if adapter.name in _ADAPTERS:
+        hint = f"maskwise.models.unregister({adapter.name!r}) removes the other"
+        raise ArgumentError(say("register", "adapter", must="have a name of its own", got=adapter.name, hint=hint))
+    _ADAPTERS[adapter.name] = adapter
+
+
+def unregister(name: str) -> None:
+    """Remove an adapter by its name.
+
+    Raises:
+        ArgumentError: there is none of that name.
+    """
+    if name not in _ADAPTERS:
+        raise ArgumentError(say("unregister", "name", must=f"be one of {sorted(_ADAPTERS)}", got=repr(name)))
+    del _ADAPTERS[name]
+
+
+def adapters() -> dict[str, Adapter]:
+    """The adapters by name, in the order in which they are asked.
+
+    >>> from maskwise.models import adapters
+    >>> "nn.TransformerEncoder" in adapters()
+    True
+    """
+    return dict(reversed(_ADAPTERS.items()))

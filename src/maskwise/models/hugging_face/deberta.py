@@ -1,0 +1,98 @@
+"""DeBERTa: its attention mixes contents and distances in a way that only its own code knows.
+
+So the attention itself runs padded, and everything around it (most of the work: feed-forward, norms, projections of the
+output, embeddings) on kept tokens only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from maskwise.models.hugging_face.frames import packing_of
+from maskwise.models.packing import Packing
+
+__all__ = ["knows", "patch", "unpatch"]
+
+
+@dataclass(frozen=True, eq=False)
+class PaddedMask:
+    """The model's own (B, 1, L, L) mask, carried through layers whose tokens are packed."""
+
+    packing: Packing
+    mask: Tensor
+
+
+def knows(base: Any) -> bool:
+    """Whether this is a DeBERTa of either version."""
+    return type(base).__name__ in {"DebertaModel", "DebertaV2Model"}
+
+
+def patch(base: Any) -> None:
+    """Let the encoder make masks and distances for the padded layout, and the attention unpack for its own."""
+    encoder = base.encoder
+    encoder.get_attention_mask = partial(attention_mask, encoder)
+    encoder.get_rel_pos = partial(relative_positions, encoder)
+    for layer in encoder.layer:
+        layer.attention.self.forward = partial(attention, layer.attention.self)
+    if getattr(encoder, "conv", None) is not None:
+        encoder.conv.forward = partial(convolution, encoder.conv)
+
+
+def unpatch(base: Any) -> None:
+    """Undo `patch`, as far as it came."""
+    encoder = base.encoder
+    for name in ("get_attention_mask", "get_rel_pos"):
+        vars(encoder).pop(name, None)
+    for layer in encoder.layer:
+        vars(layer.attention.self).pop("forward", None)
+    if getattr(encoder, "conv", None) is not None:
+        vars(encoder.conv).pop("forward", None)
+
+
+def attention_mask(self: Any, attention_mask: Tensor) -> Any:
+    """What layers are handed as their mask."""
+    packing = packing_of()
+    if packing is None:
+        return type(self).get_attention_mask(self, attention_mask)
+    padded = type(self).get_attention_mask(self, _keys(packing).to(attention_mask.dtype))
+    return PaddedMask(packing, padded)
+
+
+def relative_positions(self: Any, hidden_states: Tensor, query_states: Any = None, relative_pos: Any = None) -> Any:
+    """The distances between all columns."""
+    packing = packing_of()
+    like = hidden_states if packing is None else hidden_states.new_empty((*packing.keep.shape, 0))
+    return type(self).get_rel_pos(self, like, query_states, relative_pos)
+
+
+def attention(self: Any, hidden_states: Tensor, attention_mask: Any, *args: Any, **kwargs: Any) -> Any:
+    """The model's own attention, in the padded layout."""
+    if not isinstance(attention_mask, PaddedMask):
+        return type(self).forward(self, hidden_states, attention_mask, *args, **kwargs)
+    packing = attention_mask.packing
+    padded = packing.unpack(hidden_states[0])
+    out, weights = type(self).forward(self, padded, attention_mask.mask, *args, **kwargs)
+    return packing.pack(out)[None], weights
+
+
+def convolution(self: Any, hidden_states: Tensor, residual_states: Tensor, input_mask: Tensor) -> Tensor:
+    """The model's own convolution, in the padded layout: it reads neighbours, which are zero where padded."""
+    packing = packing_of()
+    if packing is None:
+        out: Tensor = type(self).forward(self, hidden_states, residual_states, input_mask)
+        return out
+    padded = (packing.unpack(each[0]) for each in (hidden_states, residual_states))
+    return packing.pack(type(self).forward(self, *padded, _keys(packing).to(input_mask.dtype)))[None]
+
+
+def _keys(packing: Packing) -> Tensor:
+    """What may be seen: what is computed, without the first tokens that are only watched."""
+    keys = packing.keep
+    if packing.watched:
+        keys = keys.clone()
+        keys[sorted(packing.watched), 0] = False
+    return keys

@@ -1,0 +1,105 @@
+"""The attention function and the mask function that transformers calls by name, registered once for each original."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from maskwise.models.adapter import UnsupportedModelError
+from maskwise.models.attention import PackedMask
+from maskwise.models.hugging_face.frames import packing_of
+from maskwise.models.packing import Packing
+
+__all__ = ["ORIGINALS", "PREFIX", "register_for"]
+
+ORIGINALS = ("sdpa", "eager")
+PREFIX = "maskwise_"
+"""Before the name of the implementation that padded calls go on using: maskwise_sdpa, maskwise_eager."""
+
+UNKNOWN = ("position_bias", "softcap", "s_aux")
+"""What a layer may ask of its attention beyond scaled dot products; a packed call does not do these."""
+
+
+def register_for(original: str) -> str:
+    """Register both functions, and return the name under which a config asks for them."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    name = PREFIX + original
+    AttentionInterface.register(name, partial(attention, original))
+    AttentionMaskInterface.register(name, partial(mask, original))
+    return name
+
+
+def attention(
+    original: str,
+    module: nn.Module,
+    query: Tensor,  # (1, H, N, D)
+    key: Tensor,  # (1, Hkv, N, D)
+    value: Tensor,  # (1, Hkv, N, D)
+    attention_mask: Any,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Attend within each sequence where the mask says that tokens are packed; else as the original does."""
+    if not isinstance(attention_mask, PackedMask):
+        if packing_of() is not None:
+            raise UnsupportedModelError(
+                f"{type(module).__name__} takes its mask from elsewhere than transformers' mask interface"
+            )
+        padded = _original_attention(original, module)
+        result: tuple[Tensor, Tensor | None] = padded(
+            module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs
+        )
+        return result
+    if asked := [each for each in UNKNOWN if kwargs.get(each) is not None]:
+        raise UnsupportedModelError(f"{type(module).__name__} asks its attention for {', '.join(asked)}")
+    q, k, v = (each[0].transpose(0, 1) for each in (query, key, value))
+    out = attention_mask.attend(q, k, v, dropout_p=dropout, scale=scaling)
+    return out[None], None
+
+
+def mask(original: str, **kwargs: Any) -> Any:
+    """A `PackedMask` while a packed call runs; else what the original builds."""
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+    packing = packing_of()
+    if packing is None:
+        return ALL_MASK_ATTENTION_FUNCTIONS[original](**kwargs)
+    return packed_mask(packing, kwargs["mask_function"])
+
+
+def packed_mask(packing: Packing, sees: Callable[..., Tensor]) -> PackedMask:
+    """What a mask function of transformers, ``sees(batch, head, query, key)``, means for packed tokens."""
+    from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
+
+    if sees is bidirectional_mask_function:
+        return PackedMask(packing)
+    if sees is causal_mask_function:
+        return PackedMask(packing, is_causal=True)
+    columns = packing.columns
+    seen: list[Tensor | None] = []
+    for index, row in enumerate(packing.rows):
+        batch, head = (columns.new_full((1, 1, 1, 1), each) for each in (index, 0))
+        queries = columns[row.start : row.stop].view(1, 1, -1, 1)
+        keys = columns[row.first_key : row.stop].view(1, 1, 1, -1)
+        bits = torch.as_tensor(sees(batch, head, queries, keys), device=columns.device)
+        bits = bits.expand(1, 1, queries.shape[2], keys.shape[3])[0]
+        # A window that is wider than the sequence hides nothing, and no mask is faster than one that is all True.
+        seen.append(None if bool(bits.all()) else bits)
+    return PackedMask(packing, seen=None if all(each is None for each in seen) else seen)
+
+
+def _original_attention(original: str, module: nn.Module) -> Callable[..., Any]:
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    home = sys.modules[type(module).__module__]
+    # A model's own table may override the general one, and its eager function is in no table at all.
+    table = getattr(home, "ALL_ATTENTION_FUNCTIONS", ALL_ATTENTION_FUNCTIONS)
+    found: Callable[..., Any] = table.get_interface(original, getattr(home, "eager_attention_forward", None))
+    return found

@@ -1,0 +1,19 @@
+"""What an unpadded module did with a batch, for ``mw.explain()``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from maskwise.plan.explain import listeners, record
+from maskwise.plan.plan import Plan
+
+__all__ = ["tell"]
+
+
+def tell(module: nn.Module, x: Tensor, mask: Any, padded: str | None) -> None:
+    """Record one call: packed, or padded for the reason that is given."""
+    if listeners:
+        route, reason = ("packed", "only kept tokens are computed") if padded is None else ("padded", padded)
+        record(Plan(f"unpad {type(module).__name__}", route, reason, 0.0), x, mask)

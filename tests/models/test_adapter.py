@@ -1,0 +1,75 @@
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import maskwise as mw
+from maskwise.models import Adapter, adapters, register, unregister
+
+SCRIPT = """
+import sys
+sys.modules["transformers"] = None  # an import of it raises
+import torch, maskwise as mw
+layer = torch.nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
+model = mw.unpad(torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False))
+padding = torch.tensor([[False, False, True]])
+print(model(torch.ones(1, 3, 8), src_key_padding_mask=padding)[0, 2].tolist() == [0.0] * 8)
+"""
+
+
+def test_nothing_imports_transformers_before_a_model_of_it_is_there():
+    run = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "True"
+
+
+class Doubled:
+    """Serves nn.Linear, by doubling: what it does is easy to see."""
+
+    name = "doubled"
+
+    def serves(self, module):
+        return isinstance(module, nn.Linear) and module.bias is None, "it has a bias" * isinstance(module, nn.Linear)
+
+    def install(self, module):
+        module.weight.data.mul_(2)
+
+    def undo(self, module):
+        module.weight.data.div_(2)
+
+
+@pytest.fixture
+def doubled():
+    adapter = Doubled()
+    register(adapter)
+    yield adapter
+    unregister("doubled")
+
+
+def test_a_registered_adapter_serves_every_part_it_knows_and_undoes_it(doubled):
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU(), nn.Linear(2, 2, bias=False))
+    before = [p.clone() for p in model.parameters()]
+    mw.unpad(model)
+    assert all(torch.equal(p, 2 * old) for p, old in zip(model.parameters(), before, strict=True))
+    mw.models.repad(model)
+    assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
+
+
+def test_a_reason_is_shown_with_the_place_it_is_about(doubled):
+    with pytest.raises(mw.models.UnsupportedModelError, match=r"(?s)this Sequential\.\n  0: doubled: it has a bias"):
+        mw.unpad(nn.Sequential(nn.Linear(2, 2)))
+
+
+def test_the_latest_adapter_is_asked_first(doubled):
+    assert next(iter(adapters())) == "doubled"
+
+
+def test_an_adapter_must_be_whole_and_have_a_name_of_its_own(doubled):
+    assert isinstance(doubled, Adapter)
+    with pytest.raises(ValueError, match="register: `adapter` must have a name of its own, got doubled"):
+        register(Doubled())
+    with pytest.raises(ValueError, match=r"must have name, serves, install, undo, got no \['name', 'serves'"):
+        register(object())
+    with pytest.raises(ValueError, match="unregister: `name` must be one of"):
+        unregister("nobody")

@@ -1,0 +1,224 @@
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import maskwise as mw
+from maskwise.models import UnsupportedModelError
+
+from .contract import TOLERANCE, assert_packed_equals_padded, masks, routes
+
+D, HEADS = 16, 4
+
+
+def layer(**more):
+    return nn.TransformerEncoderLayer(D, HEADS, 24, dropout=0.0, **{"batch_first": True, **more})
+
+
+def encoder(**more):
+    return nn.TransformerEncoder(layer(**more), 2, norm=nn.LayerNorm(D), enable_nested_tensor=False)
+
+
+def attention(**more):
+    return nn.MultiheadAttention(D, HEADS, **{"batch_first": True, **more})
+
+
+def tokens(keep):
+    return torch.randn(*keep.shape, D, generator=torch.Generator().manual_seed(0))
+
+
+VARIANTS = [
+    {},
+    {"norm_first": True},
+    {"activation": "gelu"},
+    {"bias": False},
+    {"batch_first": False},
+    {"norm_first": True, "activation": torch.tanh, "batch_first": False},
+]
+
+
+@pytest.mark.parametrize("more", VARIANTS, ids=str)
+@pytest.mark.parametrize("build", [encoder, layer])
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_an_encoder_gives_the_same_packed(build, more, training):
+    keep = masks()
+    x = tokens(keep)
+    turn = more.get("batch_first", True)
+
+    def call(model):
+        out = model(x if turn else x.transpose(0, 1), src_key_padding_mask=~keep)
+        return out if turn else out.transpose(0, 1), []
+
+    assert_packed_equals_padded(build(**more), call, keep, training=training, first=False)
+
+
+MASKS = {
+    "causal": nn.Transformer.generate_square_subsequent_mask(11),
+    "causal-bool": torch.ones(11, 11, dtype=torch.bool).triu(1),
+    "additive": torch.randn(11, 11, generator=torch.Generator().manual_seed(1)),
+    "band": (torch.arange(11)[:, None] - torch.arange(11)).abs() > 3,
+}
+
+
+@pytest.mark.parametrize("kind", MASKS)
+def test_an_attention_mask_goes_with_the_padding(kind):
+    keep = torch.arange(11) < torch.tensor([11, 6, 4, 1])[:, None]
+    x, mask = tokens(keep), MASKS[kind]
+    padding = ~keep if mask.dtype is torch.bool else torch.where(keep, 0.0, -torch.inf)
+    assert_packed_equals_padded(
+        encoder(), lambda model: (model(x, mask=mask, src_key_padding_mask=padding), []), keep, first=False
+    )
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_self_attention_gives_the_same_packed(batch_first):
+    keep = masks()
+    x = tokens(keep) if batch_first else tokens(keep).transpose(0, 1).contiguous()
+
+    def call(model):
+        out, weights = model(x, x, x, key_padding_mask=~keep, need_weights=False)
+        assert weights is None
+        return out if batch_first else out.transpose(0, 1), []
+
+    assert_packed_equals_padded(attention(batch_first=batch_first), call, keep, first=False)
+
+
+@pytest.mark.parametrize("more", [{"need_weights": True}, {"attn_mask": torch.zeros(5 * HEADS, 11, 11)}], ids=str)
+def test_attention_that_cannot_be_packed_runs_padded(more):
+    keep = masks()
+    x, model = tokens(keep), attention().eval()
+    padding = torch.where(keep, 0.0, -torch.inf)
+    given = {"key_padding_mask": padding, "need_weights": False, **more}
+    expected = model(x, x, x, **given)
+    mw.unpad(model)
+    with mw.explain() as log:
+        found = model(x, x, x, **given)
+    assert routes(log) == ["padded"]
+    assert torch.equal(found[0], expected[0])
+    assert (found[1] is None) == (expected[1] is None)
+
+
+def test_cross_attention_runs_padded():
+    model, keep = attention().eval(), masks()
+    q, x = torch.randn(5, 3, D), tokens(keep)
+    expected, _ = model(q, x, x, key_padding_mask=~keep)
+    found, _ = mw.unpad(model)(q, x, x, key_padding_mask=~keep)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("padding", [None, torch.zeros(5, 11, dtype=torch.bool)], ids=["no mask", "all kept"])
+def test_nothing_to_drop_runs_as_before(padding):
+    model, x = encoder().train(), tokens(masks())
+    expected = model(x, src_key_padding_mask=padding)
+    assert torch.equal(mw.unpad(model)(x, src_key_padding_mask=padding), expected)
+
+
+def test_an_empty_row_gives_zeros_and_no_nan_in_any_gradient():
+    keep = masks()
+    keep[4] = False
+    model, x = mw.unpad(encoder().train()), tokens(keep).requires_grad_()
+    out = model(x, src_key_padding_mask=~keep)
+    out.square().sum().backward()
+    assert out[4].abs().max() == 0
+    assert x.grad[4].abs().max() == 0
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_padding_may_be_nan():
+    keep = masks()
+    model, x = mw.unpad(encoder().train()), tokens(keep)
+    out = model(torch.where(keep[..., None], x, torch.nan), src_key_padding_mask=~keep)
+    assert torch.equal(out, model(torch.where(keep[..., None], x, 0.0), src_key_padding_mask=~keep))
+
+
+def test_dropout_is_drawn_in_training_only():
+    keep = masks()
+    model, x = mw.unpad(nn.TransformerEncoderLayer(D, HEADS, 24, dropout=0.5, batch_first=True)), tokens(keep)
+    first, second = (model.train()(x, src_key_padding_mask=~keep) for _ in range(2))
+    assert not torch.equal(first, second)
+    first, second = (model.eval()(x, src_key_padding_mask=~keep) for _ in range(2))
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("build", [encoder, layer])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_is_unpadded_too_and_stands_on_its_own(build, copied):
+    keep = masks()
+    model, x = mw.unpad(build().eval()), tokens(keep)
+    twin = copied(model)
+    with torch.no_grad():
+        expected = model(x, src_key_padding_mask=~keep)
+        for parameter in model.parameters():
+            parameter.zero_()
+        assert torch.equal(twin(x, src_key_padding_mask=~keep), expected)
+
+
+def test_hooks_on_a_layer_are_called_by_running_padded():
+    model, keep, seen = mw.unpad(encoder().train()), masks(), []
+    model.layers[0].register_forward_hook(lambda *_: seen.append(1))
+    with mw.explain() as log:
+        model(tokens(keep), src_key_padding_mask=~keep)
+    assert seen == [1]
+    assert "hooks" in next(iter(log)).reason
+
+
+class Classifier(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = encoder()
+        self.head = nn.Linear(D, 2)
+
+    def forward(self, x, keep):
+        return self.head(self.encoder(x, src_key_padding_mask=~keep)[:, 0])
+
+
+def test_a_model_around_an_encoder_is_served_by_its_encoder():
+    model, keep = Classifier().train(), torch.arange(11) < torch.tensor([11, 6, 4, 1])[:, None]
+    x = tokens(keep)
+    expected = model(x, keep)
+    assert mw.unpad(model) is model
+    with mw.explain() as log:
+        torch.testing.assert_close(model(x, keep), expected, rtol=1e-4, atol=TOLERANCE)
+    assert routes(log) == ["packed"]
+
+
+def test_unpad_twice_is_unpad_once():
+    model = mw.unpad(mw.unpad(encoder()))
+    mw.models.repad(model)
+    assert "forward" not in vars(model)
+    with pytest.raises(ValueError, match="repad: `model` must be unpadded"):
+        mw.models.repad(model)
+
+
+class Own(nn.TransformerEncoderLayer):
+    def forward(self, *args, **kwargs):
+        return super().forward(*args, **kwargs)
+
+
+REFUSED = {
+    "no part of it is of a kind": lambda: nn.Linear(2, 2),
+    "appends a key": lambda: nn.MultiheadAttention(D, HEADS, add_bias_kv=True),
+    "a size of their own": lambda: nn.MultiheadAttention(D, HEADS, kdim=8, vdim=8),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_a_module_that_cannot_be_served_is_refused_with_the_reason(reason):
+    with pytest.raises(UnsupportedModelError, match=reason) as refusal:
+        mw.unpad(REFUSED[reason]())
+    assert "Hint: write an adapter" in str(refusal.value)
+
+
+def test_a_layer_with_a_forward_of_its_own_is_served_by_its_attention():
+    model = mw.unpad(Own(D, HEADS, 24, dropout=0.0, batch_first=True).train())
+    keep = masks()
+    with mw.explain() as log:
+        model(tokens(keep), src_key_padding_mask=~keep)
+    assert [call.op for call in log] == ["unpad MultiheadAttention"]
+
+
+def test_only_a_module_can_be_unpadded():
+    with pytest.raises(TypeError, match=r"unpad: `model` must be a torch\.nn\.Module, got function"):
+        mw.unpad(lambda x: x)

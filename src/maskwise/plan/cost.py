@@ -20,7 +20,7 @@ class Rates:
     bare_call: float = 4.0
     fused_call: float = 9.0
     plain_backward: float = 45.0
-    fused_backward: float = 50.0
+    fused_backward: float = 44.0
     streamed: float = 20_000.0
     fresh: float = 2_000.0
     #: Smaller results come from memory that the allocator already has.

@@ -53,13 +53,14 @@ def remember(*, out: bool) -> Callable[..., None]:
     return setup_context
 
 
-def works(*, calls: int, copies: float, gradient_copies: float = 0.0) -> Describe:
+def works(*, calls: int, copies: float, gradient_copies: float = 0.0, gradient_calls: int = 0) -> Describe:
     """How much work each route is: the kernel streams x and mask once, the idiom writes and reads copies of x.
 
     Args:
         calls: the torch calls of the plain route.
         copies: how many temporaries of x's size the plain route makes.
         gradient_copies: how many more its gradient makes than the kernel's, which writes the gradient and nothing else.
+        gradient_calls: the torch calls of the kernel's gradient, where that has no kernel of its own.
     """
 
     def work(route: str, elements: int, size: int, grad: bool) -> Work:
@@ -68,6 +69,6 @@ def works(*, calls: int, copies: float, gradient_copies: float = 0.0) -> Describ
         if route == "plain":
             fresh = copy * copies + backward * (1 + gradient_copies)
             return Work(calls=calls, streamed=int(read + copy * copies), fresh=int(fresh))
-        return Work(calls=1, streamed=read, fresh=backward)
+        return Work(calls=1 + grad * gradient_calls, streamed=read, fresh=backward)
 
     return work

@@ -74,7 +74,7 @@ prod = register(
     fake=fake(summed),
     setup_context=remember(out=True),
     backward=prod_backward,
-    work=works(calls=2, copies=1),
+    work=works(calls=2, copies=1, gradient_calls=12),
     cpu=FLOATING,
 )
 mean = register(
@@ -84,7 +84,7 @@ mean = register(
     fake=fake(),
     setup_context=remember_mask,
     backward=mean_backward,
-    work=works(calls=4, copies=1),
+    work=works(calls=4, copies=1, gradient_calls=6),
     cpu=FLOATING,
 )
 any = register(

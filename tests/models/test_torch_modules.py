@@ -39,7 +39,7 @@ VARIANTS = [
 ]
 
 
-@pytest.mark.parametrize("more", VARIANTS, ids=str)
+@pytest.mark.parametrize("more", VARIANTS, ids=lambda more: "-".join(more) or "default")
 @pytest.mark.parametrize("build", [encoder, layer])
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 def test_an_encoder_gives_the_same_packed(build, more, training):
@@ -85,7 +85,9 @@ def test_self_attention_gives_the_same_packed(batch_first):
     assert_packed_equals_padded(attention(batch_first=batch_first), call, keep, first=False)
 
 
-@pytest.mark.parametrize("more", [{"need_weights": True}, {"attn_mask": torch.zeros(5 * HEADS, 11, 11)}], ids=str)
+@pytest.mark.parametrize(
+    "more", [{"need_weights": True}, {"attn_mask": torch.zeros(5 * HEADS, 11, 11)}], ids=["weights", "mask"]
+)
 def test_attention_that_cannot_be_packed_runs_padded(more):
     keep = masks()
     x, model = tokens(keep), attention().eval()

@@ -84,6 +84,10 @@ format: install  ## Format the code and apply ruff's safe fixes
 functions-page: install  ## Write docs/functions.md from the registry
 	$(BIN)/python -m maskwise.ops.catalogue docs/functions.md
 
+.PHONY: figures
+figures: install  ## Write docs/figures.md and the README's figures from benchmarks/results/
+	$(BIN)/python -m maskwise.benchmarks.figures .
+
 # The sanitizer runtimes must be in the process before Python is, hence LD_PRELOAD; libstdc++ goes with them so that
 # AddressSanitizer finds the exception machinery it intercepts. Python itself leaks by design: no leak detection.
 .PHONY: test-sanitize

@@ -97,8 +97,9 @@ struct Call {
     coalesce(loops);
   }
 
-  bool counts(int64_t p) const { return mask[p] && target[p] != ignored; }
-  bool exists(int64_t p) const { return target[p] >= 0 && target[p] < classes; }
+  // Without a branch: that of a random mask is guessed wrong half of the time.
+  bool counts(int64_t p) const { return (mask[p] != 0) & (target[p] != ignored); }
+  bool exists(int64_t p) const { return (target[p] >= 0) & (target[p] < classes); }
   double weight_of(int64_t p) const { return weight == nullptr ? 1.0 : kernel.element(weight, target[p]); }
 
   // Calls block(p, at, n) for n positions from p on, the first of which has its first class at `at`. It is one position
@@ -145,7 +146,7 @@ std::tuple<Tensor, Tensor, Tensor> cross_entropy(const Tensor& x, const Tensor& 
     uint8_t counts[kColumns];
     double totals[kColumns];
     for (int64_t i = 0; i < n; ++i) {
-      counts[i] = call.counts(p + i) && call.exists(p + i);
+      counts[i] = call.counts(p + i) & call.exists(p + i);
       log_sums[p + i] = 0;
     }
     if (!call.rows) {
@@ -166,12 +167,13 @@ std::tuple<Tensor, Tensor, Tensor> cross_entropy(const Tensor& x, const Tensor& 
   for (int64_t p = 0; p < call.positions; ++p) {
     if (reduction == none) write(out, p, losses[p]);
     total += losses[p];
-    if (!call.counts(p)) continue;
-    if (call.exists(p)) {
+    const bool counts = call.counts(p), exists = call.exists(p);
+    if (call.weight == nullptr) {
+      divisor += counts & exists;
+    } else if (counts & exists) {
       divisor += call.weight_of(p);
-    } else if (stray < 0) {
-      stray = p;
     }
+    if (counts & !exists & (stray < 0)) stray = p;
   }
   if (reduction != none) write(out, 0, reduction == mean && divisor != 0 ? total / divisor : total);
   auto* fact = static_cast<double*>(facts.mutable_data_ptr());

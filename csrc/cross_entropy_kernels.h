@@ -3,10 +3,25 @@
 #include "slice_store.h"
 #include "vector_math.h"
 
+// The first n lanes.
+template <class A>
+inline LaneMask<A> first_lanes(int64_t n) {
+  LaneMask<A> lane;
+  for (int i = 0; i < kLanes<A>; ++i) lane[i] = static_cast<BitsOf<A>>(i);
+  return lane < static_cast<BitsOf<A>>(std::min<int64_t>(n, kLanes<A>));
+}
+
 // Up to kLanes<A> elements at p, the others replaced.
 template <class A, class T>
 inline Vec<A> load_some(const T* p, int64_t n, A other) {
   if (n >= kLanes<A>) return load<A>(p);
+#if MASKWISE_VECTOR_BYTES == 32 && defined(MASKWISE_F16C)
+  // Rows of few classes are mostly ends of rows, which lane by lane would take longer than their exponentials.
+  if constexpr (std::is_same_v<T, float>) {
+    const LaneMask<A> there = first_lanes<A>(n);
+    return there ? (Vec<A>)_mm256_maskload_ps(p, (__m256i)there) : splat<A>(other);
+  }
+#endif
   Vec<A> v = splat<A>(other);
   for (int64_t k = 0; k < n; ++k) v[k] = static_cast<A>(p[k]);
   return v;
@@ -16,6 +31,9 @@ inline Vec<A> load_some(const T* p, int64_t n, A other) {
 template <class A, class T>
 inline void store_some(T* p, int64_t n, Vec<A> v) {
   if (n >= kLanes<A>) return store<false>(p, v);
+#if MASKWISE_VECTOR_BYTES == 32 && defined(MASKWISE_F16C)
+  if constexpr (std::is_same_v<T, float>) return _mm256_maskstore_ps(p, (__m256i)first_lanes<A>(n), (__m256)v);
+#endif
   T rest[kLanes<A>];
   store<false>(rest, v);
   std::memcpy(p, rest, n * sizeof(T));
@@ -68,8 +86,9 @@ struct CrossEntropy {
     }
     int vectors = 0;
     for (; i < n; i += L) {
-      v[vectors++] = load_some<A>(x + i, n - i, Seen<A>::kLeast);
-      seen.total += load_some<A>(x + i, n - i, A(0));
+      const Vec<A> some = load_some<A>(x + i, n - i, Seen<A>::kLeast);
+      seen.total += keep<A>(some, first_lanes<A>(n - i));
+      v[vectors++] = some;
     }
     if (vectors) seen.take(v, vectors);
     A top = seen.top[0];

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 from maskwise.benchmarks.case import at_least
 from maskwise.benchmarks.measure import Spread
 from maskwise.benchmarks.registry import all_cases, select
-from maskwise.benchmarks.run import BenchmarkError, Result, SideResult, Verdict
+from maskwise.benchmarks.run import BenchmarkError, Result, SideResult, Verdict, run_case
 from maskwise.cli import bench
 from maskwise.cli.app import app
 
@@ -67,6 +67,22 @@ def test_a_side_that_fails_ends_with_code_1_and_writes_nothing(monkeypatch, invo
     assert result.exit_code == 1
     assert "where+sum disagrees" in result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_side_that_fails_does_not_cost_the_other_cases(monkeypatch, invoke, tmp_path):
+    def broken_once(case, **options):
+        if case.name == "softmax 4x8":
+            raise BenchmarkError("softmax: idiom disagrees with mw.softmax")
+        return run_case(case, **{**options, "quick": True})
+
+    monkeypatch.setattr(bench, "run_case", broken_once)
+    path = tmp_path / "out.csv"
+    result = invoke("--filter", "softmax 4x8", "--csv", str(path))
+    assert result.exit_code == 1
+    assert "idiom disagrees" in result.stderr
+    cases = {line.split(",")[2] for line in path.read_text().splitlines()[1:]}
+    assert "softmax 4x8" not in cases
+    assert "log_softmax 4x8" in cases
 
 
 def test_an_interrupt_writes_nothing(monkeypatch, invoke, tmp_path):

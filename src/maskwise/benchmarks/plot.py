@@ -27,6 +27,7 @@ def write_plot(path: Path, results: Sequence[Result], provenance: Provenance) ->
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     names = {side.name: side.name + NOTES.get(side.kind, "") for result in results for side in _bars(result)}
     colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
@@ -50,6 +51,9 @@ def write_plot(path: Path, results: Sequence[Result], provenance: Provenance) ->
     axes.invert_yaxis()
     axes.set_yticks([y for y, _ in ticks], [label for _, label in ticks], fontsize=8)
     axes.tick_params(axis="y", length=0)
+    # Marks at 1, 2 and 5: ratios within one power of ten would have a single one otherwise.
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}×")
     axes.set_xlabel("time of the other side ÷ time of Maskwise (log scale; right of 1×, ours is faster)", fontsize=9)
     axes.spines[["top", "right", "left"]].set_visible(False)

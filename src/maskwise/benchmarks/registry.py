@@ -33,13 +33,17 @@ def all_cases() -> tuple[Case, ...]:
 
 
 def select(pattern: str = "") -> tuple[Case, ...]:
-    """Return the cases whose family or name contains every word of the pattern.
+    """Return the cases whose family or name contains every word of the pattern, or of one of several with commas.
 
-    >>> [case.name for case in select("startup IMPORT")]
-    ['import maskwise after torch']
+    >>> [case.name for case in select("startup IMPORT, sum 4x8 bool")]
+    ['sum 4x8 from a bool tensor', 'import maskwise after torch']
     """
-    words = pattern.lower().split()
-    chosen = tuple(case for case in all_cases() if all(word in f"{case.family} {case.name}".lower() for word in words))
+    alternatives = [alternative.split() for alternative in pattern.lower().split(",")]
+    chosen = tuple(
+        case
+        for case in all_cases()
+        if any(all(word in f"{case.family} {case.name}".lower() for word in words) for words in alternatives)
+    )
     if not chosen:
         raise ArgumentError(f"no benchmark matches {pattern!r}; `maskwise bench --list` shows all {len(all_cases())}")
     return chosen

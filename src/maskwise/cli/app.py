@@ -59,7 +59,10 @@ def demo(json: Json = False) -> None:
     raise typer.Exit(command.run(json=json))
 
 
-Pattern = Annotated[str, typer.Option("--filter", "-f", help="Run the cases whose name holds all these words.")]
+Pattern = Annotated[
+    str,
+    typer.Option("--filter", "-f", help="Run the cases whose name holds all these words; commas part alternatives."),
+]
 Quick = Annotated[bool, typer.Option("--quick", help="Small inputs, two rounds: does everything run and agree?")]
 Csv = Annotated[Path | None, typer.Option("--csv", dir_okay=False, help="Write every figure to this file.")]
 Plot = Annotated[Path | None, typer.Option("--plot", dir_okay=False, help="Draw a picture: .png or .svg.")]

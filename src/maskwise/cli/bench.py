@@ -44,11 +44,9 @@ def run(options: Options) -> int:
     """Run the chosen cases and return the exit code: 1 when a side fails, or a target is missed under ``--check``."""
     _refuse_what_cannot_work(options)
     cases = _chosen(options)
-    try:
-        results = _measure(cases, options)
-    except BenchmarkError as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {error}", soft_wrap=True)
-        return 1
+    results, failed = _measure(cases, options)
+    if not results:
+        return 1 if failed else 0
     provenance = Provenance(
         command=shlex.join(["maskwise", *sys.argv[1:]]),
         date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -66,7 +64,7 @@ def run(options: Options) -> int:
     else:
         _show(results, provenance, options)
     missed = [verdict for result in results for verdict in result.verdicts if not verdict.holds]
-    return 1 if options.check and missed else 0
+    return 1 if failed or (options.check and missed) else 0
 
 
 def list_cases(options: Options) -> int:
@@ -109,8 +107,10 @@ def _chosen(options: Options) -> tuple[Case, ...]:
         raise typer.BadParameter(str(error), param_hint="--filter") from error
 
 
-def _measure(cases: tuple[Case, ...], options: Options) -> list[Result]:
-    results = []
+def _measure(cases: tuple[Case, ...], options: Options) -> tuple[list[Result], int]:
+    """The results, and how many cases failed: one that does is told, and the others go on."""
+    results: list[Result] = []
+    failed = 0
     with progress() as bar:
         overall = bar.add_task("all cases", total=len(cases))
         for case in cases:
@@ -123,10 +123,14 @@ def _measure(cases: tuple[Case, ...], options: Options) -> list[Result]:
             def on_round(done: int, total: int, current: object = current, case: Case = case) -> None:
                 bar.update(current, completed=done, total=total, description=case.name)  # type: ignore[arg-type]
 
-            results.append(run_case(case, quick=options.quick, budget=options.budget, on_round=on_round))
+            try:
+                results.append(run_case(case, quick=options.quick, budget=options.budget, on_round=on_round))
+            except BenchmarkError as error:
+                failed += 1
+                Console(stderr=True).print(f"[bold red]error:[/] {error}", soft_wrap=True)
             bar.remove_task(current)
             bar.advance(overall)
-    return results
+    return results, failed
 
 
 def _show(results: list[Result], provenance: Provenance, options: Options) -> None:

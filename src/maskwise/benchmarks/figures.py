@@ -1,0 +1,167 @@
+"""The figures in README.md and docs/figures.md, made from the committed CSV files in benchmarks/results/.
+
+``python -m maskwise.benchmarks.figures .`` writes both; the tests fail when one is stale.
+"""
+
+from __future__ import annotations
+
+import csv
+import statistics
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from maskwise.benchmarks.report import HEADLINE, in_words
+
+__all__ = ["Row", "headline", "inserted", "page", "read"]
+
+BEGIN, END = "<!-- figures: made by `make figures` -->", "<!-- end of figures -->"
+
+#: What the README shows of a file: a title, and the cases of which it gives the ratio.
+SHOWN = {
+    "functions": [
+        (
+            f"`mw.{name}`, 4096 x 4096, 10 / 50 / 90 % kept",
+            [f"{name} 4096x4096 dim=-1 keep={kept}%" for kept in (10, 50, 90)],
+        )
+        for name in sorted(HEADLINE)
+    ],
+    "attention": [
+        ("`mw.attention`, lengths 1 to 512", ["attention lengths 1..512"]),
+        ("the same with its gradient", ["attention lengths 1..512 forward+backward"]),
+    ],
+    "models": [
+        ("`mw.unpad` of MiniLM, a fifth of the tokens real", ["unpad MiniLM 64 paragraphs in 256"]),
+        ("the same, a training step", ["unpad MiniLM 64 paragraphs in 256, training step"]),
+    ],
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case as it was measured."""
+
+    case: str
+    function: str
+    ours: float
+    ratio: float
+    spread: str
+    peer: str
+    bandwidth: str
+    missed: tuple[str, ...]
+    large: bool
+    where: str
+    command: str
+
+
+def read(path: Path) -> list[Row]:
+    """The cases of one CSV file, in its order."""
+    with path.open(newline="", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    rows = []
+    for case in dict.fromkeys(line["case"] for line in lines):
+        sides = [line for line in lines if line["case"] == case]
+        ours = next(line for line in sides if line["kind"] == "ours")
+        peers = [line for line in sides if line["kind"] == "peer"]
+        best = min(peers, key=lambda line: float(line["median_us"]))
+        told = ours["targets"].split("; ") if ours["targets"] else []
+        bandwidth = ours["of_copy_bandwidth"]
+        where = f"{ours['cpu']}, {ours['threads']} threads, {ours['simd']}, torch {ours['torch']}, {ours['date'][:10]}"
+        rows.append(
+            Row(
+                case=case,
+                function=ours["function"],
+                ours=float(ours["median_us"]) * 1e-6,
+                ratio=float(best["ratio"]),
+                spread=f"{number(best['ratio'])} [{number(best['ratio_q1'])}, {number(best['ratio_q3'])}]",
+                peer=best["side"],
+                bandwidth=f"{float(bandwidth):.0%}" if bandwidth else "",
+                missed=tuple(text.removeprefix("MISS: ") for text in told if text.startswith("MISS: ")),
+                large=bool(bandwidth) and "backward" not in case,
+                where=where,
+                command=ours["command"],
+            )
+        )
+    return rows
+
+
+def number(value: str) -> str:
+    """A ratio with two or three digits.
+
+    >>> number("12.345"), number("1.2345")
+    ('12.3', '1.23')
+    """
+    return f"{float(value):.3g}"
+
+
+def headline(results: Path) -> str:
+    """The few lines that the README shows."""
+    lines = ["| work | times faster than the best peer | best peer |", "|---|---|---|"]
+    where = ""
+    for name, shown in SHOWN.items():
+        rows = {row.case: row for row in read(results / f"{name}.csv")}
+        for title, cases in shown:
+            chosen = [rows[case] for case in cases]
+            ratios = " / ".join(f"{row.ratio:.1f}" for row in chosen)
+            peers = ", ".join(dict.fromkeys(f"`{row.peer}`" for row in chosen))
+            lines.append(f"| {title} | {ratios} | {peers} |")
+            where = chosen[-1].where
+    return "\n".join([*lines, "", f"Medians, {where}; float32. All cases: [docs/figures.md](docs/figures.md)."])
+
+
+def page(results: Path) -> str:
+    """The page docs/figures.md."""
+    lines = [
+        "# Figures",
+        "",
+        "*Made from `benchmarks/results/*.csv` by `make figures`; the tests fail when it is stale.*",
+        "",
+        "Times are medians. A ratio is the best peer's time over ours, round by round, with its quartiles: above 1,",
+        "ours is faster. The peers are the plain idioms, `torch.masked` and `torch.compile` of the idiom.",
+        "**of copy_** is the bandwidth of ours as a part of what a plain `copy_` of 64 MiB had in the same rounds.",
+        "[benchmarks/](../benchmarks/README.md) tells how it is measured.",
+    ]
+    for path in sorted(results.glob("*.csv")):
+        rows = read(path)
+        lines += ["", f"## {path.stem}", "", f"`{rows[0].command}`  ", f"{rows[0].where}", ""]
+        means = geometric(rows)
+        if means:
+            told = ", ".join(f"{function} {mean:.1f}" for function, mean in means.items())
+            lines += [f"Geometric mean of the ratios, over the large cases without gradient: {told}.", ""]
+        lines += ["| case | time | times faster | best peer | of copy_ | missed |", "|---|---|---|---|---|---|"]
+        lines += [
+            f"| {row.case} | {in_words(row.ours)} | {row.spread} | `{row.peer}` | {row.bandwidth} | {told} |"
+            for row in rows
+            for told in ("; ".join(row.missed),)
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def geometric(rows: list[Row]) -> dict[str, float]:
+    """The geometric mean of each function's ratios, and of all in HEADLINE where all are there."""
+    ratios: dict[str, list[float]] = {}
+    for row in rows:
+        if row.large:
+            ratios.setdefault(row.function, []).append(row.ratio)
+    means = {function: statistics.geometric_mean(each) for function, each in ratios.items()}
+    if ratios.keys() >= HEADLINE:
+        means["all six"] = statistics.geometric_mean([ratio for name in sorted(HEADLINE) for ratio in ratios[name]])
+    return means
+
+
+def inserted(readme: str, figures: str) -> str:
+    """The README with the figures between their marks."""
+    before, rest = readme.split(BEGIN)
+    return f"{before}{BEGIN}\n\n{figures}\n\n{END}{rest.split(END)[1]}"
+
+
+def main(root: Path) -> None:
+    """Write the page, and the figures into the README."""
+    results = root / "benchmarks" / "results"
+    (root / "docs" / "figures.md").write_text(page(results), encoding="utf-8")
+    readme = root / "README.md"
+    readme.write_text(inserted(readme.read_text(encoding="utf-8"), headline(results)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,38 @@
+"""The figures in the README and in docs/figures.md are those of the committed runs."""
+
+from pathlib import Path
+
+from maskwise.benchmarks.figures import headline, inserted, page, read
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def test_the_page_is_what_the_runs_say():
+    assert (ROOT / "docs" / "figures.md").read_text(encoding="utf-8") == page(RESULTS), "run `make figures`"
+
+
+def test_the_readme_is_what_the_runs_say():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert readme == inserted(readme, headline(RESULTS)), "run `make figures`"
+
+
+def test_no_committed_run_is_a_quick_one_and_each_can_be_repeated():
+    for path in RESULTS.glob("*.csv"):
+        assert "True" not in {line.split(",")[-3] for line in path.read_text(encoding="utf-8").splitlines()[1:]}
+        assert all(row.command.startswith("maskwise bench ") for row in read(path))
+        assert path.with_suffix(".png").exists()
+
+
+def test_missed_targets_are_told(tmp_path):
+    text = (
+        "case,function,side,kind,median_us,ratio,ratio_q1,ratio_q3,of_copy_bandwidth,targets,cpu,threads,simd,torch,date,"
+        "command\n"
+        "sum,sum,mw.sum,ours,2000,1,1,1,0.5,pass: a; MISS: b,cpu,2,avx2,2,2030-01-01,maskwise bench\n"
+        "sum,sum,slow,peer,9000,4.5,4,5,,,cpu,2,avx2,2,2030-01-01,maskwise bench\n"
+        "sum,sum,fast,peer,4000,2,1.5,2.5,,,cpu,2,avx2,2,2030-01-01,maskwise bench\n"
+    )
+    path = tmp_path / "run.csv"
+    path.write_text(text, encoding="utf-8")
+    (row,) = read(path)
+    assert (row.peer, row.spread, row.bandwidth, row.missed) == ("fast", "2 [1.5, 2.5]", "50%", ("b",))

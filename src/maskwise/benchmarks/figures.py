@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 import csv
-import statistics
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from maskwise.benchmarks.report import HEADLINE, in_words
+from maskwise.benchmarks.report import HEADLINE, geometric_means, in_words
 
 __all__ = ["Row", "headline", "inserted", "page", "read"]
 
@@ -124,7 +123,7 @@ def page(results: Path) -> str:
     for path in sorted(results.glob("*.csv")):
         rows = read(path)
         lines += ["", f"## {path.stem}", "", f"`{rows[0].command}`  ", f"{rows[0].where}", ""]
-        means = geometric(rows)
+        means = geometric_means((row.function, row.ratio) for row in rows if row.large)
         if means:
             told = ", ".join(f"{function} {mean:.1f}" for function, mean in means.items())
             lines += [f"Geometric mean of the ratios, over the large cases without gradient: {told}.", ""]
@@ -135,18 +134,6 @@ def page(results: Path) -> str:
             for told in ("; ".join(row.missed),)
         ]
     return "\n".join(lines) + "\n"
-
-
-def geometric(rows: list[Row]) -> dict[str, float]:
-    """The geometric mean of each function's ratios, and of all in HEADLINE where all are there."""
-    ratios: dict[str, list[float]] = {}
-    for row in rows:
-        if row.large:
-            ratios.setdefault(row.function, []).append(row.ratio)
-    means = {function: statistics.geometric_mean(each) for function, each in ratios.items()}
-    if ratios.keys() >= HEADLINE:
-        means["all six"] = statistics.geometric_mean([ratio for name in sorted(HEADLINE) for ratio in ratios[name]])
-    return means
 
 
 def inserted(readme: str, figures: str) -> str:

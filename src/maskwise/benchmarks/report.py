@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,17 @@ from maskwise.benchmarks.run import Result, Verdict
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["HEADLINE", "Provenance", "geometric_means", "in_words", "rows", "table", "to_json", "write_csv"]
+__all__ = [
+    "HEADLINE",
+    "Provenance",
+    "geometric_means",
+    "in_words",
+    "large_ratios",
+    "rows",
+    "table",
+    "to_json",
+    "write_csv",
+]
 
 HEADLINE = frozenset({"sum", "mean", "var", "amax", "logsumexp", "softmax"})
 """The functions whose cases are summed up in one number."""
@@ -103,19 +113,29 @@ def to_json(results: Sequence[Result], provenance: Provenance) -> dict[str, Any]
     }
 
 
-def geometric_means(results: Sequence[Result]) -> dict[str, float]:
-    """How many times faster than the best peer each function is over its large forward cases, as one number.
+def large_ratios(results: Sequence[Result]) -> list[tuple[str, float]]:
+    """The function of each large forward case, and how many times faster than the best peer it is."""
+    # Only for these it is told how many bytes they move.
+    return [
+        (result.case.function, result.best_peer.ratio.median)
+        for result in results
+        if result.case.moved_bytes is not None and result.best_peer is not None
+    ]
 
-    With every function of HEADLINE among the results, "headline" is the number over all of their cases.
+
+def geometric_means(ratios: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Sum up the ratios of each function in one number; and those of all HEADLINE functions, if all are there.
+
+    >>> means = geometric_means([("sum", 4.0), ("sum", 16.0), ("mean", 3.0)])
+    >>> {function: round(mean, 3) for function, mean in means.items()}
+    {'sum': 8.0, 'mean': 3.0}
     """
-    ratios: dict[str, list[float]] = {}
-    for result in results:
-        # Only for these it is told how many bytes they move.
-        if result.case.moved_bytes is not None and result.best_peer is not None:
-            ratios.setdefault(result.case.function, []).append(result.best_peer.ratio.median)
-    means = {function: statistics.geometric_mean(of_cases) for function, of_cases in ratios.items()}
-    if ratios.keys() >= HEADLINE:
-        means["headline"] = statistics.geometric_mean([r for function in sorted(HEADLINE) for r in ratios[function]])
+    of: dict[str, list[float]] = {}
+    for function, ratio in ratios:
+        of.setdefault(function, []).append(ratio)
+    means = {function: statistics.geometric_mean(each) for function, each in of.items()}
+    if of.keys() >= HEADLINE:
+        means["all six"] = statistics.geometric_mean([ratio for name in sorted(HEADLINE) for ratio in of[name]])
     return means
 
 

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from maskwise.benchmarks import machine, registry
 from maskwise.benchmarks.case import Case
-from maskwise.benchmarks.report import Provenance, geometric_means, table, to_json, write_csv
+from maskwise.benchmarks.report import Provenance, geometric_means, large_ratios, table, to_json, write_csv
 from maskwise.benchmarks.run import BenchmarkError, Result, run_case
 from maskwise.cli.progress import progress
 from maskwise.errors import ArgumentError
@@ -142,7 +142,7 @@ def _show(results: list[Result], provenance: Provenance, options: Options) -> No
         "ok shows the targets that hold (--list names them).",
         style="dim",
     )
-    means = geometric_means(results)
+    means = geometric_means(large_ratios(results))
     if means:
         told = ", ".join(f"{function} {mean:.1f}" for function, mean in means.items())
         console.print(f"geometric mean of × best peer over the large forward cases: {told}", soft_wrap=True)

@@ -26,12 +26,14 @@ void fill_run(char* const* at, const int64_t* stride, int64_t n) {
   int64_t i = 0;
   if constexpr (sizeof(T) <= 8) {
     constexpr int L = kLanes<T>;
-    if (stride[0] == sizeof(T) && stride[1] == 1 && one_value) {
-      const Vec<T> values = splat<T>(value);
+    // A stride of 0 is a gradient that was spread over the dim that its op had reduced.
+    const bool one_x = stride[0] == 0;
+    if ((stride[0] == sizeof(T) || one_x) && stride[1] == 1 && one_value) {
+      const Vec<T> values = splat<T>(value), same = splat<T>(*x);
       constexpr int64_t kStep = L < 32 ? 32 : L;
       for (; i + kStep <= n; i += kStep) {
         for (int k = 0; k < kStep; k += L) {
-          const Vec<T> v = load_mask<T>(m + i + k) ? load_raw<Vec<T>>(x + i + k) : values;
+          const Vec<T> v = load_mask<T>(m + i + k) ? (one_x ? same : load_raw<Vec<T>>(x + i + k)) : values;
           std::memcpy(out + i + k, &v, sizeof(v));
         }
       }

@@ -11,7 +11,7 @@ from maskwise.ops.reduce import gradients, reference
 from maskwise.ops.reduce.reference import counts, spread, wide
 from maskwise.ops.reduce.registered.shared import SCHEMA, fake, remember, works
 from maskwise.ops.register import register
-from maskwise.plan.capability import FLOATING, INTEGRAL
+from maskwise.plan.capability import FLOATING, INTEGRAL, can_serve
 
 __all__ = ["all", "any", "mean", "prod", "sum"]
 
@@ -35,18 +35,30 @@ def remember_mask(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(mask)
 
 
+def kept_only(values: Tensor, mask: Tensor) -> Tensor:
+    """The values where they are kept, exactly 0 elsewhere: by the kernel of mw.fill, where there is one."""
+    if torch.is_grad_enabled() or not can_serve("fill", values.device.type, values.dtype)[0]:
+        return torch.where(mask, values, 0.0)
+    out: Tensor = torch.ops.maskwise.fill_fused_forward.default(values, mask, values.new_zeros(()))
+    return out
+
+
 def sum_backward(ctx: Any, grad: Tensor) -> Gradients:
     """Spread the gradient over what was kept; exactly zero elsewhere, whatever the gradient holds."""
     (mask,) = ctx.saved_tensors
-    return torch.where(mask, spread(grad, ctx.shape, ctx.dim, ctx.keepdim), 0.0), None, None, None
+    return kept_only(spread(grad, ctx.shape, ctx.dim, ctx.keepdim), mask), None, None, None
 
 
 def mean_backward(ctx: Any, grad: Tensor) -> Gradients:
     """As the sum's, an equal part to each that was kept."""
     (mask,) = ctx.saved_tensors
-    kept = counts(grad.new_empty(()).expand(ctx.shape), mask, ctx.dim, ctx.keepdim)
+    if mask.shape == ctx.shape and can_serve("sum", mask.device.type, torch.bool)[0]:
+        # torch counts bools a hundred times slower than it reads them.
+        kept = torch.ops.maskwise.sum_fused_forward.default(mask, mask, ctx.dim, ctx.keepdim)
+    else:
+        kept = counts(grad.new_empty(()).expand(ctx.shape), mask, ctx.dim, ctx.keepdim)
     share = (grad.to(wide(grad)) / kept).to(grad.dtype)
-    return torch.where(mask, spread(share, ctx.shape, ctx.dim, ctx.keepdim), 0.0), None, None, None
+    return kept_only(spread(share, ctx.shape, ctx.dim, ctx.keepdim), mask), None, None, None
 
 
 def prod_backward(ctx: Any, grad: Tensor) -> Gradients:

@@ -1,0 +1,83 @@
+"""mw.fill beyond the laws: the kernel against torch.where for every dtype and layout, and what it refuses."""
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given
+
+import maskwise as mw
+from maskwise.errors import ArgumentError, DeviceError, DtypeError, ShapeError
+from maskwise.plan.capability import FLOATING, INTEGRAL
+from maskwise.plan.planner import force
+
+DTYPES = (*FLOATING, *INTEGRAL, torch.bool, torch.complex64, torch.complex128)
+LAYOUTS = {
+    "contiguous": lambda x: x,
+    "transposed": lambda x: x.T.contiguous().T,
+    "every other": lambda x: torch.stack([x, x], -1).flatten(-2)[..., ::2],
+    "one row for all": lambda x: x[:1].expand_as(x),
+    "one column for all": lambda x: x[:, :1].expand_as(x),
+    "one element for all": lambda x: x[:1, :1].expand_as(x),
+}
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_kernel_selects_the_same_bits_as_where(dtype, layout):
+    x = LAYOUTS[layout](torch.randint(0, 100, (37, 131)).to(dtype))
+    for mask in (torch.rand(37, 131) < 0.5, torch.rand(131) < 0.5, torch.rand(37, 1) < 0.5, torch.tensor(True)):
+        with force("kernel"):
+            out = mw.fill(x, mask, 1)
+        assert torch.equal(out, torch.where(mask, x, torch.ones((), dtype=dtype)))
+
+
+@pytest.mark.kernel
+@given(
+    rows=st.integers(0, 9),
+    columns=st.integers(0, 140),
+    layout=st.sampled_from(sorted(LAYOUTS)),
+    of_values=st.sampled_from([(), (1,), (None, 1), (1, None)]),
+)
+def test_any_shape_and_value_gives_what_where_gives(rows, columns, layout, of_values):
+    x = LAYOUTS[layout](torch.randn(rows, columns)) if rows and columns else torch.randn(rows, columns)
+    mask = torch.rand(rows, columns) < 0.5
+    shape = [size if one is None else 1 for one, size in zip(of_values, (rows, columns), strict=False)]
+    value = torch.randn(shape if len(of_values) != 1 else [1])
+    with force("kernel"):
+        assert torch.equal(mw.fill(x, mask, value), torch.where(mask, x, value))
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dim", [0, 1, None])
+@pytest.mark.parametrize("name", ["sum", "mean"])
+def test_gradients_that_are_spread_by_it_are_exact(name, dim):
+    x, mask = torch.randn(37, 131, requires_grad=True), torch.rand(37, 131) < 0.5
+    found = []
+    for route in ("kernel", "plain"):
+        with force(route):
+            out = getattr(mw, name)(x, mask, dim)
+        found.append(torch.autograd.grad(out, x, torch.linspace(0.5, 2.0, out.numel()).reshape(out.shape))[0])
+    torch.testing.assert_close(*found)
+    assert torch.equal(found[0][~mask], torch.zeros(int((~mask).sum())))
+
+
+@pytest.mark.parametrize(
+    ("value", "mask", "error", "hint"),
+    [
+        ("no", torch.ones(3, dtype=torch.bool), DtypeError, "0.0"),
+        (torch.zeros(2), torch.ones(3, dtype=torch.bool), ShapeError, "line up from the right"),
+        (torch.zeros(3, dtype=torch.complex64), torch.ones(3, dtype=torch.bool), DtypeError, "value.to"),
+        (torch.zeros(3, device="meta"), torch.ones(3, dtype=torch.bool), DeviceError, "value.to"),
+        (0.0, torch.ones(3), DtypeError, "Mask.from_attention_mask"),
+        (0.0, torch.ones(4, dtype=torch.bool), ShapeError, "broadcast"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_a_hint(value, mask, error, hint):
+    with pytest.raises(error, match=hint):
+        mw.fill(torch.zeros(3), mask, value)
+
+
+def test_a_number_that_the_dtype_cannot_hold_is_refused_with_a_hint():
+    with pytest.raises(ArgumentError, match=r"a value that torch.uint8 can hold"):
+        mw.fill(torch.zeros(3, dtype=torch.uint8), torch.ones(3, dtype=torch.bool), 1000)

@@ -24,8 +24,8 @@ def measured(monkeypatch):
     def pretend(*, holds):
         def run_case(case, **_):
             side = SideResult(case.ours.name, "ours", 1.0, 1.0, Spread(1, 1, 1))
-            peer = SideResult("peer", "peer", 2.0, 2.0, Spread(2, 2, 2))
-            return Result(case, (side, peer), (Verdict(at_least(15, "peer"), "peer", holds),), {}, None)
+            peer = SideResult("x[mask].sum()", "peer", 2.0, 2.0, Spread(2, 2, 2))
+            return Result(case, (side, peer), (Verdict(at_least(15, "peer"), "x[mask].sum()", holds),), {}, None)
 
         monkeypatch.setattr(bench, "run_case", run_case)
 
@@ -56,6 +56,14 @@ def test_a_missed_target_fails_only_under_check(measured, invoke, holds, argumen
     result = invoke("--filter", "4x8", *arguments)
     assert result.exit_code == code
     assert ("missed:" in result.stdout) is not holds
+
+
+def test_brackets_in_a_peers_name_are_shown(measured, invoke):
+    measured(holds=False)
+    told = invoke("--filter", "4x8").stdout
+    table, missed = told.split("missed:", 1)
+    assert "x[mask]" in table
+    assert "(x[mask].sum())" in missed
 
 
 def test_a_side_that_fails_ends_with_code_1_and_writes_nothing(monkeypatch, invoke, tmp_path):

@@ -156,7 +156,7 @@ def table(results: Sequence[Result]) -> Table:
         out.add_row(
             result.case.name,
             in_words(result.ours.median),
-            f"{escape(str(peer.ratio))}\n[dim]{peer.name}[/]" if peer else "–",
+            f"{escape(str(peer.ratio))}\n[dim]{escape(peer.name)}[/]" if peer else "–",
             f"{floor.ratio.median:.3g}" if floor else "–",
             f"{result.bandwidth:.0%}" if result.bandwidth is not None else "–",
             " ".join("[green]✓[/]" if verdict.holds else "[red]✗[/]" for verdict in result.verdicts),

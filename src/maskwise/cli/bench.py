@@ -149,9 +149,9 @@ def _show(results: list[Result], provenance: Provenance, options: Options) -> No
     for result in results:
         for verdict in result.verdicts:
             if not verdict.holds:
-                ratio = escape(str(result.side(verdict.side).ratio))
+                ratio = result.side(verdict.side).ratio
                 told = f"{result.case.name}: {verdict.target.text}, measured × {ratio} ({verdict.side})"
-                console.print(f"[red]missed:[/] {told}", soft_wrap=True, highlight=False)
+                console.print(f"[red]missed:[/] {escape(told)}", soft_wrap=True, highlight=False)
     m = provenance.machine
     console.print(f"{m['cpu']}, {m['threads']} threads, {m['simd']}; torch {m['torch']}, maskwise {m['maskwise']}")
     if options.quick:

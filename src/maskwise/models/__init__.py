@@ -10,7 +10,7 @@ from maskwise.models.adapter import unregister as unregister
 from maskwise.models.attention import PackedMask as PackedMask
 from maskwise.models.hugging_face import HuggingFaceAdapter
 from maskwise.models.packing import Packing as Packing
-from maskwise.models.torch_modules import EncoderAdapter, LayerAdapter, MultiheadAdapter
+from maskwise.models.torch_modules import ADAPTERS
 from maskwise.models.unpadding import repad as repad
 from maskwise.models.unpadding import unpad as unpad
 
@@ -26,5 +26,5 @@ __all__ = [
     "unregister",
 ]
 
-for _adapter in (MultiheadAdapter(), LayerAdapter(), EncoderAdapter(), HuggingFaceAdapter()):
+for _adapter in (*ADAPTERS, HuggingFaceAdapter()):
     register(_adapter)

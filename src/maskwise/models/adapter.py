@@ -50,7 +50,10 @@ class Adapter(Protocol):
         name: what tells it from the others, and what errors call it.
     """
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What tells it from the others, and what errors call it; a plain attribute will do."""
+        ...
 
     def serves(self, module: nn.Module) -> tuple[bool, str]:
         """Whether this very module can be served (its children are asked on their own), and the reason where not."""

@@ -7,18 +7,33 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from maskwise.errors import ShapeError, say
 from maskwise.nn.positions import beside_channels, keeps_all
+from maskwise.nn.scaling import scaled, wide
 from maskwise.ops.arguments import MaskLike
 from maskwise.ops.fill import fill
 from maskwise.ops.reduce import mean, var
+from maskwise.ops.reduce.reference import counts
 from maskwise.ops.softmax import standardize
 
-__all__ = ["MaskedBatchNorm1d", "MaskedBatchNorm2d", "kept_in", "scaled", "wide"]
+__all__ = ["MaskedBatchNorm1d", "MaskedBatchNorm2d"]
 
 
-class MaskedBatchNorm1d(nn.BatchNorm1d):
+class _OverKept(_BatchNorm):
+    """What both layers have in common: the forward. Torch's layers differ only in the inputs that they refuse."""
+
+    def forward(self, input: Tensor, mask: MaskLike | None = None) -> Tensor:
+        """Normalize (N, C, *places) over what a mask (N, *places) keeps."""
+        if mask is not None:
+            bits = _checked(self, input, mask)
+            if not keeps_all(mask):
+                return _batch_norm(self, input, bits)
+        return super().forward(input)
+
+
+class MaskedBatchNorm1d(_OverKept, nn.BatchNorm1d):
     """``torch.nn.BatchNorm1d`` over what a mask keeps: same arguments, same state_dict, one more input.
 
     >>> import torch, maskwise as mw
@@ -43,16 +58,8 @@ class MaskedBatchNorm1d(nn.BatchNorm1d):
         DeviceError: the mask is on another device.
     """
 
-    def forward(self, input: Tensor, mask: MaskLike | None = None) -> Tensor:
-        """Normalize (N, C) or (N, C, L) over what a mask (N,) or (N, L) keeps."""
-        if mask is not None:
-            bits = _checked(self, input, mask)
-            if not keeps_all(mask):
-                return _batch_norm(self, input, bits)
-        return super().forward(input)
 
-
-class MaskedBatchNorm2d(nn.BatchNorm2d):
+class MaskedBatchNorm2d(_OverKept, nn.BatchNorm2d):
     """``torch.nn.BatchNorm2d`` over what a mask keeps: same arguments, same state_dict, one more input.
 
     >>> import torch, maskwise as mw
@@ -65,26 +72,19 @@ class MaskedBatchNorm2d(nn.BatchNorm2d):
     the input. Everything else is as in `MaskedBatchNorm1d`.
     """
 
-    def forward(self, input: Tensor, mask: MaskLike | None = None) -> Tensor:
-        """Normalize (N, C, H, W) over what a mask (N, H, W) keeps."""
-        if mask is not None:
-            bits = _checked(self, input, mask)
-            if not keeps_all(mask):
-                return _batch_norm(self, input, bits)
-        return super().forward(input)
 
-
-def _checked(self: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor, mask: MaskLike) -> Tensor:
+def _checked(self: _BatchNorm, x: Tensor, mask: MaskLike) -> Tensor:
     """The mask as bools that broadcast to x, if both fit the layer."""
     op = type(self).__name__
-    self._check_input_dim(x)
+    # Torch's own check, with torch's own words; it carries no types.
+    self._check_input_dim(x)  # type: ignore[no-untyped-call]
     if x.shape[1] != self.num_features:
         must = f"have {self.num_features} channels in dim 1, as the layer has"
         raise ShapeError(say(op, "input", must=must, got=tuple(x.shape), hint=f"{op}({x.shape[1]})"))
     return beside_channels(op, x, mask)
 
 
-def _batch_norm(self: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor, bits: Tensor) -> Tensor:
+def _batch_norm(self: _BatchNorm, x: Tensor, bits: Tensor) -> Tensor:
     if not self.training and self.running_mean is not None and self.running_var is not None:
         # Each value by itself. What is dropped must not reach the backward pass, where 0 * NaN is NaN.
         kept = fill(x, bits, 0.0) if torch.is_grad_enabled() else x
@@ -100,7 +100,7 @@ def _batch_norm(self: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor, bits: Tensor) 
 @torch.no_grad()
 def _track(self: Any, x: Tensor, bits: Tensor, dims: list[int]) -> None:
     """Move the running statistics towards those of this batch, where there are any."""
-    count = kept_in(x, bits, dims).reshape(-1)
+    count = counts(x, bits, dims, True).reshape(-1)
     self.num_batches_tracked.add_((count > 0).any())
     # The cumulative average stays a tensor: a graph, or a device, must not be asked for the number.
     factor = self.momentum if self.momentum is not None else 1.0 / self.num_batches_tracked.to(x.dtype)
@@ -109,32 +109,3 @@ def _track(self: Any, x: Tensor, bits: Tensor, dims: list[int]) -> None:
         (self.running_var, var(x, bits, dims), count > 1),
     ):
         running.copy_(torch.where(known, (1.0 - factor) * running + factor * now, running))
-
-
-# -- shared with the other layers --------------------------------------------------------------------------------------
-def kept_in(x: Tensor, bits: Tensor, dims: list[int]) -> Tensor:
-    """How many values of x are kept along dims, which stay with size 1; dims that the mask broadcasts over count."""
-    count = bits.sum(dims, keepdim=True)
-    for d in dims:
-        count = count * (x.shape[d] if bits.shape[d] == 1 else 1)
-    return count
-
-
-def wide(x: Tensor) -> Tensor:
-    """Half precision as float32: torch's layers compute in it as well, and round once at the end."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def scaled(
-    self: Any,  # a layer with a weight and a bias, either of which may be None
-    normalized: Tensor,  # (N, C, *places), 0 where dropped
-    bits: Tensor,
-) -> Tensor:
-    """The layer's weight and bias, one of each for a channel, and 0 again where dropped."""
-    if self.weight is None:
-        return normalized
-    shape = (-1, *[1] * (normalized.dim() - 2))
-    weight = self.weight.to(normalized.dtype).reshape(shape)
-    if self.bias is None:
-        return fill(normalized * weight, bits, 0.0)
-    return fill(torch.addcmul(self.bias.to(normalized.dtype).reshape(shape), normalized, weight), bits, 0.0)

@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from maskwise.errors import ShapeError, say
-from maskwise.nn.batch_norm import kept_in, scaled, wide
 from maskwise.nn.positions import beside_channels, keeps_all
+from maskwise.nn.scaling import scaled, wide
 from maskwise.ops.arguments import MaskLike
 from maskwise.ops.fill import fill
 from maskwise.ops.reduce import mean, var
+from maskwise.ops.reduce.reference import counts
 from maskwise.ops.softmax import standardize
 
 __all__ = ["MaskedInstanceNorm1d"]
@@ -75,7 +76,7 @@ def _instance_norm(self: nn.InstanceNorm1d, x: Tensor, bits: Tensor) -> Tensor:
 @torch.no_grad()
 def _track(self: Any, x: Tensor, bits: Tensor) -> None:
     """Move the running statistics towards the mean of those of the instances that have any."""
-    count = kept_in(x, bits, [2]).expand(*x.shape[:2], 1).squeeze(-1)
+    count = counts(x, bits, [2], True).expand(*x.shape[:2], 1).squeeze(-1)
     for running, now, known in (
         (self.running_mean, mean(x, bits, -1), count > 0),
         (self.running_var, var(x, bits, -1), count > 1),

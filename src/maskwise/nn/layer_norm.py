@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from maskwise.errors import ShapeError, say
-from maskwise.nn.batch_norm import wide
 from maskwise.nn.positions import keeps_all, leading
+from maskwise.nn.scaling import wide
 from maskwise.ops.arguments import MaskLike
 from maskwise.ops.fill import fill
 from maskwise.ops.softmax import standardize

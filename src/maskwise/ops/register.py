@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from itertools import compress
 from typing import Any, cast
 
 import torch
@@ -53,66 +54,59 @@ def register(
     planner.describe(name, work)
     capability.provide(name, "cpu", cpu)
     ops = torch.ops.maskwise
-    numbers_only = schema.startswith("(Tensor x, Tensor mask, int[] dim") and schema.count("[]") == 1
-    taped = tape_bound if numbers_only else tape
     bare = getattr(ops, f"{name}_fused_forward").default
     return Operation(
         name,
         plain=reference,
         bare=bare,
         fused=getattr(ops, f"{name}_fused").default,
-        taped=None if backward is None else taped(name, bare, setup_context, backward),
+        taped=None if backward is None else tape(name, schema, bare, setup_context, backward),
     )
 
 
 def tape(
-    name: str, run: Callable[..., Any], setup_context: Callable[..., Any] | None, backward: Callable[..., Any]
+    name: str,
+    schema: str,
+    run: Callable[..., Any],
+    setup_context: Callable[..., Any] | None,
+    backward: Callable[..., Any],
 ) -> Callable[..., Any]:
     """The kernel with its gradient as an autograd Function, which costs half of what torch.library's autograd does.
 
-    torch.compile needs the registered op; eager code does not.
+    torch.compile needs the registered op; eager code does not. Only tensors go through the Function: each argument more
+    costs it a microsecond or two. The others are bound to a Function of their own, of which a few are remembered.
     """
+    is_tensor = [argument.startswith("Tensor") for argument in schema[1 : schema.index(")")].split(", ")]
 
-    # Function.setup_context would make torch inspect the signature on every call, which costs more than the rest.
-    def forward(ctx: Any, *inputs: Any) -> Any:
-        output = run(*inputs)
-        if setup_context is not None:
-            setup_context(ctx, inputs, output)
-        return output
+    # Typed, because 1, 1.0 and True are equal, and not the same argument.
+    @lru_cache(maxsize=256, typed=True)
+    def bound(*settings: Any) -> Callable[..., Any]:
+        plain = [list(value) if isinstance(value, tuple) else value for value in settings]
 
-    return _function(name, forward, backward)
-
-
-def tape_bound(
-    name: str, run: Callable[..., Any], setup_context: Callable[..., Any] | None, backward: Callable[..., Any]
-) -> Callable[..., Any]:
-    """The same for ops of x, mask and numbers.
-
-    The numbers are bound to a Function of their own: each argument that apply is handed costs it a microsecond or two.
-    """
-
-    @lru_cache(maxsize=256)
-    def bound(dims: tuple[int, ...], *rest: Any) -> Callable[..., Any]:
-        plain = (list(dims), *rest)
-
-        def forward(ctx: Any, x: torch.Tensor, mask: torch.Tensor) -> Any:
-            output = run(x, mask, *plain)
+        # Function.setup_context would make torch inspect the signature on every call, which costs more than the rest.
+        def forward(ctx: Any, *operands: Any) -> Any:
+            tensors, others = iter(operands), iter(plain)
+            inputs = [next(tensors) if tensor else next(others) for tensor in is_tensor]
+            output = run(*inputs)
             if setup_context is not None:
-                setup_context(ctx, (x, mask, *plain), output)
+                setup_context(ctx, inputs, output)
             return output
 
         def pull_back(ctx: Any, *grads: torch.Tensor) -> Any:
-            return backward(ctx, *grads)[:2]
+            return tuple(compress(backward(ctx, *grads), is_tensor))
 
-        return _function(name, forward, pull_back)
+        members = {"forward": staticmethod(forward), "backward": staticmethod(pull_back)}
+        function: Any = type(name, (torch.autograd.Function,), members)
+        return cast("Callable[..., Any]", function.apply)
 
-    return lambda x, mask, dims, *rest: bound(tuple(dims), *rest)(x, mask)
+    def taped(*arguments: Any) -> Any:
+        operands: list[Any] = []
+        settings: list[Any] = []
+        for argument, tensor in zip(arguments, is_tensor, strict=True):
+            (operands if tensor else settings).append(tuple(argument) if isinstance(argument, list) else argument)
+        return bound(*settings)(*operands)
 
-
-def _function(name: str, forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[..., Any]:
-    members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    function: Any = type(name, (torch.autograd.Function,), members)
-    return cast("Callable[..., Any]", function.apply)
+    return taped
 
 
 def define(op: str, schema: str, *, reference: Callable[..., Any], fake: Callable[..., Any]) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from maskwise.models.torch_modules.encoder import EncoderAdapter as EncoderAdapter
-from maskwise.models.torch_modules.layer import LayerAdapter as LayerAdapter
-from maskwise.models.torch_modules.multihead import MultiheadAdapter as MultiheadAdapter
+from maskwise.models.torch_modules import encoder, layer, multihead
 
-__all__ = ["EncoderAdapter", "LayerAdapter", "MultiheadAdapter"]
+__all__ = ["ADAPTERS"]
+
+ADAPTERS = (multihead.adapter, layer.adapter, encoder.adapter)
+"""In the order of registration: the outermost, which is asked first, comes last."""

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
-
 from torch import Tensor, nn
 
 from maskwise.models.report import tell
+from maskwise.models.torch_modules.forward_adapter import ForwardAdapter, not_torchs_own
 from maskwise.models.torch_modules.layer import TOKENWISE, layer_reason, run_layer
 from maskwise.models.torch_modules.masks import hooked, packed_mask
 
-__all__ = ["EncoderAdapter"]
+__all__ = ["adapter"]
 
 
 def encoder_reason(module: nn.TransformerEncoder) -> str:
     """Why an encoder cannot run packed, or nothing."""
-    if type(module).forward is not nn.TransformerEncoder.forward:
-        return f"{type(module).__name__} has a forward of its own"
-    if "forward" in vars(module):
-        return "something else has replaced its forward already"
+    if reason := not_torchs_own(module, nn.TransformerEncoder):
+        return reason
     if module.norm is not None and not isinstance(module.norm, TOKENWISE):
         return f"its norm, a {type(module.norm).__name__}, may mix tokens"
     for index, layer in enumerate(module.layers):
@@ -55,22 +51,4 @@ def forward(
     return out if batch_first else out.transpose(0, 1)
 
 
-class EncoderAdapter:
-    """Serves ``nn.TransformerEncoder``."""
-
-    name = "nn.TransformerEncoder"
-
-    def serves(self, module: nn.Module) -> tuple[bool, str]:
-        """Any that keeps torch's forward and whose layers keep theirs."""
-        if not isinstance(module, nn.TransformerEncoder):
-            return False, ""
-        reason = encoder_reason(module)
-        return not reason, reason
-
-    def install(self, module: Any) -> None:
-        """Put the packed forward in front."""
-        module.forward = partial(forward, module)
-
-    def undo(self, module: nn.Module) -> None:
-        """Uncover torch's own."""
-        del module.forward
+adapter = ForwardAdapter(nn.TransformerEncoder, encoder_reason, forward)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from maskwise.models.attention import PackedMask
 from maskwise.models.report import tell
+from maskwise.models.torch_modules.forward_adapter import ForwardAdapter, not_torchs_own
 from maskwise.models.torch_modules.masks import hooked, packed_mask
 from maskwise.models.torch_modules.multihead import attention_reason, self_attention
 
-__all__ = ["LayerAdapter", "layer_reason", "run_layer"]
+__all__ = ["adapter", "layer_reason", "run_layer"]
 
 RELU = 1
 """What torch's layer calls a relu among its activations."""
@@ -22,10 +20,8 @@ TOKENWISE = (nn.LayerNorm, nn.RMSNorm, nn.Identity)
 
 def layer_reason(module: nn.TransformerEncoderLayer) -> str:
     """Why a layer cannot run packed, or nothing."""
-    if type(module).forward is not nn.TransformerEncoderLayer.forward:
-        return f"{type(module).__name__} has a forward of its own"
-    if "forward" in vars(module):
-        return "something else has replaced its forward already"
+    if reason := not_torchs_own(module, nn.TransformerEncoderLayer):
+        return reason
     for norm in (module.norm1, module.norm2):
         if not isinstance(norm, TOKENWISE):
             return f"{type(norm).__name__} may mix tokens; {', '.join(each.__name__ for each in TOKENWISE)} do not"
@@ -77,22 +73,4 @@ def forward(
     return out if batch_first else out.transpose(0, 1)
 
 
-class LayerAdapter:
-    """Serves a ``nn.TransformerEncoderLayer`` that is called by itself."""
-
-    name = "nn.TransformerEncoderLayer"
-
-    def serves(self, module: nn.Module) -> tuple[bool, str]:
-        """Any that keeps torch's forward and has norms that work token by token."""
-        if not isinstance(module, nn.TransformerEncoderLayer):
-            return False, ""
-        reason = layer_reason(module)
-        return not reason, reason
-
-    def install(self, module: Any) -> None:
-        """Put the packed forward in front."""
-        module.forward = partial(forward, module)
-
-    def undo(self, module: nn.Module) -> None:
-        """Uncover torch's own."""
-        del module.forward
+adapter = ForwardAdapter(nn.TransformerEncoderLayer, layer_reason, forward)

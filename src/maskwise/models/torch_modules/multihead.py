@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
-
 from torch import Tensor, nn
 from torch.nn import functional
 
 from maskwise.models.attention import PackedMask
 from maskwise.models.report import tell
+from maskwise.models.torch_modules.forward_adapter import ForwardAdapter, not_torchs_own
 from maskwise.models.torch_modules.masks import packed_mask
 
-__all__ = ["MultiheadAdapter", "attention_reason", "self_attention"]
+__all__ = ["adapter", "attention_reason", "self_attention"]
 
 
 def attention_reason(module: nn.MultiheadAttention) -> str:
     """Why an attention module cannot run packed, or nothing."""
-    if type(module).forward is not nn.MultiheadAttention.forward:
-        return f"{type(module).__name__} has a forward of its own"
-    if "forward" in vars(module):
-        return "something else has replaced its forward already"
+    if reason := not_torchs_own(module, nn.MultiheadAttention):
+        return reason
     if not module._qkv_same_embed_dim:
         return "its keys or values have a size of their own"
     if module.bias_k is not None or module.add_zero_attn:
@@ -77,23 +73,4 @@ def forward(
     return (out if self.batch_first else out.transpose(0, 1)), None
 
 
-class MultiheadAdapter:
-    """Serves ``nn.MultiheadAttention`` called with one tensor as query, key and value, and ``need_weights=False``."""
-
-    name = "nn.MultiheadAttention"
-
-    def serves(self, module: nn.Module) -> tuple[bool, str]:
-        """Any that keeps torch's forward, and appends nothing to its keys."""
-        if not isinstance(module, nn.MultiheadAttention):
-            return False, ""
-        reason = attention_reason(module)
-        return not reason, reason
-
-    def install(self, module: Any) -> None:
-        """Put the packed forward in front."""
-        # A partial, unlike a closure or a bound method, is copied and pickled along with its module.
-        module.forward = partial(forward, module)
-
-    def undo(self, module: nn.Module) -> None:
-        """Uncover torch's own."""
-        del module.forward
+adapter = ForwardAdapter(nn.MultiheadAttention, attention_reason, forward)

@@ -11,7 +11,9 @@ from torch import Tensor
 from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike
+from maskwise.ops.attention.arguments import line_up
 from maskwise.ops.attention.blocks import is_finite
+from maskwise.ops.attention.pieces import Sizes
 from maskwise.ops.attention.sequences import attend
 from maskwise.ops.select.packed import Packed, pack
 from maskwise.plan import Plan
@@ -53,9 +55,6 @@ def attend_packed(
 
 
 def _four_dims(mask: MaskLike, q: Packed, k: Packed, queries: Tensor) -> Mask:
-    from maskwise.ops.attention.arguments import line_up
-    from maskwise.ops.attention.pieces import Sizes
-
     index = line_up(mask, queries, Sizes(queries.shape[0], queries.shape[1], queries.shape[2], k.mask.shape[-1]))
     return (mask if isinstance(mask, Mask) else Mask(mask))[index]
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from maskwise.ops.layout import room_like
 from maskwise.ops.loss.call import harmless
 from maskwise.ops.loss.reference import reduce
 from maskwise.ops.register import define, register
@@ -64,19 +65,9 @@ def plain(
     return reduce(harmless(out, mask, 0.0), mask, names[reduction]), kept.to(torch.float64)
 
 
-def like(x: Tensor) -> Tensor:
-    """Room in x's order of dims if x has no gaps and no overlaps, else contiguous."""
-    expected = 1
-    for stride, size in sorted((stride, size) for stride, size in zip(x.stride(), x.shape, strict=True) if size != 1):
-        if stride != expected:
-            return x.new_empty(x.shape)
-        expected *= size
-    return x.new_empty_strided(x.shape, x.stride())
-
-
 def fake(x: Tensor, target: Tensor, mask: Tensor, code: int, parameter: float, reduction: int) -> tuple[Tensor, Tensor]:
     """The results without their data."""
-    return x.new_empty(()) if reduction else like(x), x.new_empty((), dtype=torch.float64)
+    return x.new_empty(()) if reduction else room_like(x), x.new_empty((), dtype=torch.float64)
 
 
 def remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -111,14 +102,14 @@ def plain_backward(
     with torch.enable_grad():
         leaf = x.detach().requires_grad_()
         out, _ = plain(leaf, target, mask, code, parameter, reduction)
-    return like(x).copy_(torch.autograd.grad(out, leaf, grad)[0])
+    return room_like(x).copy_(torch.autograd.grad(out, leaf, grad)[0])
 
 
 def fake_backward(
     grad: Tensor, x: Tensor, target: Tensor, mask: Tensor, kept: Tensor, code: int, parameter: float, reduction: int
 ) -> Tensor:
     """The gradient of x without its data."""
-    return like(x)
+    return room_like(x)
 
 
 def work(route: str, elements: int, size: int, grad: bool) -> Work:

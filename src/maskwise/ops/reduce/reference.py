@@ -40,7 +40,8 @@ def counts(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
     if mask.shape == x.shape:
         return mask.sum(dim, keepdim=keepdim)
     mask = mask.reshape((1,) * (x.dim() - mask.dim()) + mask.shape)
-    repeated = product(x.shape[d] for d in dim if x.dim() and mask.shape[d] == 1)
+    # A list, because torch.compile cannot hand a generator to a function of C.
+    repeated = product([x.shape[d] for d in dim if x.dim() and mask.shape[d] == 1])
     kept = mask.sum(dim, keepdim=keepdim)
     return kept if repeated == 1 else kept * repeated
 

@@ -23,6 +23,9 @@ __all__ = ["define", "differentiate", "register"]
 _library = torch.library.Library("maskwise", "FRAGMENT")
 
 
+_registered: dict[str, Operation] = {}
+
+
 def register(
     name: str,
     schema: str,
@@ -54,13 +57,19 @@ def register(
     capability.provide(name, "cpu", cpu)
     ops = torch.ops.maskwise
     bare = getattr(ops, f"{name}_fused_forward").default
-    return Operation(
+    _registered[name] = Operation(
         name,
         plain=reference,
         bare=bare,
         fused=getattr(ops, f"{name}_fused").default,
         taped=None if backward is None else tape(name, schema, bare, setup_context, backward),
     )
+    return _registered[name]
+
+
+def find(name: str) -> Operation:
+    """An operation that a family has registered, for another family, which does not import it."""
+    return _registered[name]
 
 
 def tape(

@@ -10,7 +10,7 @@ from torch import Tensor
 from maskwise.ops.register import define, differentiate
 from maskwise.ops.select import reference
 
-__all__ = ["pack_rows", "unpack_rows"]
+__all__ = ["pack_rows", "pack_rows_out", "unpack_rows", "unpack_rows_out"]
 
 
 def fake_pack_rows(x: Tensor, mask: Tensor) -> Tensor:
@@ -61,8 +61,20 @@ define(
     reference=reference.unpack_rows,
     fake=fake_unpack_rows,
 )
+for _name, _arguments in (
+    ("pack_rows", "Tensor x, Tensor mask"),
+    ("unpack_rows", "Tensor values, Tensor mask, Tensor other"),
+):
+    define(
+        f"{_name}_out",
+        f"({_arguments}, Tensor(a!) out) -> ()",
+        reference=getattr(reference, f"{_name}_out"),
+        fake=lambda *_: None,
+    )
 differentiate("pack_rows", pack_backward, remember_pack)
 differentiate("unpack_rows", unpack_backward, remember_unpack)
 
 pack_rows = torch.ops.maskwise.pack_rows.default
+pack_rows_out = torch.ops.maskwise.pack_rows_out.default
 unpack_rows = torch.ops.maskwise.unpack_rows.default
+unpack_rows_out = torch.ops.maskwise.unpack_rows_out.default

@@ -12,7 +12,7 @@ from maskwise.mask import Mask
 from maskwise.nn.gates import Gate
 from maskwise.nn.layer_gate import gate_for
 from maskwise.nn.linear_forms import indices_unless_all
-from maskwise.nn.remembered import Remembered, can_remember
+from maskwise.nn.remembered import Remembered
 from maskwise.ops.arguments import MaskLike
 from maskwise.plan.explain import listeners, record
 from maskwise.plan.plan import Plan
@@ -22,7 +22,7 @@ __all__ = ["MaskedConv2d"]
 # Nanoseconds, as in `linear_forms`: a multiply-add of a convolution, the moving of one number, a few more calls.
 MULTIPLY = 0.014
 MOVE = 0.6
-CALLS = 25_000.0
+CALLS = 40_000.0
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,9 @@ class MaskedConv2d(nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         """The convolution of (N, C, H, W), or (C, H, W), with the effective weight."""
         weight, gate, bias = self.weight, self.gate, self.bias
-        if not can_remember(weight, gate, bias):
+        found = self._forms.get(weight, gate, bias, lambda: _channels_of(gate(weight), self.groups))
+        if found is None:
             return self._convolve(input, gate(weight), bias)
-        found = self._forms.get(weight, gate, lambda: _channels_of(gate(weight), self.groups))
         small = found.small
         pays = small is not None and self._pays(input, found.weight, small, found)
         if listeners:

@@ -12,7 +12,7 @@ from maskwise.mask import Mask
 from maskwise.nn.gates import Gate
 from maskwise.nn.layer_gate import gate_for
 from maskwise.nn.linear_forms import Forms, forms_of
-from maskwise.nn.remembered import Remembered, can_remember
+from maskwise.nn.remembered import Remembered
 from maskwise.ops.arguments import MaskLike
 from maskwise.plan.explain import listeners, record
 from maskwise.plan.plan import Plan
@@ -107,14 +107,20 @@ class MaskedLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """The product of (*, in_features) with the effective weight, plus the bias: (*, out_features)."""
-        weight, gate = self.weight, self.gate
-        if not can_remember(weight, gate, self.bias):
-            return F.linear(input, gate(weight), self.bias)
-        forms = self._forms.get(weight, gate, lambda: forms_of(gate(weight)))
+        own = self._parameters
+        # Attributes of a module take a microsecond each to look up, which a small layer would notice.
+        weight = own["weight"] if "weight" in own else self.weight  # noqa: SIM401
+        bias = own["bias"] if "bias" in own else self.bias  # noqa: SIM401
+        gate = self._modules["gate"]
+        assert isinstance(gate, Gate)
+        assert weight is not None
+        forms = self._forms.get(weight, gate, bias, lambda: forms_of(gate(weight)))
+        if forms is None:
+            return F.linear(input, gate(weight), bias)
         if listeners:
             route, reason = forms.route(input)
             record(Plan(type(self).__name__, route, reason, 0.0), input, gate.bits(weight))
-        return forms.run(input, self.bias)
+        return forms.run(input, bias)
 
     def forget(self) -> None:
         """Make again what is kept of weight and gate; needed only after few values were written through ``.data``."""

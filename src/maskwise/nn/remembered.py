@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from maskwise.nn.gates import Gate
 
-__all__ = ["Remembered", "can_remember"]
+__all__ = ["Remembered"]
 
 T = TypeVar("T")
 
@@ -24,7 +25,7 @@ class Remembered(Generic[T]):
 
     >>> from maskwise.nn.gates import Threshold
     >>> weight, gate, remembered = torch.ones(3), Threshold(0.5), Remembered()
-    >>> count = lambda: remembered.get(weight, gate, lambda: int(gate.mask(weight).count()))
+    >>> count = lambda: remembered.get(weight, gate, None, lambda: int(gate.mask(weight).count()))
     >>> before = count()
     >>> _ = weight[0].zero_()
     >>> before, count()
@@ -39,7 +40,7 @@ class Remembered(Generic[T]):
     __slots__ = ("_known",)
 
     def __init__(self) -> None:
-        self._known: tuple[Any, ...] | None = None
+        self._known: _Known | None = None
 
     def __reduce__(self) -> tuple[type[Remembered[T]], tuple[()]]:
         # Copies and pickles start anew: they have other tensors.
@@ -49,46 +50,75 @@ class Remembered(Generic[T]):
         """Make the value again at the next call."""
         self._known = None
 
-    def get(self, weight: Tensor, gate: Gate, make: Callable[[], T]) -> T:
-        """The value, made by ``make`` if it is not known for what weight and gate are now."""
-        tensors = _tensors(gate)
-        key = [gate.training, weight.dtype]
-        for tensor in (weight, *tensors):
-            key += (tensor.data_ptr(), tensor._version)
+    def get(self, weight: Tensor, gate: Gate, bias: Tensor | None, make: Callable[[], T]) -> T | None:
+        """The value, made by ``make`` if it is not known for what weight and gate are now.
+
+        None stands for a weight that is a node of a graph which is being built, and not a fact: where a gradient of
+        weight, gate or bias is asked for, the gate draws, or a transform is at work.
+        """
+        if (
+            torch.compiler.is_compiling()
+            or torch._C._functorch.peek_interpreter_stack() is not None
+            or forward_ad._current_level >= 0
+            or gate.random
+        ):
+            return None
+        tensors = _tensors(weight, gate)
+        if torch.is_grad_enabled() and (
+            (bias is not None and bias.requires_grad) or any(tensor.requires_grad for tensor in tensors)
+        ):
+            return None
         known = self._known
-        if known is not None and known[0] == key and known[1] is gate:
-            sample, seen = known[2], known[3]
-            if sample is None or torch.equal(sample, seen):
-                return known[4]  # type: ignore[no-any-return]
+        if known is not None and known.gate is gate and known.training is gate.training:
+            # Inference tensors, which count no versions, are never among what is known: they have other addresses.
+            same = [tensor.data_ptr() for tensor in tensors] == known.addresses
+            same = same and [tensor._version for tensor in tensors] == known.versions
+            if same and (known.seen is None or known.sample is None or torch.equal(known.sample, known.seen)):
+                value: T = known.value
+                return value
+        return self._made(weight, gate, tensors, make)
+
+    def _made(self, weight: Tensor, gate: Gate, tensors: list[Tensor], make: Callable[[], T]) -> T | None:
+        # Subclasses may have no data of their own.
+        if type(weight) not in (Tensor, nn.Parameter) or any(tensor.is_inference() for tensor in tensors):
+            return None
         sample = _sample(weight)
         seen = None if sample is None else sample.clone()
         # Outside of inference mode, since what is made may meet an input that wants a gradient later.
         with torch.inference_mode(False), torch.no_grad():
             value = make()
-        # Holding the tensors keeps their addresses from being given to others. One assignment, for other threads.
-        held = [tensor.detach() for tensor in (weight, *tensors)]
-        self._known = (key, gate, sample, seen, value, held)
+        # One assignment, for other threads.
+        self._known = _Known(
+            gate,
+            gate.training,
+            [tensor.data_ptr() for tensor in tensors],
+            [tensor._version for tensor in tensors],
+            sample,
+            seen,
+            value,
+            [tensor.detach() for tensor in tensors],
+        )
         return value
 
 
-def can_remember(weight: Tensor, gate: Gate, *others: Tensor | None) -> bool:
-    """Whether the effective weight is a fact, and not a node of a graph that is being built."""
-    if torch.compiler.is_compiling() or gate.random:
-        return False
-    if torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0:
-        return False
-    tensors = (weight, *_tensors(gate), *others)
-    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
-        return False
-    # Subclasses may have no data of their own, and inference tensors count no versions.
-    return type(weight) in (Tensor, torch.nn.Parameter) and not weight.is_inference()
+class _Known(NamedTuple):
+    gate: Gate
+    training: bool
+    addresses: list[int]
+    versions: list[int]
+    sample: Tensor | None
+    seen: Tensor | None
+    value: Any
+    # Holding the tensors keeps their addresses from being given to others.
+    held: list[Tensor]
 
 
-def _tensors(gate: Gate) -> list[Tensor]:
+def _tensors(weight: Tensor, gate: Gate) -> list[Tensor]:
     if gate._modules:
-        return [*gate.parameters(), *gate.buffers()]
+        return [weight, *gate.parameters(), *gate.buffers()]
     # The same without walking the tree, which would take longer than everything else here.
-    return [tensor for tensor in (*gate._parameters.values(), *gate._buffers.values()) if tensor is not None]
+    tensors = [weight, *gate._parameters.values(), *gate._buffers.values()]
+    return [tensor for tensor in tensors if tensor is not None]
 
 
 def _sample(weight: Tensor) -> Tensor | None:

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import maskwise as mw
 from maskwise.errors import DtypeError, ShapeError
 from maskwise.nn import linear_forms, masked_conv
 from maskwise.nn.gates import NM, Binary, HardConcrete, Sigmoid, Threshold, TopK
+from maskwise.plan.planner import force
 
 # Sums of a few hundred float32 products in another order.
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
@@ -25,6 +27,13 @@ def always_without_dead_units(monkeypatch):
     for module in (linear_forms, masked_conv):
         monkeypatch.setattr(module, "MOVE", 0.0)
         monkeypatch.setattr(module, "CALLS", -1.0)
+
+
+@pytest.fixture(params=["units", "sparse"])
+def every_route(request, always_without_dead_units):
+    """Small tests on the routes of large layers, one after the other."""
+    with force("kernel") if request.param == "sparse" else nullcontext():
+        yield request.param
 
 
 def unit_mask(outputs, inputs, dead_outputs, dead_inputs):
@@ -49,7 +58,7 @@ every_mask = pytest.mark.parametrize("mask", MASKS)
 @every_mask
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("lead", [(5,), (), (2, 3), (0,)], ids=str)
-@pytest.mark.usefixtures("always_without_dead_units")
+@pytest.mark.usefixtures("every_route")
 def test_evaluation_gives_the_numbers_of_the_masked_dense_product(mask, bias, lead):
     bits = MASKS[mask]()
     layer = mw.nn.MaskedLinear(7, 9, bias, gate=bits)
@@ -65,7 +74,7 @@ def test_evaluation_gives_the_numbers_of_the_masked_dense_product(mask, bias, le
 
 
 @every_mask
-@pytest.mark.usefixtures("always_without_dead_units")
+@pytest.mark.usefixtures("every_route")
 def test_gradients_are_those_of_dense_float64_with_trained_and_with_frozen_weights(mask):
     bits = MASKS[mask]()
     layer = mw.nn.MaskedLinear(7, 9, gate=bits)
@@ -77,8 +86,9 @@ def test_gradients_are_those_of_dense_float64_with_trained_and_with_frozen_weigh
     for ours, theirs in ((x, wide), (layer.weight, weight), (layer.bias, bias)):
         torch.testing.assert_close(ours.grad.double(), theirs.grad, **CLOSE)
     layer.requires_grad_(False)
-    (found,) = torch.autograd.grad((layer(x) * scale).sum(), x)
-    torch.testing.assert_close(found.double(), wide.grad, **CLOSE)
+    for _ in range(2):
+        (found,) = torch.autograd.grad((layer(x) * scale).sum(), x)
+        torch.testing.assert_close(found.double(), wide.grad, **CLOSE)
 
 
 @given(
@@ -93,14 +103,17 @@ def test_any_pattern_gives_the_numbers_of_the_masked_dense_product(shape, rows, 
     bits &= torch.rand(shape[0], 1, generator=generator) < 0.7
     bits &= torch.rand(1, shape[1], generator=generator) < 0.7
     layer, x = mw.nn.MaskedLinear(shape[1], shape[0], gate=bits), torch.randn(rows, shape[1], generator=generator)
-    forms = linear_forms.forms_of(layer.gate(layer.weight))
+    forms = linear_forms.Forms(layer.gate(layer.weight), bits)
     expected = F.linear(x, torch.where(bits, layer.weight, 0.0), layer.bias)
     before = linear_forms.MOVE, linear_forms.CALLS
     try:
         linear_forms.MOVE, linear_forms.CALLS = 0.0, -1.0
-        torch.testing.assert_close(forms.run(x, layer.bias), expected, **CLOSE)
+        for _ in range(2):
+            torch.testing.assert_close(forms.run(x, layer.bias), expected, **CLOSE)
     finally:
         linear_forms.MOVE, linear_forms.CALLS = before
+    with force("kernel"):
+        torch.testing.assert_close(forms.run(x, layer.bias), expected, **CLOSE)
 
 
 def changes():
@@ -177,7 +190,7 @@ def test_what_few_values_through_data_change_is_seen_after_forget():
 
 def test_the_effective_weight_is_made_once_while_nothing_changes(monkeypatch):
     made = []
-    monkeypatch.setattr("maskwise.nn.masked_linear.forms_of", lambda e: made.append(1) or linear_forms.forms_of(e))
+    monkeypatch.setattr("maskwise.nn.masked_linear.Forms", lambda *a: made.append(1) or linear_forms.Forms(*a))
     layer, x = mw.nn.MaskedLinear(6, 5, gate=Threshold(0.1)).requires_grad_(False), torch.randn(4, 6)
     for _ in range(5):
         layer(x)
@@ -283,16 +296,50 @@ def test_a_layer_comes_from_a_linear_and_goes_back():
 
 # -- routes ------------------------------------------------------------------------------------------------------------
 def test_explain_tells_the_route_and_dead_units_are_left_out_where_that_pays():
-    bits = torch.ones(512, 512, dtype=torch.bool)
-    bits[:384] = False
-    layer, full = mw.nn.MaskedLinear(512, 512, gate=bits), mw.nn.MaskedLinear(512, 512)
+    bits = torch.rand(512, 512) < 0.9
+    bits[:, 128:] = False
+    few = torch.rand(512, 512) < 0.05
+    layers = [mw.nn.MaskedLinear(512, 512, gate=gate) for gate in (bits, few, None)]
+    layers.append(mw.nn.MaskedLinear(8, 8, gate=torch.eye(8).bool()[:, :1]))
+    inputs = [*[torch.randn(64, 512)] * 3, torch.randn(1, 8)]
     with mw.explain() as log, torch.no_grad():
-        layer(torch.randn(64, 512))
-        full(torch.randn(64, 512))
-        mw.nn.MaskedLinear(8, 8, gate=torch.eye(8).bool()[:, :1])(torch.randn(1, 8))
+        for layer, x in zip(layers, inputs, strict=True):
+            layer(x)
+            layer(x)
     calls = [call for call in log if call.op == "MaskedLinear"]
-    assert [call.route for call in calls] == ["units", "dense", "dense"]
-    assert calls[0].reason == "128 of 512 outputs and 512 of 512 inputs are live"
+    # The first call after a change is dense: nothing is made of a weight that may change again.
+    assert [call.route for call in calls[::2]] == ["dense"] * 4
+    assert [call.route for call in calls[1::2]] == ["units", "sparse", "dense", "dense"]
+    assert calls[1].reason == "512 of 512 outputs and 128 of 512 inputs are live"
+
+
+def test_the_kernel_is_used_once_it_has_paid_for_its_layout_and_gives_the_same_numbers():
+    bits = torch.rand(256, 256) < 0.05
+    layer, x = mw.nn.MaskedLinear(256, 256, gate=bits).requires_grad_(False), torch.randn(64, 256)
+    expected = F.linear(x, torch.where(bits, layer.weight, 0.0), layer.bias)
+    for _ in range(50):
+        torch.testing.assert_close(layer(x), expected, **CLOSE)
+    assert layer._forms._known.value.layout is not None
+    layer.weight.mul_(2.0)
+    torch.testing.assert_close(layer(x), 2 * expected - layer.bias, **CLOSE)
+
+
+@pytest.mark.parametrize("block", [(16, 16), (4, 1), (1, 1)])
+def test_masks_of_whole_blocks_are_found_also_where_a_kept_weight_is_zero(block):
+    kept = torch.rand(4, 48 // block[1]) < 0.5 if block[0] == 16 else torch.rand(64 // block[0], 48 // block[1]) < 0.5
+    bits = kept.repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)
+    layer, x = mw.nn.MaskedLinear(bits.shape[1], bits.shape[0], gate=bits), torch.randn(8, bits.shape[1])
+    with torch.no_grad(), force("kernel"):
+        layer.weight[bits.nonzero()[0, 0]] = 0.0
+        torch.testing.assert_close(layer(x), layer.to_linear()(x), **CLOSE)
+    assert layer._forms._known.value.layout.block == block
+
+
+def test_a_soft_gate_is_computed_whole_whatever_its_hard_mask_says():
+    layer, x = mw.nn.MaskedLinear(16, 16, gate=Sigmoid(torch.randn(16, 16))).eval(), torch.randn(4, 16)
+    expected = F.linear(x, layer.weight * layer.gate.logits.sigmoid(), layer.bias)
+    with torch.no_grad(), force("kernel"):
+        torch.testing.assert_close(layer(x), expected.detach(), **CLOSE)
 
 
 CONVOLUTIONS = [

@@ -11,11 +11,11 @@ from torch.nn import functional as F
 from maskwise.mask import Mask
 from maskwise.nn.gates import Gate
 from maskwise.nn.layer_gate import gate_for
-from maskwise.nn.linear_forms import Forms, forms_of
+from maskwise.nn.linear_forms import Forms
 from maskwise.nn.remembered import Remembered
 from maskwise.ops.arguments import MaskLike
+from maskwise.ops.linear import linear
 from maskwise.plan.explain import listeners, record
-from maskwise.plan.plan import Plan
 
 __all__ = ["MaskedLinear"]
 
@@ -33,8 +33,8 @@ class MaskedLinear(nn.Linear):
     The weight stays dense, and is trained by any optimizer; the layer computes with the effective weight, in which what
     the gate drops is 0 whatever an optimizer does to it. Where no gradient of the weight is asked for, what depends on
     weight and gate only is made once and kept until one of them changes, and the product takes the fastest exact way:
-    dense on the effective weight, or a smaller dense product without the inputs and outputs of which nothing is kept.
-    ``mw.explain()`` tells which.
+    dense on the effective weight, a smaller dense product without the inputs and outputs of which nothing is kept, or
+    the sparse kernel. ``mw.explain()`` tells which. In training it is that of `mw.linear`, if the gate holds its mask.
 
     Args:
         in_features: the size of each input.
@@ -114,13 +114,17 @@ class MaskedLinear(nn.Linear):
         gate = self._modules["gate"]
         assert isinstance(gate, Gate)
         assert weight is not None
-        forms = self._forms.get(weight, gate, bias, lambda: forms_of(gate(weight)))
+        forms = self._forms.get(weight, gate, bias, lambda: Forms(gate(weight), gate.bits(weight)))
         if forms is None:
-            return F.linear(input, gate(weight), bias)
+            held = gate.held
+            if held is None:
+                return F.linear(input, gate(weight), bias)
+            # The same, or the sparse product, with gradients where that is faster.
+            return linear(input, weight, held, bias)
+        out = forms.run(input, bias)
         if listeners:
-            route, reason = forms.route(input)
-            record(Plan(type(self).__name__, route, reason, 0.0), input, gate.bits(weight))
-        return forms.run(input, bias)
+            record(forms.plan(input), input, gate.bits(weight))
+        return out
 
     def forget(self) -> None:
         """Make again what is kept of weight and gate; needed only after few values were written through ``.data``."""

@@ -50,6 +50,11 @@ class Binary(Gate):
         """What is kept, of weight's shape."""
         return self.kept if self.kept.shape == weight.shape else expanded("Binary", "mask", self.kept, weight)
 
+    @property
+    def held(self) -> Tensor | None:
+        """The mask, once it has weight's shape."""
+        return self.kept if self.bound else None
+
     def bind(self, weight: Tensor) -> None:
         """Check that the mask fits, and hold it in weight's shape."""
         check_device("Binary", "mask", self.kept, weight)

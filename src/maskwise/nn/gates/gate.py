@@ -89,6 +89,11 @@ class Gate(nn.Module):
         return weight
 
     @property
+    def held(self) -> Tensor | None:
+        """The mask that the gate holds, if its effective weight is nothing but the weight where that mask keeps it."""
+        return None
+
+    @property
     def random(self) -> bool:
         """Whether two calls with the same weight may give different effective weights."""
         return False

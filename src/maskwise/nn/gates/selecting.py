@@ -74,6 +74,11 @@ class Selecting(Gate):
         with torch.no_grad():
             return self.choose(weight)
 
+    @property
+    def held(self) -> Tensor | None:
+        """The choice, unless dropped weights get gradients too."""
+        return None if self.straight_through else self.kept
+
     def bind(self, weight: Tensor) -> None:
         """Choose from this weight, and hold it."""
         with torch.no_grad():

@@ -5,7 +5,19 @@ from __future__ import annotations
 from functools import cache
 
 from maskwise.benchmarks.case import Case
-from maskwise.benchmarks.cases import attention, fill, loss, models, order, reduce, reductions, scan, softmax, startup
+from maskwise.benchmarks.cases import (
+    attention,
+    fill,
+    loss,
+    masked_linear,
+    models,
+    order,
+    reduce,
+    reductions,
+    scan,
+    softmax,
+    startup,
+)
 from maskwise.benchmarks.cases import select as selection
 from maskwise.errors import ArgumentError
 
@@ -22,6 +34,7 @@ FAMILIES = (
     selection.cases,
     models.cases,
     attention.cases,
+    masked_linear.cases,
     startup.cases,
 )
 

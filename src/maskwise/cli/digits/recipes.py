@@ -42,6 +42,9 @@ class Dense:
         self.model, self.steps = model, steps
         self.schedule = schedule.cubic(self.density, steps=2 * steps // 5, begin=steps // 5)
 
+    def begin(self, optimizer: torch.optim.Optimizer) -> None:
+        """What is done once there is an optimizer."""
+
     def loss(self) -> Tensor | float:
         """What is added to the loss."""
         return 0.0

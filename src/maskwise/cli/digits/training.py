@@ -45,6 +45,7 @@ def train(recipe: Recipe, digits: Digits, steps: int, hidden: int, on_step: Call
     # Gates start far from where they go, and have the same steps to get there.
     groups = [{"params": weights, "lr": 2e-3}, *([{"params": gates, "lr": 2e-2}] if gates else [])]
     optimizer = torch.optim.Adam(groups)
+    plan.begin(optimizer)
     decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     history = [measure(model, digits, 0)]
     for step in range(1, steps + 1):

@@ -381,3 +381,31 @@ def test_gates_that_do_not_fit_or_are_none_are_refused():
         mw.nn.MaskedLinear(10, 5, gate=torch.ones(10, 5).bool())
     with pytest.raises(DtypeError, match=r"MaskedConv2d: `gate` must be a gate of mw\.nn\.gates, or a mask, got float"):
         mw.nn.MaskedConv2d(1, 1, 1, gate=0.5)
+
+
+def test_weights_and_masks_made_in_inference_mode_are_served_and_never_remembered():
+    layer, x = mw.nn.MaskedLinear(6, 5, gate=TopK(0.5)).requires_grad_(False), torch.randn(4, 6)
+    layer(x)
+    with torch.inference_mode():
+        layer.weight = nn.Parameter(torch.randn(5, 6), requires_grad=False)
+        layer.gate.kept = torch.rand(5, 6) < 0.5
+        for _ in range(3):
+            layer.weight.add_(1.0)
+            torch.testing.assert_close(
+                layer(x), F.linear(x, torch.where(layer.gate.kept, layer.weight, 0.0), layer.bias)
+            )
+
+
+@pytest.mark.parametrize("density", [0.05, 0.5])
+def test_large_layers_train_by_the_gradients_of_dense_float64(density):
+    bits = torch.rand(256, 300) < density
+    layer, x = mw.nn.MaskedLinear(300, 256, gate=bits), torch.randn(128, 300, requires_grad=True)
+    weight, wide = layer.weight.detach().double().requires_grad_(), x.detach().double().requires_grad_()
+    expected = torch.autograd.grad(
+        F.linear(wide, torch.where(bits, weight, 0.0), layer.bias.detach().double()).square().mean(), [wide, weight]
+    )
+    for _ in range(30):
+        found = torch.autograd.grad(layer(x).square().mean(), [x, layer.weight])
+        for ours, theirs in zip(found, expected, strict=True):
+            # Means of thousands: small numbers, of which a millionth is enough.
+            torch.testing.assert_close(ours.double(), theirs, rtol=1e-3, atol=1e-7)

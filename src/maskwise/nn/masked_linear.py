@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from maskwise.mask import Mask
 from maskwise.nn.gates import Gate
+from maskwise.nn.gates.gradient import kept_only
 from maskwise.nn.layer_gate import gate_for
 from maskwise.nn.linear_forms import Forms
 from maskwise.nn.remembered import Remembered
@@ -18,6 +19,9 @@ from maskwise.ops.linear import linear
 from maskwise.plan.explain import listeners, record
 
 __all__ = ["MaskedLinear"]
+
+#: Multiplications below which, in training, planning a sparse product takes longer than it could save.
+WORTHWHILE = 1 << 23
 
 
 class MaskedLinear(nn.Linear):
@@ -119,7 +123,9 @@ class MaskedLinear(nn.Linear):
             held = gate.held
             if held is None:
                 return F.linear(input, gate(weight), bias)
-            # The same, or the sparse product, with gradients where that is faster.
+            if input.numel() * weight.shape[0] < WORTHWHILE:
+                # What the gate itself would do, without the calls in between.
+                return F.linear(input, kept_only(weight, held), bias)
             return linear(input, weight, held, bias)
         out = forms.run(input, bias)
         if listeners:

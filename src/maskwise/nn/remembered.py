@@ -56,6 +56,8 @@ class Remembered(Generic[T]):
         None stands for a weight that is a node of a graph which is being built, and not a fact: where a gradient of
         weight, gate or bias is asked for, the gate draws, or a transform is at work.
         """
+        if torch.is_grad_enabled() and weight.requires_grad:
+            return None
         if (
             torch.compiler.is_compiling()
             or torch._C._functorch.peek_interpreter_stack() is not None
@@ -70,7 +72,7 @@ class Remembered(Generic[T]):
             return None
         known = self._known
         if known is not None and known.gate is gate and known.training is gate.training:
-            # Inference tensors, which count no versions, are never among what is known: they have other addresses.
+            # Addresses first: inference tensors count no versions, but are never at these.
             same = [tensor.data_ptr() for tensor in tensors] == known.addresses
             same = same and [tensor._version for tensor in tensors] == known.versions
             if same and (known.seen is None or known.sample is None or torch.equal(known.sample, known.seen)):

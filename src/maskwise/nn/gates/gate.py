@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from maskwise.errors import DeviceError, DtypeError, say
 from maskwise.mask import Mask
-from maskwise.nn.gates.gradient import straight_through
-from maskwise.ops.fill import fill
+from maskwise.nn.gates.gradient import kept_only, straight_through
 
 __all__ = ["Gate"]
 
@@ -55,7 +54,7 @@ class Gate(nn.Module):
     def forward(self, weight: Tensor) -> Tensor:
         """The effective weight: the weight where it is kept, 0 elsewhere."""
         bits = self.bits(weight.detach())
-        return straight_through(weight, bits) if self.straight_through else fill(weight, bits, 0.0)
+        return straight_through(weight, bits) if self.straight_through else kept_only(weight, bits)
 
     def mask(self, weight: Tensor) -> Mask:
         """The hard mask of the moment. It is a value: it stays what it is when the gate changes afterwards.

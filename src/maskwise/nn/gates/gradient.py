@@ -10,7 +10,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["straight_through"]
+from maskwise.ops.fill import fill
+
+__all__ = ["kept_only", "straight_through"]
+
+#: Below this, torch's own where is done, gradient included, before a kernel of ours would have been called.
+SMALL = 1 << 16
+
+
+def kept_only(
+    weight: Tensor,  # any shape
+    bits: Tensor,  # bool, weight's shape
+) -> Tensor:
+    """The weight where it is kept and 0 elsewhere, with a gradient where it is kept.
+
+    >>> weight = torch.tensor([1.0, float("nan")], requires_grad=True)
+    >>> out = kept_only(weight, torch.tensor([True, False]))
+    >>> out.tolist(), torch.autograd.grad(out.sum(), weight)[0].tolist()
+    ([1.0, 0.0], [1.0, 0.0])
+    """
+    return torch.where(bits, weight, 0.0) if weight.numel() < SMALL else fill(weight, bits, 0.0)
 
 
 class _StraightThrough(torch.autograd.Function):

@@ -9,8 +9,12 @@ from maskwise.nn.layer_norm import MaskedLayerNorm as MaskedLayerNorm
 from maskwise.nn.pool import MaskedAttentionPool as MaskedAttentionPool
 from maskwise.nn.pool import MaskedMaxPool as MaskedMaxPool
 from maskwise.nn.pool import MaskedMeanPool as MaskedMeanPool
+from maskwise.nn.rewire import SET as SET
+from maskwise.nn.rewire import RigL as RigL
+from maskwise.nn.sparse_linear import SparseLinear as SparseLinear
 
 __all__ = [
+    "SET",
     "MaskedAttentionPool",
     "MaskedBatchNorm1d",
     "MaskedBatchNorm2d",
@@ -18,4 +22,6 @@ __all__ = [
     "MaskedLayerNorm",
     "MaskedMaxPool",
     "MaskedMeanPool",
+    "RigL",
+    "SparseLinear",
 ]

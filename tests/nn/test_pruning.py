@@ -176,6 +176,7 @@ def test_a_report_counts_parameters_and_flops_of_one_position():
             "bias": mw.nn.attach(nn.Linear(2, 10), TopK(0.3), "bias"),
             "lstm": mw.nn.attach(nn.LSTM(4, 3), TopK(0.5), "weight_hh_l0"),
             "masked": mw.nn.MaskedLinear(4, 4, gate=NM(1, 4)),
+            "sparse": mw.nn.SparseLinear(10, 10, density=0.2),
             "plain": nn.Linear(4, 4),
         }
     )
@@ -187,14 +188,15 @@ def test_a_report_counts_parameters_and_flops_of_one_position():
         "bias.bias": ("Linear", 3, 10, 3, 10),
         "lstm.weight_hh_l0": ("LSTM", 18, 36, 36, 72),
         "masked.weight": ("MaskedLinear", 4, 16, 8, 32),
+        "sparse.values": ("SparseLinear", 20, 100, 40, 200),
     }
     report = mw.nn.report(model)
-    assert (report.kept, report.total) == (197, 422)
-    assert report.density == 197 / 422
+    assert (report.kept, report.total) == (217, 522)
+    assert report.density == 217 / 522
     found = json.loads(report.to_json())
-    assert found["kept"] == 197
+    assert found["kept"] == 217
     assert found["layers"][0]["density"] == 0.25
-    for part in ("linear.weight", "TopK(0.25, scope='layer')", "25.00%", "8 of 32", "16 of 64", "197 of 422"):
+    for part in ("linear.weight", "TopK(0.25, scope='layer')", "25.00%", "8 of 32", "16 of 64", "217 of 522"):
         assert part in str(report)
 
 

@@ -8,6 +8,7 @@ from maskwise.benchmarks.case import Case
 from maskwise.benchmarks.cases import (
     attention,
     fill,
+    linear,
     loss,
     masked_linear,
     models,
@@ -32,6 +33,7 @@ FAMILIES = (
     fill.cases,
     loss.cases,
     selection.cases,
+    linear.cases,
     models.cases,
     attention.cases,
     masked_linear.cases,

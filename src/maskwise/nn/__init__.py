@@ -18,8 +18,12 @@ from maskwise.nn.pool import MaskedMeanPool as MaskedMeanPool
 from maskwise.nn.pruning import prune as prune
 from maskwise.nn.pruning import reselect as reselect
 from maskwise.nn.reporting import report as report
+from maskwise.nn.rewire import SET as SET
+from maskwise.nn.rewire import RigL as RigL
+from maskwise.nn.sparse_linear import SparseLinear as SparseLinear
 
 __all__ = [
+    "SET",
     "MaskedAttentionPool",
     "MaskedBatchNorm1d",
     "MaskedBatchNorm2d",
@@ -29,6 +33,8 @@ __all__ = [
     "MaskedLinear",
     "MaskedMaxPool",
     "MaskedMeanPool",
+    "RigL",
+    "SparseLinear",
     "attach",
     "detach",
     "gates",

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from maskwise.nn.gated import Gated, gated
+from maskwise.nn.sparse_linear import SparseLinear
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -119,13 +120,27 @@ def report(model: nn.Module) -> Report:
     convolution, an input pixel for a transposed one. A multiplication and an addition are two. A bias is one addition;
     an embedding looks up, and computes nothing.
 
+    A SparseLinear, which has no gate but only the weights that it keeps, has a row too.
+
     Args:
         model: any module.
 
     Returns:
         A Report, empty if nothing has a gate.
     """
-    return Report(tuple(_row(found) for found in gated(model)))
+    by_module: dict[nn.Module, list[Row]] = {}
+    for found in gated(model):
+        by_module.setdefault(found.module, []).append(_row(found))
+    for name, module in model.named_modules():
+        if isinstance(module, SparseLinear):
+            by_module[module] = [_sparse_row(f"{name}.values" if name else "values", module)]
+    return Report(tuple(row for module in model.modules() for row in by_module.get(module, ())))
+
+
+def _sparse_row(name: str, layer: SparseLinear) -> Row:
+    shape, kept = (layer.out_features, layer.in_features), layer.mask.count()
+    assert isinstance(kept, int)
+    return Row(name, "SparseLinear", "", shape, prod(shape), kept, 2 * prod(shape), 2 * kept)
 
 
 def _row(found: Gated) -> Row:

@@ -16,7 +16,7 @@ from maskwise.nn import schedule
 from maskwise.nn.gated import gated
 from maskwise.nn.gates import NM, Binary, Block, Gate, HardConcrete, Sigmoid, Threshold, TopK
 
-__all__ = ["RECIPES", "Dense", "Recipe", "linears"]
+__all__ = ["RECIPES", "Dense", "Recipe", "linears", "weights"]
 
 DENSITY = 0.05
 
@@ -24,6 +24,12 @@ DENSITY = 0.05
 def linears(model: nn.Module) -> list[nn.Linear]:
     """The layers whose weights are gated: all of them."""
     return [module for module in model.modules() if isinstance(module, nn.Linear)]
+
+
+def weights(model: nn.Module) -> list[Tensor]:
+    """The effective weight of every layer, sparse ones too."""
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear | mw.nn.SparseLinear)]
+    return [layer.to_dense() if isinstance(layer, mw.nn.SparseLinear) else layer.weight for layer in layers]
 
 
 def gate_of(layer: nn.Linear) -> Gate:
@@ -212,6 +218,35 @@ class WithHardConcrete(WithSigmoid):
         return HardConcrete(2.0)
 
 
+class WithRigL(Dense):
+    """Sparse from the first step: only what is kept exists, and the weakest make room for what is missed most."""
+
+    name = "RigL"
+    # Pixels are few and digits fewer, so their layers keep a larger share; of all together it is a twentieth.
+    densities = (0.1, 0.038, 0.1)
+
+    def __init__(self, model: nn.Module, steps: int) -> None:
+        super().__init__(model, steps)
+        assert isinstance(model, nn.Sequential)
+        places = [i for i, layer in enumerate(model) if isinstance(layer, nn.Linear)]
+        for i, density in zip(places, self.densities, strict=True):
+            layer = model[i]
+            assert isinstance(layer, nn.Linear)
+            # As many inputs for each output, at random; and larger, since there are fewer of them to add up.
+            kept = NM(max(1, round(density * layer.in_features)), layer.in_features).mask(torch.rand_like(layer.weight))
+            with torch.no_grad():
+                layer.weight.div_(density**0.5)
+            model[i] = mw.nn.SparseLinear.from_linear(layer, kept)
+
+    def begin(self, optimizer: torch.optim.Optimizer) -> None:
+        """The optimizer's state follows the weights."""
+        self.rewire = mw.nn.RigL(self.model, optimizer, every=max(1, self.steps // 60), until=3 * self.steps // 4)
+
+    def after(self, step: int) -> None:
+        """One step of rewiring."""
+        self.rewire.step()
+
+
 RECIPES: tuple[Recipe, ...] = (
     Dense,
     WithBinary,
@@ -222,4 +257,5 @@ RECIPES: tuple[Recipe, ...] = (
     WithBlock,
     WithSigmoid,
     WithHardConcrete,
+    WithRigL,
 )

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from maskwise.cli.digits.data import Digits
-from maskwise.cli.digits.recipes import Recipe, linears
+from maskwise.cli.digits.recipes import Recipe, weights
 
 __all__ = ["Run", "train"]
 
@@ -41,9 +41,9 @@ def train(recipe: Recipe, digits: Digits, steps: int, hidden: int, on_step: Call
     model = nn.Sequential(nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 10))
     plan = recipe(model, steps)
     gates = [parameter for name, parameter in model.named_parameters() if name.endswith("logits")]
-    weights = [parameter for name, parameter in model.named_parameters() if not name.endswith("logits")]
+    others = [parameter for name, parameter in model.named_parameters() if not name.endswith("logits")]
     # Gates start far from where they go, and have the same steps to get there.
-    groups = [{"params": weights, "lr": 2e-3}, *([{"params": gates, "lr": 2e-2}] if gates else [])]
+    groups = [{"params": others, "lr": 2e-3}, *([{"params": gates, "lr": 2e-2}] if gates else [])]
     optimizer = torch.optim.Adam(groups)
     plan.begin(optimizer)
     decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
@@ -66,8 +66,8 @@ def train(recipe: Recipe, digits: Digits, steps: int, hidden: int, on_step: Call
 def measure(model: nn.Module, digits: Digits, step: int) -> tuple[int, float, float]:
     """The step, the share of weights that are not 0, and the accuracy on the test images."""
     model.eval()
-    weights = [layer.weight for layer in linears(model)]
-    density = sum(int((weight != 0).sum()) for weight in weights) / sum(weight.numel() for weight in weights)
+    layers = weights(model)
+    density = sum(int((weight != 0).sum()) for weight in layers) / sum(weight.numel() for weight in layers)
     accuracy = (model(digits.test_x).argmax(-1) == digits.test_y).float().mean().item()
     model.train()
     return step, density, accuracy

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from maskwise.ops.linear.layouts import SparseLayout
 
-__all__ = ["linear", "product", "sampled", "sparse"]
+__all__ = ["linear", "product", "sampled"]
 
 
 def layout_of(starts: Tensor, columns: Tensor, outputs: int, inputs: int, rows: int, width: int) -> SparseLayout:
@@ -44,23 +44,6 @@ def sampled(
     """The gradient of the kept weights: (count,)."""
     layout = layout_of(starts, columns, grad.shape[1], x.shape[1], rows, width)
     return layout.gather(grad.mT @ x)
-
-
-def sparse(
-    x: Tensor,
-    values: Tensor,
-    bias: Tensor | None,
-    starts: Tensor,
-    columns: Tensor,
-    t_starts: Tensor,
-    t_columns: Tensor,
-    t_order: Tensor,
-    outputs: int,
-    rows: int,
-    width: int,
-) -> Tensor:
-    """As `product`; what the gradient needs comes along."""
-    return product(x, values, starts, columns, bias, outputs, rows, width)
 
 
 def linear(

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from maskwise.ops.linear import reference
-from maskwise.ops.linear.layouts import SparseLayout
+from maskwise.ops.linear.layouts import Block, SparseLayout
 from maskwise.ops.register import define, differentiate, tape
-from maskwise.plan import capability
+from maskwise.plan import capability, planner
 
-__all__ = ["product", "sampled", "sparse_linear"]
+__all__ = ["product", "sampled", "sparse_linear", "with_indices"]
 
 DTYPES = (torch.float32, torch.bfloat16)
 _SPARSE = (
@@ -125,17 +125,35 @@ def sparse_linear(
     >>> sparse_linear(torch.tensor([[1.0, 10.0]]), torch.tensor([1.0, 2.0, 3.0]), layout)
     tensor([[ 1., 32.]])
     """
-    outputs, inputs = layout.shape
-    flat = x.reshape(-1, inputs).contiguous()
     tensors = (x, values) if bias is None else (x, values, bias)
-    grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    if grad or torch.compiler.is_compiling():
-        back = layout.transposed
-        run = _fused if torch.compiler.is_compiling() else _taped
-        indices = (layout.starts, layout.columns, back.starts, back.columns, back.order)
-        out = run(flat, values, bias, *indices, outputs, *layout.block)
+    forward = (layout.starts, layout.columns)
+    if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
+        # The layout of the transposed weight is not made for those who ask for no gradient.
+        return with_indices(x, values, bias, (*forward, *forward, layout.columns), layout.shape[0], layout.block)
+    back = layout.transposed
+    return with_indices(
+        x, values, bias, (*forward, back.starts, back.columns, back.order), layout.shape[0], layout.block
+    )
+
+
+def with_indices(
+    x: Tensor,  # (..., inputs)
+    values: Tensor,  # (count,)
+    bias: Tensor | None,  # (outputs,)
+    indices: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],  # starts, columns; transposed starts, columns and order
+    outputs: int,
+    block: Block,
+) -> Tensor:
+    """As `sparse_linear`, from the tensors that a layout and its transposed one are made of."""
+    flat = x.reshape(-1, x.shape[-1]).contiguous()
+    tensors = (x, values) if bias is None else (x, values, bias)
+    if not planner.has_kernel("linear", x.dtype, x.device.type):
+        out = reference.product(flat, values, *indices[:2], bias, outputs, *block)
+    elif torch.compiler.is_compiling():
+        out = _fused(flat, values, bias, *indices, outputs, *block)
+    elif torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        out = _taped(flat, values, bias, *indices, outputs, *block)
     else:
-        out = product(flat, values, layout.starts, layout.columns, bias, outputs, *layout.block)
-    # In two dims nothing has to be put back.
+        out = product(flat, values, *indices[:2], bias, outputs, *block)
     result: Tensor = out if x.dim() == 2 else out.reshape(*x.shape[:-1], outputs)
     return result

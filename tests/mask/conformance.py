@@ -98,7 +98,7 @@ class StructureConformance:
 
     @staticmethod
     def cases() -> st.SearchStrategy[Case]:
-        raise NotImplementedError
+        raise NotImplementedError("a structure says here what it can be made of")
 
     # -- what it is ----------------------------------------------------------------------------------------------------
     @quick

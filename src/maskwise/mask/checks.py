@@ -10,7 +10,17 @@ from torch import Tensor
 
 from maskwise.errors import ArgumentError, DtypeError, OutOfRangeError, say
 
-__all__ = ["Device", "Shape", "as_ints", "as_shape", "check_range", "check_size", "device_of", "readable"]
+__all__ = [
+    "Device",
+    "Shape",
+    "as_ints",
+    "as_shape",
+    "bool_tensor",
+    "check_range",
+    "check_size",
+    "device_of",
+    "readable",
+]
 
 Device = torch.device | str | int | None
 Shape = int | Sequence[int]
@@ -77,3 +87,20 @@ def as_shape(op: str, name: str, shape: Any) -> tuple[int, ...]:
     for size in sizes:
         check_size(op, name, size)
     return tuple(sizes)
+
+
+def bool_tensor(bits: Any) -> Tensor:
+    """Return a bool tensor, or raise with the converter that was probably meant."""
+    if isinstance(bits, Tensor) and bits.dtype == torch.bool:
+        return bits
+    if not isinstance(bits, Tensor):
+        hint = "Mask.from_numpy(array)" if type(bits).__module__ == "numpy" else "Mask(torch.tensor(...))"
+        raise DtypeError(say("Mask", "bits", must="be a bool tensor", got=type(bits).__name__, hint=hint))
+    if bits.is_floating_point():
+        hint = "Mask.from_additive(t) for 0 and -inf, Mask.from_attention_mask(t) for 0. and 1., or Mask(t != 0)"
+    else:
+        hint = (
+            "Mask.from_attention_mask(t) for 0 and 1, Mask.from_lengths(t, max_len) for lengths, "
+            "Mask.from_indices(t, size) for positions, Mask.from_segments(t) for segment ids"
+        )
+    raise DtypeError(say("Mask", "bits", must="be a bool tensor", got=bits.dtype, hint=hint))

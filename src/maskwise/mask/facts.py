@@ -18,7 +18,7 @@ from maskwise.mask.views import normalize_dim, subscript
 if TYPE_CHECKING:
     from maskwise.mask.mask import Mask
 
-__all__ = ["Facts", "count", "count_all", "equal", "indices", "is_prefix", "row_counts"]
+__all__ = ["Facts", "count", "count_all", "cumulative", "equal", "facts", "indices", "is_prefix", "row_counts"]
 
 # Larger masks are looked at piece by piece, so that counting never takes more than this many bytes.
 _PIECE = 1 << 26
@@ -47,6 +47,29 @@ class Facts:
     def density(self) -> float | None:
         """The share that is kept, or None where it is not known."""
         return None if self.count is None or not self.numel else self.count / self.numel
+
+
+def facts(mask: Mask) -> Facts:
+    """Return what is known of a mask, by its structure or because it was asked for before."""
+    cache, structure = mask._cache, mask._structure
+    here: Facts | None = cache.get("facts")
+    if here is None:
+        count, prefix = cache.get("count"), cache.get("is_prefix")
+        here = Facts(
+            structure.kind,
+            structure.numel(),
+            structure.known_count if count is None else count[0],
+            structure.known_prefix if prefix is None else prefix[0],
+            structure.on_host,
+        )
+        if not torch.compiler.is_compiling():
+            cache["facts"] = here
+    return here
+
+
+def cumulative(lengths: Tensor) -> Tensor:
+    """Return the ends of all rows when they lie one after the other, from 0 on: int32."""
+    return torch.nn.functional.pad(lengths.reshape(-1).cumsum(0), (1, 0)).to(torch.int32)
 
 
 def row_counts(structure: Structure, bits: Tensor | None = None) -> Tensor:

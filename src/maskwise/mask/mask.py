@@ -12,6 +12,7 @@ from torch import Tensor
 from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
 from maskwise.mask import algebra, block_mask, constructors, convert, draw, interop, shaping
 from maskwise.mask import facts as known
+from maskwise.mask.checks import bool_tensor
 from maskwise.mask.facts import Facts
 from maskwise.mask.structures import Dense, Structure
 
@@ -55,7 +56,7 @@ class Mask:
     _cache: dict[str, Any]
 
     def __init__(self, bits: Tensor | Mask) -> None:
-        structure = bits._structure if isinstance(bits, Mask) else Dense(_checked(bits))
+        structure = bits._structure if isinstance(bits, Mask) else Dense(bool_tensor(bits))
         _fill(self, structure)
 
     @classmethod
@@ -199,21 +200,7 @@ class Mask:
         >>> Mask.from_lengths([2, 4]).facts
         Facts(kind='intervals', numel=8, count=6, is_prefix=True, on_host=True)
         """
-        cache = self._cache
-        here = cache.get("facts")
-        if here is None:
-            structure = self._structure
-            count, prefix = cache.get("count"), cache.get("is_prefix")
-            here = Facts(
-                structure.kind,
-                structure.numel(),
-                structure.known_count if count is None else count[0],
-                structure.known_prefix if prefix is None else prefix[0],
-                structure.on_host,
-            )
-            if not torch.compiler.is_compiling():
-                cache["facts"] = here
-        return cast(Facts, here)
+        return known.facts(self)
 
     count = known.count
     indices = known.indices
@@ -249,12 +236,9 @@ class Mask:
         >>> Mask.from_lengths([2, 4]).cu_seqlens
         tensor([0, 2, 6], dtype=torch.int32)
         """
-
-        def compute() -> Tensor:
-            ends = self._host_lengths().reshape(-1).cumsum(0)
-            return torch.nn.functional.pad(ends, (1, 0)).to(torch.int32).to(self.device, non_blocking=True)
-
-        return self._once("cu_seqlens", compute)
+        return self._once(
+            "cu_seqlens", lambda: known.cumulative(self._host_lengths()).to(self.device, non_blocking=True)
+        )
 
     @property
     def is_full(self) -> bool:
@@ -403,33 +387,14 @@ class Mask:
         """Return the lengths where they were computed: on the host for host data, without any device."""
         if not self.ndim:
             raise ShapeError(say("Mask.lengths", "mask", must="have at least one dim", got=(), hint="mask[None]"))
-        return self._once(
-            "host_lengths",
-            lambda: known.row_counts(self._local, self._seen).expand(self.shape[:-1]).contiguous(),
-        )
+        counts = lambda: known.row_counts(self._local, self._seen).expand(self.shape[:-1]).contiguous()  # noqa: E731
+        return self._once("host_lengths", counts)
 
 
 def _fill(mask: Mask, structure: Structure) -> None:
     object.__setattr__(mask, "_structure", structure)
     object.__setattr__(mask, "_bits", structure.bits if isinstance(structure, Dense) else None)
     object.__setattr__(mask, "_cache", {})
-
-
-def _checked(bits: Any) -> Tensor:
-    """Return a bool tensor, or raise with the converter that was probably meant."""
-    if isinstance(bits, Tensor) and bits.dtype == torch.bool:
-        return bits
-    if not isinstance(bits, Tensor):
-        hint = "Mask.from_numpy(array)" if type(bits).__module__ == "numpy" else "Mask(torch.tensor(...))"
-        raise DtypeError(say("Mask", "bits", must="be a bool tensor", got=type(bits).__name__, hint=hint))
-    if bits.is_floating_point():
-        hint = "Mask.from_additive(t) for 0 and -inf, Mask.from_attention_mask(t) for 0. and 1., or Mask(t != 0)"
-    else:
-        hint = (
-            "Mask.from_attention_mask(t) for 0 and 1, Mask.from_lengths(t, max_len) for lengths, "
-            "Mask.from_indices(t, size) for positions, Mask.from_segments(t) for segment ids"
-        )
-    raise DtypeError(say("Mask", "bits", must="be a bool tensor", got=bits.dtype, hint=hint))
 
 
 interop.register(Mask)

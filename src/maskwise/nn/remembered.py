@@ -56,7 +56,11 @@ class Remembered(Generic[T]):
         None stands for a weight that is a node of a graph which is being built, and not a fact: where a gradient of
         weight, gate or bias is asked for, the gate draws, or a transform is at work.
         """
-        if torch.is_grad_enabled() and weight.requires_grad:
+        if torch.is_grad_enabled() and (
+            weight.requires_grad
+            or (bias is not None and bias.requires_grad)
+            or ((gate._parameters or gate._modules) and any(each.requires_grad for each in gate.parameters()))
+        ):
             return None
         if (
             torch.compiler.is_compiling()
@@ -65,62 +69,53 @@ class Remembered(Generic[T]):
             or gate.random
         ):
             return None
-        tensors = _tensors(weight, gate)
-        if torch.is_grad_enabled() and (
-            (bias is not None and bias.requires_grad) or any(tensor.requires_grad for tensor in tensors)
-        ):
-            return None
+        place = _place(weight, gate)
         known = self._known
-        if known is not None and known.gate is gate and known.training is gate.training:
-            # Addresses first: inference tensors count no versions, but are never at these.
-            same = [tensor.data_ptr() for tensor in tensors] == known.addresses
-            same = same and [tensor._version for tensor in tensors] == known.versions
-            if same and (known.seen is None or known.sample is None or torch.equal(known.sample, known.seen)):
-                value: T = known.value
-                return value
-        return self._made(weight, gate, tensors, make)
+        same = known is not None and known.gate is gate and known.place == place
+        if known is not None and same and (known.seen is None or torch.equal(known.sample, known.seen)):
+            value: T = known.value
+            return value
+        return None if place is None else self._made(weight, gate, place, make)
 
-    def _made(self, weight: Tensor, gate: Gate, tensors: list[Tensor], make: Callable[[], T]) -> T | None:
+    def _made(self, weight: Tensor, gate: Gate, place: list[int], make: Callable[[], T]) -> T | None:
         # Subclasses may have no data of their own.
-        if type(weight) not in (Tensor, nn.Parameter) or any(tensor.is_inference() for tensor in tensors):
+        if type(weight) not in (Tensor, nn.Parameter):
             return None
         sample = _sample(weight)
         seen = None if sample is None else sample.clone()
         # Outside of inference mode, since what is made may meet an input that wants a gradient later.
         with torch.inference_mode(False), torch.no_grad():
             value = make()
+        held = [tensor.detach() for tensor in (weight, *gate.parameters(), *gate.buffers())]
         # One assignment, for other threads.
-        self._known = _Known(
-            gate,
-            gate.training,
-            [tensor.data_ptr() for tensor in tensors],
-            [tensor._version for tensor in tensors],
-            sample,
-            seen,
-            value,
-            [tensor.detach() for tensor in tensors],
-        )
+        self._known = _Known(gate, place, sample, seen, value, held)
         return value
 
 
 class _Known(NamedTuple):
     gate: Gate
-    training: bool
-    addresses: list[int]
-    versions: list[int]
-    sample: Tensor | None
+    place: list[int]
+    # Some of the weight's values, as a view of it and as they were.
+    sample: Any
     seen: Tensor | None
     value: Any
     # Holding the tensors keeps their addresses from being given to others.
     held: list[Tensor]
 
 
-def _tensors(weight: Tensor, gate: Gate) -> list[Tensor]:
-    if gate._modules:
-        return [weight, *gate.parameters(), *gate.buffers()]
-    # The same without walking the tree, which would take longer than everything else here.
-    tensors = [weight, *gate._parameters.values(), *gate._buffers.values()]
-    return [tensor for tensor in tensors if tensor is not None]
+def _place(weight: Tensor, gate: Gate) -> list[int] | None:
+    """Where the data of weight and gate is, and how often it was changed; None if that is not counted."""
+    try:
+        place = [gate.training, weight.data_ptr(), weight._version]
+        tensors = (*gate._buffers.values(), *gate._parameters.values())
+        # Walking the tree takes longer than everything else here, and few gates have one.
+        for tensor in (*gate.buffers(), *gate.parameters()) if gate._modules else tensors:
+            if tensor is not None:
+                place += (tensor.data_ptr(), tensor._version)
+    except RuntimeError:
+        # Inference tensors count no versions, and subclasses may have no data.
+        return None
+    return place
 
 
 def _sample(weight: Tensor) -> Tensor | None:

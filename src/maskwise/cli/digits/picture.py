@@ -16,7 +16,7 @@ def draw(path: Path, runs: Sequence[Run]) -> None:
     """Draw accuracy above density, one line a run; PNG or SVG by the suffix."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FixedLocator, NullLocator, PercentFormatter
+    from matplotlib.ticker import FixedLocator, MultipleLocator, NullLocator, PercentFormatter
 
     figure = Figure(figsize=(9, 7), layout="constrained")
     FigureCanvasAgg(figure)
@@ -32,10 +32,17 @@ def draw(path: Path, runs: Sequence[Run]) -> None:
     dense = runs[0].accuracy
     above.axhline(dense - 0.02, color="#999999", linewidth=0.8, linestyle=":")
     above.annotate(
-        "dense − 2 points", (0, dense - 0.02), xytext=(2, -10), textcoords="offset points", fontsize=8, color="#666666"
+        "dense − 2 points",
+        (runs[0].history[-1][0], dense - 0.02),
+        xytext=(0, -10),
+        textcoords="offset points",
+        ha="right",
+        fontsize=8,
+        color="#666666",
     )
     # What matters happens near the top; the first steps may lie below.
     above.set_ylim(max(0.0, dense - 0.2), min(1.0, dense + 0.02))
+    above.yaxis.set_major_locator(MultipleLocator(0.05))
     above.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     above.set_ylabel("accuracy on 450 test images", fontsize=9)
     below.set_yscale("log")

@@ -173,7 +173,7 @@ class WithSigmoid(Dense):
     """Soft gates that are learned under pressure to shut; then the largest effective weights are kept."""
 
     name = "Sigmoid"
-    pressure = 0.3
+    pressure = 10.0
 
     def gate(self) -> Sigmoid | HardConcrete:
         """A gate that is open yet."""
@@ -197,12 +197,13 @@ class WithSigmoid(Dense):
         return self.pressure * torch.stack(penalties).sum() / weights
 
     def after(self, step: int) -> None:
-        """At two fifths the gates have said what matters; what matters least then goes, until three fifths."""
+        """At two fifths the gates have said what matters; what is still too much goes until three fifths."""
         if step == 2 * self.steps // 5:
+            found = max(self.density, mw.nn.report(self.model).density)
             for layer in linears(self.model):
                 mw.nn.detach(layer)
-            mw.nn.prune(self.model, lambda: TopK(1.0, scope="global"))
-            falling = schedule.cubic(self.density, steps=self.schedule.last - step)
+            mw.nn.prune(self.model, lambda: TopK(found, scope="global"))
+            falling = schedule.cubic(self.density, steps=self.schedule.last - step, start=found)
             self.scheduler = schedule.DensityScheduler(self.model, falling, every=5)
         elif self.scheduler is not None:
             self.scheduler.step()
@@ -212,6 +213,8 @@ class WithHardConcrete(WithSigmoid):
     """Gates of zeros and ones that are learned under pressure to shut."""
 
     name = "HardConcrete"
+    # Its gradients are those of draws, and drown a weaker one.
+    pressure = 30.0
 
     def gate(self) -> Sigmoid | HardConcrete:
         """A gate that is open yet."""

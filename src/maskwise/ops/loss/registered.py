@@ -126,6 +126,8 @@ define(
     " -> Tensor",
     reference=plain_backward,
     fake=fake_backward,
+    gpu=FLOATING,
+    gpu_from="maskwise.ops.loss.gpu:loss_backward",
 )
 elements = register(
     "loss",
@@ -136,4 +138,7 @@ elements = register(
     backward=backward,
     work=work,
     cpu=FLOATING,
+    gpu=FLOATING,
+    gpu_from="maskwise.ops.loss.gpu:loss",
+    fuses=True,
 )

@@ -14,6 +14,7 @@ from torch.utils._pytree import register_pytree_node
 from maskwise.errors import ArgumentError, ShapeError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike
+from maskwise.ops.gpu.status import DEVICE
 from maskwise.ops.select import conversions, reference, registered, sequences
 from maskwise.ops.select.rows import line_up
 
@@ -59,7 +60,8 @@ class Packed:
         other = torch.as_tensor(fill, device=values.device).to(values.dtype)
         bits = self.mask.to_bool()
         if self.capacity is not None or _transformed():
-            return reference.unpack_static(values, bits, other)
+            static: Tensor = by_kernel(bits, registered.unpack_capacity, reference.unpack_static)(values, bits, other)
+            return static
         out: Tensor = registered.unpack_rows(values.contiguous(), bits, other)
         return out
 
@@ -204,14 +206,23 @@ def pack(x: Tensor, mask: MaskLike, *, capacity: int | None = None) -> Packed:
     lead = line_up("pack", x, mask)
     bits = lead.to_bool()
     if capacity is not None:
-        return Packed(reference.pack_static(x, bits, _enough(lead, capacity)), lead, capacity)
+        static = by_kernel(bits, registered.pack_capacity, reference.pack_static)
+        return Packed(static(x, bits, _enough(lead, capacity)), lead, capacity)
     if _transformed():
         raise ArgumentError(
             say(
                 "pack", "capacity", must="be given inside torch.func transforms", got=None, hint="capacity=mask.numel()"
             )
         )
+    if bits.device.type == DEVICE and not torch.compiler.is_compiling() and lead.facts.count is not None:
+        # What the host knows already, the device need not be asked for.
+        return Packed(registered.pack_capacity(x, bits, lead.facts.count), lead)
     return Packed(registered.pack_rows(x, bits), lead)
+
+
+def by_kernel(bits: Tensor, op: Callable[..., Tensor], plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The op on a device that has a kernel for it; torch.func transforms see through plain operations only."""
+    return op if bits.device.type == DEVICE and not _transformed() else plain
 
 
 def _transformed() -> bool:

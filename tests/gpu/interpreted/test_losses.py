@@ -29,10 +29,12 @@ def assert_as_plain(call, x, others, **tolerance):
     torch.testing.assert_close((mine, of_x), (truth.to(mine.dtype), of_truth.to(mine.dtype)), **tolerance)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("reduction", ["none", "sum", "mean", "sequence"])
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
 @pytest.mark.parametrize(("fn", "kwargs"), ELEMENTS, ids=[fn.__name__ for fn, _ in ELEMENTS])
-@pytest.mark.parametrize(("shape", "mask_shape"), [((5, 37), (5, 37)), ((3, 4, 9), (4, 1)), ((1, 4097), (1, 4097))])
+@pytest.mark.parametrize(
+    ("shape", "mask_shape", "dtype"),
+    [((3, 4, 9), (4, 1), torch.float32), ((1, 4097), (1, 4097), torch.float32), ((5, 37), (5, 37), torch.bfloat16)],
+)
 def test_losses_of_elements(fn, kwargs, reduction, shape, mask_shape, dtype):
     x, target = torch.randn(shape).mul(2).to(dtype), torch.rand(shape).to(dtype)
     mask = torch.rand(mask_shape) < 0.5

@@ -27,6 +27,7 @@ __all__ = ["Quick", "find"]
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _KEPT = 4096
+SERVED = ("cpu", "cuda")
 #: The keyword arguments that may be given: numbers, of which tensors could never be keys, and a weight.
 _SETTINGS = frozenset(
     {"weight", "beta", "delta", "log_target", "ignore_index", "label_smoothing", "log_input", "full", "eps", "margin"}
@@ -66,7 +67,7 @@ def find(
         *(x.shape, target.shape, bits.shape, x.dtype, target.dtype, x.device, bits.device),
         *(enabled and x.requires_grad, enabled and target.requires_grad),
         torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0,
-        torch.is_autocast_enabled(x.device.type),
+        x.device.type in SERVED and torch.is_autocast_enabled(x.device.type),
         None if weight is None else (weight.shape, weight.dtype, weight.device, weight.requires_grad),
     )
     try:
@@ -109,7 +110,7 @@ def plan(
     """Check and plan a call."""
     kind = KINDS.get(asked.fn)
     device = x.device.type
-    if kind is None or transformed or autocast or device not in ("cpu", "cuda") or planner.forced() == "plain":
+    if kind is None or transformed or autocast or device not in SERVED or planner.forced() == "plain":
         return None
     if bits.device != x.device or target.device != x.device or (weight is not None and weight.device != x.device):
         return None

@@ -8,14 +8,14 @@ inline Vec<A> magnitude(Vec<A> v) {
   return (Vec<A>)((LaneMask<A>)v & ~kSign);
 }
 
-// -1, 0 or 1; NaN for NaN, as torch's sign of a NaN difference ends up in a gradient.
+// -1, 0 or 1; NaN for NaN.
 template <class A>
 inline Vec<A> sign(Vec<A> v) {
   const Vec<A> none = {};
   return v > none ? splat<A>(1) : (v < none ? splat<A>(-1) : v);
 }
 
-// Each loss has its value and its slope, the derivative by x. `p` is its parameter: beta, delta.
+// Each loss has its value and its slope, the derivative by x. `p` is its parameter: beta, delta, eps or margin.
 template <class A>
 struct Mse {
   static Vec<A> value(Vec<A> x, Vec<A> t, A) { return (x - t) * (x - t); }
@@ -25,7 +25,11 @@ struct Mse {
 template <class A>
 struct L1 {
   static Vec<A> value(Vec<A> x, Vec<A> t, A) { return magnitude<A>(x - t); }
-  static Vec<A> slope(Vec<A> x, Vec<A> t, A) { return sign<A>(x - t); }
+  static Vec<A> slope(Vec<A> x, Vec<A> t, A) {
+    // For torch, NaN has no sign here: it is 0.
+    const Vec<A> none = {}, z = x - t;
+    return z == z ? sign<A>(z) : none;
+  }
 };
 
 template <class A>
@@ -52,22 +56,97 @@ struct Huber {
   }
 };
 
-// Binary cross entropy with logits: max(x, 0) - x t + log(1 + exp(-|x|)).
+// log(1 + exp(-|z|)), to the last places also where 1 + e rounds: the rounding is divided out again.
+template <class A>
+inline Vec<A> log1p_exp_of_minus(Vec<A> z) {
+  const Vec<A> none = {};
+  const Vec<A> e = vexp<A>(-magnitude<A>(z));
+  const Vec<A> one = e + A(1);
+  const Vec<A> rounded = one - A(1);
+  return rounded == none ? e : vlog<A>(one) * (e / rounded);
+}
+
+// The larger of z and 0; NaN for NaN.
+template <class A>
+inline Vec<A> positive_part(Vec<A> z) {
+  const Vec<A> none = {};
+  return z > none ? z : (z == z ? none : z);
+}
+
+template <class A>
+inline Vec<A> sigmoid(Vec<A> z) {
+  const Vec<A> none = {};
+  const Vec<A> e = vexp<A>(-magnitude<A>(z));
+  return (z < none ? e : splat<A>(1) + none) / (e + A(1));
+}
+
+// Binary cross entropy with logits: (1 - t) x + max(-x, 0) + log(1 + exp(-|x|)).
 template <class A>
 struct Logits {
   static Vec<A> value(Vec<A> x, Vec<A> t, A) {
-    const Vec<A> none = {};
-    const Vec<A> e = vexp<A>(-magnitude<A>(x));
-    // log(1 + e) for e in [0, 1], to the last places also where 1 + e rounds: the rounding is divided out again.
-    const Vec<A> one = e + A(1);
-    const Vec<A> rounded = one - A(1);
-    const Vec<A> log = rounded == none ? e : vlog<A>(one) * (e / rounded);
-    return ((x > none ? x : (x == x ? none : x)) - x * t) + log;
+    // As torch has it, which decides what infinite logits give.
+    return (A(1) - t) * x + (positive_part<A>(-x) + log1p_exp_of_minus<A>(x));
   }
-  static Vec<A> slope(Vec<A> x, Vec<A> t, A) {
+  static Vec<A> slope(Vec<A> x, Vec<A> t, A) { return sigmoid<A>(x) - t; }
+};
+
+// t log t - t x, where 0 log 0 is 0.
+template <class A>
+struct KlDiv {
+  static Vec<A> value(Vec<A> x, Vec<A> t, A) {
     const Vec<A> none = {};
-    const Vec<A> e = vexp<A>(-magnitude<A>(x));
-    return (x < none ? e : splat<A>(1) + none) / (e + A(1)) - t;
+    return (t == none ? none : t * vlog<A>(t)) - t * x;
+  }
+  static Vec<A> slope(Vec<A>, Vec<A> t, A) { return -t; }
+};
+
+// The same of a target that is a logarithm.
+template <class A>
+struct KlDivOfLog {
+  static Vec<A> value(Vec<A> x, Vec<A> t, A) { return vexp<A>(t) * (t - x); }
+  static Vec<A> slope(Vec<A>, Vec<A> t, A) { return -vexp<A>(t); }
+};
+
+// Of x as the logarithm of the rate.
+template <class A>
+struct PoissonOfLog {
+  static Vec<A> value(Vec<A> x, Vec<A> t, A) { return rate(x) - t * x; }
+  static Vec<A> slope(Vec<A> x, Vec<A> t, A) { return rate(x) - t; }
+
+  // The comparison makes an overflow an infinity: the last product of vexp fused with a sum would stay finite.
+  static Vec<A> rate(Vec<A> x) {
+    const Vec<A> e = vexp<A>(x);
+    return e > std::numeric_limits<A>::max() ? splat<A>(std::numeric_limits<A>::infinity()) : e;
+  }
+};
+
+template <class A>
+struct Poisson {
+  static Vec<A> value(Vec<A> x, Vec<A> t, A p) { return x - t * vlog<A>(x + p); }
+  static Vec<A> slope(Vec<A> x, Vec<A> t, A p) { return A(1) - t / (x + p); }
+};
+
+// log(1 + exp(-t x)), without torch's overflow where t x is far below 0.
+template <class A>
+struct SoftMargin {
+  static Vec<A> value(Vec<A> x, Vec<A> t, A) {
+    const Vec<A> z = -t * x;
+    return positive_part<A>(z) + log1p_exp_of_minus<A>(z);
+  }
+  static Vec<A> slope(Vec<A> x, Vec<A> t, A) { return -t * sigmoid<A>(-t * x); }
+};
+
+// x where t is 1, max(0, p - x) where it is -1; both for any other t, as torch has it.
+template <class A>
+struct HingeEmbedding {
+  static Vec<A> value(Vec<A> x, Vec<A> t, A p) {
+    const Vec<A> none = {};
+    return (t == A(1) ? none : positive_part<A>(p - x)) + (t == A(-1) ? none : x);
+  }
+  static Vec<A> slope(Vec<A> x, Vec<A> t, A p) {
+    const Vec<A> none = {}, one = splat<A>(1);
+    // At x = p torch's clamp lets the gradient through.
+    return (t == A(-1) ? none : one) - ((t == A(1) ? none : (p - x >= none ? one : none)));
   }
 };
 
@@ -171,6 +250,12 @@ void loss_kernel(ScalarType dtype, int64_t code, Kernel& kernel) {
     case 1: return loss_kernel_of<L1>(dtype, kernel);
     case 2: return loss_kernel_of<SmoothL1>(dtype, kernel);
     case 3: return loss_kernel_of<Huber>(dtype, kernel);
-    default: return loss_kernel_of<Logits>(dtype, kernel);
+    case 4: return loss_kernel_of<Logits>(dtype, kernel);
+    case 5: return loss_kernel_of<KlDiv>(dtype, kernel);
+    case 6: return loss_kernel_of<KlDivOfLog>(dtype, kernel);
+    case 7: return loss_kernel_of<PoissonOfLog>(dtype, kernel);
+    case 8: return loss_kernel_of<Poisson>(dtype, kernel);
+    case 9: return loss_kernel_of<SoftMargin>(dtype, kernel);
+    default: return loss_kernel_of<HingeEmbedding>(dtype, kernel);
   }
 }

@@ -14,6 +14,7 @@ import torch
 from maskwise.ops.fill import gpu as fill
 from maskwise.ops.gpu.launch import recording
 from maskwise.ops.loss import gpu as loss
+from maskwise.ops.loss.registered import SERVED
 from maskwise.ops.reduce import gpu as reduce
 from maskwise.ops.scan import gpu as scan
 from maskwise.ops.select import gpu as select
@@ -142,6 +143,7 @@ def like(x):
 
 
 SEGMENTS = tuple(select.IDENTITIES)
+LOSSES = range(len(SERVED))
 CALLS = (
     Call("sum", simple(reduce, "sum", False), ALL),
     Call("sum backward", lambda x, m, d: reduce.sum_backward(row(x, d), m, list(x.shape), d, False)),
@@ -189,7 +191,7 @@ CALLS = (
     Call("fill by a tensor", lambda x, m, d: fill.fill(x, m, torch.empty_like(x)), ALL),
     *(
         Call(f"loss {c} {r}", lambda x, m, d, c=c, r=r: loss.loss(x, like(x), m, c, 1.0, r))
-        for c in range(5)
+        for c in LOSSES
         for r in (0, 2)
     ),
     *(
@@ -199,7 +201,7 @@ CALLS = (
                 scalar(x) if r else like(x), x, like(x), m, scalar(x, torch.float64), c, 1.0, r
             ),
         )
-        for c in range(5)
+        for c in LOSSES
         for r in (0, 2)
     ),
     Call("pack", lambda x, m, d: select.pack_capacity(*rows_of(x, d), x.shape[0]), ALL),

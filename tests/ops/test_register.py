@@ -10,15 +10,15 @@ from maskwise.ops.register import tape
 def test_no_tensor_outlives_the_call_that_it_was_an_argument_of():
     taped = tape(
         "shift",
-        "(Tensor x, int[] dim, Tensor q) -> Tensor",
-        lambda x, dim, q: x + q,
+        "(Tensor x, Tensor q, int[] dim) -> Tensor",
+        lambda x, q, dim: x + q,
         None,
         lambda ctx, grad: (grad, None, None),
     )
     x = torch.arange(3.0, requires_grad=True)
     q = torch.tensor([0.5])
     gone = weakref.ref(q)
-    out = taped(x, [0], q)
+    out = taped(x, q, [0])
     assert out.tolist() == [0.5, 1.5, 2.5]
     del out, q
     gc.collect()
@@ -39,18 +39,21 @@ def test_settings_that_are_equal_but_of_another_type_stay_what_they_are(setting)
     assert seen[-1] is setting or (seen[-1] == setting and type(seen[-1]) is type(setting))
 
 
-def test_only_tensors_get_gradients_wherever_they_stand_among_the_arguments():
-    def run(scale, x, dims, y):
-        return x * scale + y
-
+def test_only_tensors_get_gradients():
     taped = tape(
         "blend",
-        "(float scale, Tensor x, int[] dims, Tensor y) -> Tensor",
-        run,
+        "(Tensor x, Tensor y, float scale, int[] dims) -> Tensor",
+        lambda x, y, scale, dims: x * scale + y,
         None,
-        lambda ctx, grad: (None, grad * 2, None, grad),
+        lambda ctx, grad: (grad * 2, grad, None, None),
     )
     x, y = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
-    taped(2.0, x, [0, 1], y).sum().backward()
+    taped(x, y, 2.0, [0, 1]).sum().backward()
     assert x.grad.tolist() == [2.0, 2.0]
     assert y.grad.tolist() == [1.0, 1.0]
+
+
+def test_a_schema_with_a_tensor_after_a_setting_is_refused():
+    schema = "(Tensor x, int[] dim, Tensor q) -> Tensor"
+    with pytest.raises(ValueError, match=r"shift: the tensors of a schema that is taped come before its settings"):
+        tape("shift", schema, lambda x, dim, q: x + q, None, lambda ctx, grad: (grad, None, None))

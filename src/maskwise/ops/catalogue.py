@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from maskwise.ops.loss.registered import LOSSES
+from maskwise.ops.loss.registered import SERVED
 from maskwise.ops.registry import FUNCTIONS, Function
 from maskwise.plan.capability import FLOATING, INTEGRAL, served
 
@@ -58,15 +58,15 @@ def signature(function: Function) -> str:
 
 def losses() -> str:
     """Which losses the kernel of ``loss`` means: for a loss, dtypes alone say too little."""
-    named = ", ".join(f"`{fn.__name__}`" for fn in LOSSES)
+    named = ", ".join(f"`{name}`" for name in dict.fromkeys(served.fn.__name__ for served in SERVED))
     return f"""A loss has a kernel if it is one of these:
 
 - {named},
   where input and target have one shape and one dtype, and no target needs a gradient;
 - `cross_entropy` with classes as target, also with `ignore_index`, and with `weight` or `label_smoothing`.
 
-Every other loss, and these with other arguments, is torch's own function, with what is dropped made harmless before.
-That takes a few calls more than an idiom that leaks, which shows on small inputs."""
+Every other loss, and these with other arguments, is torch's own function, with what is dropped made harmless before:
+by the kernels of `fill` and `sum`, which takes a few calls more than an idiom that leaks, and shows on small inputs."""
 
 
 def page() -> str:

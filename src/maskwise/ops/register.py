@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from importlib import import_module
-from itertools import compress
 from typing import Any, cast
 
 import torch
@@ -24,6 +23,9 @@ from maskwise.plan import capability, planner
 __all__ = ["define", "differentiate", "register"]
 
 _library = torch.library.Library("maskwise", "FRAGMENT")
+
+
+_registered: dict[str, Operation] = {}
 
 
 def register(
@@ -66,7 +68,7 @@ def register(
     capability.provide(name, DEVICE, gpu)
     ops = torch.ops.maskwise
     bare = getattr(ops, f"{name}_fused_forward").default
-    return Operation(
+    _registered[name] = Operation(
         name,
         plain=reference,
         bare=bare,
@@ -74,6 +76,12 @@ def register(
         taped=None if backward is None else tape(name, schema, bare, setup_context, backward),
         fuses=fuses,
     )
+    return _registered[name]
+
+
+def find(name: str) -> Operation:
+    """An operation that a family has registered, for another family, which does not import it."""
+    return _registered[name]
 
 
 def tape(
@@ -89,34 +97,31 @@ def tape(
     costs it a microsecond or two. The others are bound to a Function of their own, of which a few are remembered.
     """
     is_tensor = [argument.startswith("Tensor") for argument in schema[1 : schema.index(")")].split(", ")]
+    count = sum(is_tensor)
+    if not all(is_tensor[:count]):
+        raise ValueError(f"{name}: the tensors of a schema that is taped come before its settings, got {schema}")
 
     # Typed, because 1, 1.0 and True are equal, and not the same argument.
     @lru_cache(maxsize=256, typed=True)
     def bound(*settings: Any) -> Callable[..., Any]:
-        plain = [list(value) if isinstance(value, tuple) else value for value in settings]
-
         # Function.setup_context would make torch inspect the signature on every call, which costs more than the rest.
         def forward(ctx: Any, *operands: Any) -> Any:
-            tensors, others = iter(operands), iter(plain)
-            inputs = [next(tensors) if tensor else next(others) for tensor in is_tensor]
-            output = run(*inputs)
+            output = run(*operands, *settings)
             if setup_context is not None:
-                setup_context(ctx, inputs, output)
+                setup_context(ctx, (*operands, *settings), output)
             return output
 
         def pull_back(ctx: Any, *grads: torch.Tensor) -> Any:
-            return tuple(compress(backward(ctx, *grads), is_tensor))
+            return backward(ctx, *grads)[:count]
 
         members = {"forward": staticmethod(forward), "backward": staticmethod(pull_back)}
         function: Any = type(name, (torch.autograd.Function,), members)
-        return cast("Callable[..., Any]", function.apply)
+        # Function.apply only sees to torch.func's transforms before it calls this; those never come here.
+        return cast("Callable[..., Any]", super(torch.autograd.Function, function).apply)
 
     def taped(*arguments: Any) -> Any:
-        operands: list[Any] = []
-        settings: list[Any] = []
-        for argument, tensor in zip(arguments, is_tensor, strict=True):
-            (operands if tensor else settings).append(tuple(argument) if isinstance(argument, list) else argument)
-        return bound(*settings)(*operands)
+        settings = [tuple(value) if type(value) is list else value for value in arguments[count:]]
+        return bound(*settings)(*arguments[:count])
 
     return taped
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 __all__ = ["Plan", "Refusal"]
 
 #: The ways down. ``plain``: leak-proof torch operations, differentiable by torch itself. ``bare``: the kernel, without
-#: autograd around it. ``fused``: the kernel with autograd. ``kept`` and ``pieces`` are those of a loss: see
+#: autograd around it. ``fused``: the kernel with autograd. ``kept``, ``filled`` and ``pieces`` are those of a loss: see
 #: `maskwise.ops.loss.routes`. ``whole``, ``blocks``, ``sdpa`` and ``sequences`` are those of attention: see
 #: `maskwise.ops.attention.routes`.
-ROUTES = ("plain", "bare", "fused", "kept", "pieces", "whole", "blocks", "sdpa", "sequences")
+ROUTES = ("plain", "bare", "fused", "kept", "filled", "pieces", "whole", "blocks", "sdpa", "sequences")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from maskwise.plan.planner import force
 from tests.ops.loss.table import LOSSES, expected, sample
 
 REDUCTIONS = ("none", "sum", "mean", "sequence")
-ROUTES = ("plain", "kernel")
+ROUTES = ("plain", "filled", "kernel")
 
 
 def differentiable(s):

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from maskwise.ops.loss.call import Call, harmless
+from maskwise.ops.loss.filled import fill, total
 from maskwise.ops.loss.forms import Form, Piece, Place, cells_of, part, rows_of
 from maskwise.ops.loss.reference import scales
-from maskwise.plan.capability import can_serve
 
 __all__ = ["form_of", "loss"]
 
@@ -157,23 +157,12 @@ def pull_back(gradients: list[Tensor | None], piece: Piece, leaves: list[Tensor]
             put(whole, piece.place, next(found))
 
 
-def fill(x: Tensor, keep: Tensor, value: float) -> Tensor:
-    """X with ``value`` where it is dropped: by the kernel of mw.fill, where there is one."""
-    if can_serve("fill", "cpu", x.dtype)[0]:
-        filled: Tensor = torch.ops.maskwise.fill_fused_forward(x, keep, torch.tensor(value, dtype=x.dtype))
-        return filled
-    return harmless(x, keep, value)
-
-
 def total_of(out: Tensor, keep: Tensor | None) -> Tensor:
-    """The sum of what is kept, in float32 or better: by the kernel of mw.sum, where there is one."""
+    """The sum of what is kept, in float32 or better."""
     wide = torch.promote_types(out.dtype, torch.float32)
     if keep is None:
         return out.sum(dtype=wide)
-    if out.dtype == wide and can_serve("sum", "cpu", out.dtype)[0]:
-        total: Tensor = torch.ops.maskwise.sum_fused_forward(out, keep, list(range(out.dim())), False)
-        return total
-    return harmless(out, keep, 0.0).sum(dtype=wide)
+    return total(out, keep) if out.dtype == wide else harmless(out, keep, 0.0).sum(dtype=wide)
 
 
 def part_of_scale(scale: Tensor, place: Place, out: Tensor) -> Tensor:

@@ -18,9 +18,39 @@ from maskwise.plan.cost import Work
 
 __all__ = ["REDUCTIONS", "Code", "code_of", "elements"]
 
-#: The losses by their codes, those of loss_kernels.h.
-LOSSES = (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy_with_logits)
 REDUCTIONS = {"none": 0, "sum": 1, "mean": 2}
+
+
+class Served(NamedTuple):
+    """A loss that has a kernel."""
+
+    fn: Callable[..., Any]
+    #: What its keyword arguments must be, where they are given; a function with two kernels has two entries.
+    settings: Mapping[str, Any] = {}
+    #: The keyword argument that the kernel takes as its parameter, and what it is unless given.
+    parameter: tuple[str, float] | None = None
+    #: Keyword arguments that make no difference.
+    idle: tuple[str, ...] = ()
+
+
+#: In the order of the codes of loss_kernels.h. The first of a function's entries holds torch's defaults.
+SERVED = (
+    Served(F.mse_loss),
+    Served(F.l1_loss),
+    Served(F.smooth_l1_loss, parameter=("beta", 1.0)),
+    Served(F.huber_loss, parameter=("delta", 1.0)),
+    Served(F.binary_cross_entropy_with_logits),
+    Served(F.kl_div, {"log_target": False}),
+    Served(F.kl_div, {"log_target": True}),
+    Served(F.poisson_nll_loss, {"log_input": True, "full": False}, idle=("eps",)),
+    Served(F.poisson_nll_loss, {"log_input": False, "full": False}, parameter=("eps", 1e-8)),
+    Served(F.soft_margin_loss),
+    Served(F.hinge_embedding_loss, parameter=("margin", 1.0)),
+)
+_L1 = 1
+_BY_FUNCTION: dict[Callable[..., Any], list[int]] = {}
+for _code, _served in enumerate(SERVED):
+    _BY_FUNCTION.setdefault(_served.fn, []).append(_code)
 
 
 class Code(NamedTuple):
@@ -33,25 +63,34 @@ class Code(NamedTuple):
 def code_of(fn: Callable[..., Any], kwargs: Mapping[str, Any]) -> Code | None:
     """The code of a loss with these keyword arguments, or None where no kernel serves them."""
     given = {name: value for name, value in kwargs.items() if value is not None}
-    if fn not in LOSSES or any(isinstance(value, Tensor) for value in given.values()):
+    codes = _BY_FUNCTION.get(fn, ())
+    if not codes or any(isinstance(value, Tensor) for value in given.values()):
         return None
-    code = LOSSES.index(fn)
-    name = {F.smooth_l1_loss: "beta", F.huber_loss: "delta"}.get(fn)
-    parameter = float(given.pop(name, 1.0)) if name else 0.0
-    if given or parameter < 0 or (fn is F.huber_loss and parameter == 0):
-        return None
-    # Without a smooth part it is the absolute difference.
-    return Code(LOSSES.index(F.l1_loss), 0.0) if fn is F.smooth_l1_loss and parameter == 0 else Code(code, parameter)
+    given = {**SERVED[codes[0]].settings, **given}
+    for code in codes:
+        served = SERVED[code]
+        name, usual = served.parameter or ("", 0.0)
+        rest = {key: value for key, value in given.items() if key != name and key not in served.idle}
+        if rest == served.settings:
+            return checked(fn, Code(code, float(given.get(name, usual))))
+    return None
+
+
+def checked(fn: Callable[..., Any], found: Code) -> Code | None:
+    """A code, unless it is one that torch refuses or treats in another way."""
+    if fn is F.smooth_l1_loss and found.parameter == 0:
+        # Without a smooth part it is the absolute difference.
+        return Code(_L1, 0.0)
+    if fn in (F.smooth_l1_loss, F.huber_loss):
+        return found if found.parameter > 0 else None
+    return found
 
 
 def unreduced(x: Tensor, target: Tensor, code: int, parameter: float) -> Tensor:
     """The loss of each element, by torch."""
-    fn = LOSSES[code]
-    if fn is F.smooth_l1_loss:
-        return F.smooth_l1_loss(x, target, reduction="none", beta=parameter)
-    if fn is F.huber_loss:
-        return F.huber_loss(x, target, reduction="none", delta=parameter)
-    out: Tensor = fn(x, target, reduction="none")
+    served = SERVED[code]
+    given = {**served.settings, **({served.parameter[0]: parameter} if served.parameter else {})}
+    out: Tensor = served.fn(x, target, reduction="none", **given)
     return out
 
 

@@ -28,7 +28,7 @@ def log1p(x):
 
 @triton.jit
 def loss_of(x, t, CODE: tl.constexpr, parameter: tl.constexpr):
-    """The loss of single elements, by its code: see LOSSES in registered.py."""
+    """The loss of single elements, by its code: see SERVED in registered.py."""
     apart = x - t
     size = tl.abs(apart)
     out = apart * apart
@@ -40,6 +40,21 @@ def loss_of(x, t, CODE: tl.constexpr, parameter: tl.constexpr):
         out = tl.where(size <= parameter, 0.5 * apart * apart, parameter * (size - 0.5 * parameter))
     elif CODE == 4:
         out = tl.where(x > 0, x, x * 0) - x * t + log1p(tl.exp(-tl.abs(x)))
+    elif CODE == 5:
+        out = tl.where(t == 0, 0.0, t * tl.log(tl.where(t == 0, 1.0, t))) - t * x
+    elif CODE == 6:
+        out = tl.exp(t) * (t - x)
+    elif CODE == 7:
+        out = tl.exp(x) - t * x
+    elif CODE == 8:
+        out = x - t * tl.log(x + parameter)
+    elif CODE == 9:
+        power = -t * x
+        out = tl.where(power > 0, power, power * 0) + log1p(tl.exp(-tl.abs(power)))
+    elif CODE == 10:
+        beyond = parameter - x
+        beyond = tl.where(beyond < 0, 0.0, beyond)
+        out = tl.where(t != 1, beyond, 0.0) + tl.where(t != -1, x, 0.0)
     return out
 
 
@@ -58,6 +73,20 @@ def slope_of(x, t, CODE: tl.constexpr, parameter: tl.constexpr):
     elif CODE == 4:
         small = tl.exp(-tl.abs(x))
         out = tl.where(x >= 0, 1.0 / (1.0 + small), small / (1.0 + small)) - t
+    elif CODE == 5:
+        out = -t
+    elif CODE == 6:
+        out = -tl.exp(t)
+    elif CODE == 7:
+        out = tl.exp(x) - t
+    elif CODE == 8:
+        out = 1.0 - t / (x + parameter)
+    elif CODE == 9:
+        power = -t * x
+        small = tl.exp(-tl.abs(power))
+        out = -t * tl.where(power >= 0, 1.0 / (1.0 + small), small / (1.0 + small))
+    elif CODE == 10:
+        out = tl.where((t != 1) & (parameter - x >= 0), -1.0, 0.0) + tl.where(t != -1, 1.0, 0.0)
     return out
 
 

@@ -1,0 +1,62 @@
+"""The masked loss by the kernels of fill and sum, around a loss that has no kernel of its own.
+
+What is dropped is replaced before the loss sees it; the sum then passes over what the loss made of the replacement.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+from torch import Tensor
+
+from maskwise.ops.loss import reference
+from maskwise.ops.loss.call import Call, harmless
+from maskwise.ops.register import find
+from maskwise.plan.capability import can_serve
+
+__all__ = ["fill", "loss", "total"]
+
+
+def loss(call: Call, reduction: str) -> Tensor:
+    """The loss of what is kept."""
+    tensors = call.filled(fill)
+    out = call.run(tensors)
+    divisors = None if reduction in ("none", "sum") else call.divisors(tensors)
+    # Sums of halves do not fit a half; a weighted mean has more to sum up than the loss.
+    wide = torch.promote_types(out.dtype, torch.float32)
+    if reduction in ("none", "sequence") or divisors is not None or out.dtype != wide:
+        return reference.reduce(fill(out, call.keep, 0.0), call.keep, reduction, divisors)
+    return total(out, call.keep) / (1 if reduction == "sum" else kept_in(call).clamp(min=1))
+
+
+def fill(x: Tensor, keep: Tensor, value: float) -> Tensor:
+    """X with ``value`` where it is dropped: by the kernel of mw.fill, where there is one."""
+    if not can_serve("fill", "cpu", x.dtype)[0]:
+        return harmless(x, keep, value)
+    return by_kernel("fill", x, keep, torch.tensor(value, dtype=x.dtype))
+
+
+def total(out: Tensor, keep: Tensor) -> Tensor:
+    """The sum of what is kept: by the kernel of mw.sum, where there is one."""
+    if not can_serve("sum", "cpu", out.dtype)[0]:
+        return harmless(out, keep, 0.0).sum()
+    return by_kernel("sum", out, keep, list(range(out.dim())), False)
+
+
+def kept_in(call: Call) -> Tensor:
+    """How many elements of the loss are kept."""
+    keep = call.keep
+    # torch counts bools a hundred times slower than the kernel of sum does.
+    everything = torch.ones((), dtype=torch.bool)
+    kept = by_kernel("sum", keep, everything, list(range(keep.dim())), False)
+    repeated = prod(call.shape) // max(keep.numel(), 1)
+    return kept if repeated == 1 else kept * repeated
+
+
+def by_kernel(name: str, x: Tensor, *rest: object) -> Tensor:
+    """Run the kernel of an op, with its gradient if one is asked for."""
+    op = find(name)
+    run = op.taped if op.taped is not None and x.requires_grad and torch.is_grad_enabled() else op.bare
+    out: Tensor = run(x, *rest)
+    return out

@@ -13,6 +13,7 @@ import torch
 
 from maskwise.ops.fill import gpu as fill
 from maskwise.ops.gpu.launch import recording
+from maskwise.ops.linear import gpu as linear
 from maskwise.ops.loss import gpu as loss
 from maskwise.ops.loss.registered import SERVED
 from maskwise.ops.reduce import gpu as reduce
@@ -138,6 +139,20 @@ def of_stretches(x, dim, op):
     return like(result), result, rows, bounds
 
 
+def blocks(x, dim):
+    """A batch, and a weight with 1024 outputs of which a quarter of the blocks is kept."""
+    x = x.movedim(dim[0], -1)
+    x = x.reshape(-1, x.shape[-1])
+    many = 16 * (-(-x.shape[1] // 16))
+    starts, columns = (torch.empty(n, dtype=torch.int32, device="meta") for n in (65, many))
+    return x, x.new_empty(many * 256), starts, columns
+
+
+def weight_gradient(x, dim):
+    x, _, starts, columns = blocks(x, dim)
+    return linear.sampled(x.new_empty(x.shape[0], 1024), x, starts, columns)
+
+
 def like(x):
     return torch.empty_like(x)
 
@@ -211,6 +226,9 @@ CALLS = (
         Call(f"segment {op} backward", lambda x, m, d, op=op: select.segment_backward(*of_stretches(x, d, op), op))
         for op in SEGMENTS
     ),
+    Call("linear", lambda x, m, d: linear.product(*blocks(x, d), None, 1024), linear.DTYPES),
+    Call("linear with bias", lambda x, m, d: linear.product(*blocks(x, d), x.new_empty(1024), 1024), linear.DTYPES),
+    Call("linear weight gradient", lambda x, m, d: weight_gradient(x, d), linear.DTYPES),
     Call("cross_entropy", cross_entropy),
     Call("cross_entropy backward", cross_entropy_backward),
 )

@@ -68,10 +68,15 @@ IDIOMS = {
     "loss 0 2": (mean_loss(F.mse_loss), None),
     "loss 4 2": (mean_loss(F.binary_cross_entropy_with_logits), None),
 }
-NAMES = {"loss 0 2": "loss(mse_loss)", "loss 4 2": "loss(bce with logits)", "pack": "pack(capacity)"}
+NAMES = {
+    "loss 0 2": "loss(mse_loss)",
+    "loss 4 2": "loss(bce with logits)",
+    "pack": "pack(capacity)",
+    "linear": "linear, 1/4 of 16 x 16 blocks",
+}
 #: Without an idiom that makes the host wait for nothing and has the same result.
-ALONE = ("cross_entropy", "pack", "unpack", "segment sum", "segment softmax")
-NO_GRADIENT = {"any", "argmax", "pack", "unpack", "fill"}
+ALONE = ("cross_entropy", "pack", "unpack", "segment sum", "segment softmax", "linear")
+NO_GRADIENT = {"any", "argmax", "pack", "unpack", "fill", "linear"}
 
 HEAD = """# On the GPU
 
@@ -95,7 +100,8 @@ TABLE = """
 For x of 4096 x 1024 float32 along its last dim, with a mask of x's shape: launches, and bytes read and written for each
 element of x with everything kept, against the fewest there can be (each operand once); registers a thread and bytes of
 shared memory of the kernel on sm_80, compiled by Triton {version}, which spills none of them. Beside it the idiom in
-plain torch and torch.masked, traced operation by operation: each reads its operands and writes its result once.
+plain torch and torch.masked, traced operation by operation: each reads its operands and writes its result once. What
+a program reads again from the cache, as a block-sparse product does, is not counted.
 """
 
 
@@ -140,6 +146,8 @@ def table(gradient):
         idiom, peer = IDIOMS.get(name, (None, None))
         row = (NAMES.get(name, name), *ours(f"{name} backward" if gradient else name))
         lines.append(f"| {' | '.join((*row, *theirs(idiom, gradient), *theirs(peer, gradient)))} |")
+    if gradient:
+        lines.append(f"| {' | '.join(('linear (weight)', *ours('linear weight gradient'), *'––––'))} |")
     return "\n".join(lines)
 
 

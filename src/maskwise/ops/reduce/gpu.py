@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from math import inf
 from typing import Any, NamedTuple
 
@@ -235,18 +236,11 @@ def spread(
 
 def along_rows(grad: Tensor) -> tuple[Tensor, int]:
     """The gradients of rows, and the step from one to the next: 0 for the one number that they often are."""
-    if grad.numel() > 1 and not _any_stride(grad):
+    if grad.numel() > 1 and builtins.all(
+        stride == 0 or size == 1 for stride, size in zip(grad.stride(), grad.shape, strict=True)
+    ):
         return grad, 0
     return grad.contiguous().reshape(-1), 1
-
-
-def _any_stride(x: Tensor) -> bool:
-    return builtins_any(stride for stride, size in zip(x.stride(), x.shape, strict=True) if size > 1)
-
-
-def builtins_any(values: Any) -> bool:
-    """Python's own ``any``: here the name is taken."""
-    return next((True for value in values if value), False)
 
 
 def like(grad: Tensor, shape: list[int]) -> Tensor:

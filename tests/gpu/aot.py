@@ -15,6 +15,7 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 TARGETS = {
@@ -97,9 +98,22 @@ def compiled(launch, target):
     return _compiled[at]
 
 
-@lru_cache(maxsize=1)
-def cuobjdump():
-    return Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+@lru_cache
+def tool(name):
+    """A program that comes with Triton."""
+    return Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
+
+
+def spills(ptx):
+    """Bytes of registers that are stored to and loaded from memory, as the assembler tells them."""
+    (target,) = re.findall(r"^\.target (\w+)", ptx, flags=re.M)
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(ptx)
+        file.flush()
+        assembler = get_ptxas(int(re.search(r"\d+", target)[0])).path
+        command = [assembler, "-v", f"--gpu-name={target}", file.name, "-o", os.devnull]
+        told = subprocess.run(command, check=True, capture_output=True, text=True)
+    return sum(map(int, re.findall(r"(\d+) bytes spill", told.stdout + told.stderr)))
 
 
 def resources(launch, target):
@@ -110,10 +124,12 @@ def resources(launch, target):
             file.write(binary.asm["cubin"])
             file.flush()
             told = subprocess.run(
-                [cuobjdump(), "--dump-resource-usage", file.name], check=True, capture_output=True, text=True
+                [tool("cuobjdump"), "--dump-resource-usage", file.name], check=True, capture_output=True, text=True
             ).stdout
         found = {name: int(n) for name, n in re.findall(r"(REG|STACK|LOCAL):(\d+)", told)}
-        return Resources(found["REG"], found["STACK"] + found["LOCAL"], binary.metadata.shared)
+        # A stack is not always one of spilled registers: the assembler knows.
+        spilled = spills(binary.asm["ptx"]) if found["STACK"] + found["LOCAL"] else 0
+        return Resources(found["REG"], spilled, binary.metadata.shared)
     assembly = binary.asm["amdgcn"]
     registers = int(re.search(r"\.vgpr_count:\s*(\d+)", assembly)[1])
     spilled = int(re.search(r"\.vgpr_spill_count:\s*(\d+)", assembly)[1])

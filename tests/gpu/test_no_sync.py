@@ -127,7 +127,7 @@ def test_other_devices_are_served_by_plain_torch_which_says_why(device):
 def test_without_triton_plain_torch_serves_and_explain_says_so(monkeypatch):
     from maskwise.ops.gpu import status
 
-    monkeypatch.setattr(status, "find_spec", lambda name: None)
+    monkeypatch.setattr(status, "FOUND", False)
     with FakeTensorMode(), planner.force(""), mw.explain() as log:
         x = torch.empty(512, 512, device="cuda")
         mw.sum(x, torch.empty(512, 512, dtype=torch.bool, device="cuda"), 1)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from math import prod
 
 import torch
@@ -77,10 +78,14 @@ def make(
         return Plan(op, kernel, "forced", 0.0)
     elements, size, rates = prod(shape), dtype.itemsize, RATES.get(device, RATES["cpu"])
     work = _work[op]
+    by_kernel = work(kernel, elements, size, grad)
+    if device != "cpu":
+        # There every gradient has a kernel of its own.
+        by_kernel = replace(by_kernel, calls=1)
     costs = {
         "plain": microseconds(work("plain", elements, size, grad), rates.plain_call, rates)
         + (rates.plain_backward if grad else 0.0),
-        kernel: microseconds(work(kernel, elements, size, grad), getattr(rates, f"{kernel}_call"), rates)
+        kernel: microseconds(by_kernel, getattr(rates, f"{kernel}_call"), rates)
         + (rates.fused_backward if grad else 0.0),
     }
     best = min(costs, key=lambda route: costs[route])

@@ -20,6 +20,8 @@ if INTERPRETED:
 #: The device whose tensors the kernels take, and the dispatch key under which they are registered.
 DEVICE, KEY = ("cpu", "CPU") if INTERPRETED else ("cuda", "CUDA")
 FIX = "pip install triton"
+#: Whether there is a Triton. Looked for, not imported: that takes as long as importing torch does.
+FOUND = find_spec("triton") is not None
 
 
 def why_not() -> str | None:
@@ -28,7 +30,7 @@ def why_not() -> str | None:
     >>> why_not() is None or "Triton" in why_not()
     True
     """
-    return None if find_spec("triton") is not None else f"Triton is not installed, so plain torch serves: {FIX}"
+    return None if FOUND else f"Triton is not installed, so plain torch serves: {FIX}"
 
 
 register_probe(DEVICE, why_not)

@@ -103,20 +103,36 @@ def reduce_kernel(
             last = done == splits - 1
             if last:
                 tl.store(counter + tile, 0)
-                each = tl.arange(0, SPLITS)
-                at = each[None, :] * rows + row[:, None]
-                there = real[:, None] & (each < splits)[None, :]
-                pa = tl.load(part_a + at, mask=there, other=IDENTITY, cache_modifier=".cg")
-                pb = tl.zeros((ROWS, SPLITS), DTYPE)
-                if NEED_B:
-                    pb = tl.load(part_b + at, mask=there, other=0, cache_modifier=".cg")
-                pn = tl.zeros((ROWS, SPLITS), tl.int32)
-                if NEED_N:
-                    pn = tl.load(part_n + at, mask=there, other=0, cache_modifier=".cg")
-                a, b, n = merge(pa, pb, pn, OP, NEED_N)
-                write(out, out_a, out_b, out_n, row, real, a, b, n, OP, parameter, ROOT, RAW, NEED_B, NEED_N)
+                put_together(
+                    out, out_a, out_b, out_n, part_a, part_b, part_n, row, real, rows, splits, parameter,
+                    OP, IDENTITY, ROOT, RAW, NEED_B, NEED_N, DTYPE, ROWS, SPLITS,
+                )  # fmt: skip
         else:
             write(out, out_a, out_b, out_n, row, real, a, b, n, OP, parameter, ROOT, RAW, NEED_B, NEED_N)
+
+
+@triton.jit
+def put_together(
+    out, out_a, out_b, out_n, part_a, part_b, part_n, row, real, rows, splits, parameter: tl.constexpr,
+    OP: tl.constexpr, IDENTITY: tl.constexpr, ROOT: tl.constexpr, RAW: tl.constexpr, NEED_B: tl.constexpr,
+    NEED_N: tl.constexpr, DTYPE: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """The parts of rows as one, written."""
+    each = tl.arange(0, SPLITS)
+    at = each[None, :] * rows + row[:, None]
+    there = real[:, None] & (each < splits)[None, :]
+    # Other programs wrote these: what a nearer cache has of them may be old.
+    a = tl.load(part_a + at, mask=there, other=IDENTITY, cache_modifier=".cg")
+    b = tl.zeros((ROWS, SPLITS), DTYPE)
+    if NEED_B:
+        b = tl.load(part_b + at, mask=there, other=0, cache_modifier=".cg")
+    n = tl.zeros((ROWS, SPLITS), tl.int32)
+    if NEED_N:
+        n = tl.load(part_n + at, mask=there, other=0, cache_modifier=".cg")
+    whole_a, whole_b, whole_n = merge(a, b, n, OP, NEED_N)
+    write(
+        out, out_a, out_b, out_n, row, real, whole_a, whole_b, whole_n, OP, parameter, ROOT, RAW, NEED_B, NEED_N
+    )  # fmt: skip
 
 
 @triton.jit

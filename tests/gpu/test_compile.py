@@ -74,3 +74,11 @@ def test_there_is_a_launch_for_each_kind_of_tile():
         (64, 32, True),
         (64, 32, False),
     }
+
+
+@pytest.mark.parametrize("layout", [DEFAULT, calls.LAYOUTS[8]], ids=lambda layout: layout.name)
+@pytest.mark.parametrize("name", ["sum", "softmax", "softmax backward", "cumsum", "pack"])
+def test_x_is_read_sixteen_bytes_at_once_although_what_is_dropped_is_skipped(name, layout):
+    (call,) = [call for call in calls.CALLS if call.name == name]
+    (launch,) = call.launches(layout, torch.float32)
+    assert "ld.global.v4.b32" in aot.compiled(launch, "sm_80").asm["ptx"]

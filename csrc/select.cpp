@@ -36,6 +36,62 @@ std::vector<Loop> broadcast_loops(const Tensor& t, const std::vector<int64_t>& s
 
 bool is_contiguous(const std::vector<Loop>& loops) { return loops.empty() || (loops.size() == 1 && loops[0].x == 1); }
 
+// Results of at least this many bytes are written past the caches: they would not stay there, and a plain write reads
+// each line first.
+constexpr size_t kStreamed = size_t{1} << 23;
+
+// memcpy, past the caches where `streamed`.
+inline void move_bytes(void* to, const void* from, size_t bytes, bool streamed) {
+#if defined(__SSE2__)
+  char* t = static_cast<char*>(to);
+  const char* f = static_cast<const char*>(from);
+  if (streamed && bytes >= 256) {
+    const size_t head = (64 - (reinterpret_cast<uintptr_t>(t) & 63)) & 63;
+    std::memcpy(t, f, head);
+    t += head, f += head, bytes -= head;
+    for (; bytes >= 64; t += 64, f += 64, bytes -= 64) {
+      const auto* source = reinterpret_cast<const __m128i*>(f);
+      auto* target = reinterpret_cast<__m128i*>(t);
+      const __m128i a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1);
+      const __m128i c = _mm_loadu_si128(source + 2), d = _mm_loadu_si128(source + 3);
+      _mm_stream_si128(target, a);
+      _mm_stream_si128(target + 1, b);
+      _mm_stream_si128(target + 2, c);
+      _mm_stream_si128(target + 3, d);
+    }
+  }
+  std::memcpy(t, f, bytes);
+#else
+  std::memcpy(to, from, bytes);
+#endif
+}
+
+// std::fill_n, past the caches where `streamed`: the pattern of a word repeats in every 16 bytes.
+template <class Word>
+void fill_words(Word* to, int64_t count, Word value, bool streamed) {
+#if defined(__SSE2__)
+  if (streamed && count * sizeof(Word) >= 256) {
+    for (; reinterpret_cast<uintptr_t>(to) & 15; --count) *to++ = value;
+    Word pattern[16 / sizeof(Word)];
+    std::fill_n(pattern, 16 / sizeof(Word), value);
+    __m128i v;
+    std::memcpy(&v, pattern, 16);
+    constexpr int64_t each = 16 / sizeof(Word);
+    for (; count >= each; count -= each, to += each) _mm_stream_si128(reinterpret_cast<__m128i*>(to), v);
+  }
+#endif
+  std::fill_n(to, count, value);
+}
+
+// Makes what was written past the caches visible to other threads.
+inline void end_stream(bool streamed) {
+#if defined(__SSE2__)
+  if (streamed) _mm_sfence();
+#else
+  (void)streamed;
+#endif
+}
+
 // One row, whose elements lie as `loops` say, into contiguous memory.
 template <class Word>
 void gather_row(const Word* from, const std::vector<Loop>& loops, int64_t elements, Word* to) {
@@ -108,15 +164,15 @@ struct Rows {
     touching = solid && (count <= 1 || lead.empty() || (lead.size() == 1 && lead[0].x == elements));
   }
 
-  void copy(int64_t first, int64_t count, Word* to) const {
+  void copy(int64_t first, int64_t count, Word* to, bool streamed) const {
     if (touching) {
-      std::memcpy(to, data + first * elements, count * elements * sizeof(Word));
+      move_bytes(to, data + first * elements, count * elements * sizeof(Word), streamed);
       return;
     }
     for (int64_t i = 0; i < count; ++i, to += elements) {
       const Word* from = data + offset_of(lead, first + i).x;
       if (solid)
-        std::memcpy(to, from, elements * sizeof(Word));
+        move_bytes(to, from, elements * sizeof(Word), streamed);
       else
         gather_row(from, row, elements, to);
     }
@@ -126,6 +182,7 @@ struct Rows {
 template <class Word>
 void pack_words(const Rows<Word>& x, const MaskBytes& mask, const std::vector<int64_t>& starts, Word* out) {
   const int64_t block = block_rows(x.elements);
+  const bool streamed = starts.back() * x.elements * sizeof(Word) >= kStreamed;
   parallel(static_cast<int64_t>(starts.size()) - 1, block * x.elements, [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
       const int64_t last = std::min((b + 1) * block, mask.rows);
@@ -142,10 +199,11 @@ void pack_words(const Rows<Word>& x, const MaskBytes& mask, const std::vector<in
       }
       for_each_stretch(mask.data, b * block, last, [&](bool kept, int64_t first, int64_t count) {
         if (!kept) return;
-        x.copy(first, count, to);
+        x.copy(first, count, to, streamed);
         to += count * x.elements;
       });
     }
+    end_stream(streamed);
   });
 }
 
@@ -154,6 +212,7 @@ void unpack_words(const Word* values, const MaskBytes& mask, const std::vector<i
                   bool constant, Word* out) {
   const int64_t elements = other.elements;
   const int64_t block = block_rows(elements);
+  const bool streamed = mask.rows * elements * sizeof(Word) >= kStreamed;
   parallel(static_cast<int64_t>(starts.size()) - 1, block * elements, [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
       const Word* from = values + starts[b] * elements;
@@ -174,15 +233,16 @@ void unpack_words(const Word* values, const MaskBytes& mask, const std::vector<i
       for_each_stretch(mask.data, b * block, last, [&](bool kept, int64_t first, int64_t count) {
         Word* to = out + first * elements;
         if (kept) {
-          std::memcpy(to, from, count * elements * sizeof(Word));
+          move_bytes(to, from, count * elements * sizeof(Word), streamed);
           from += count * elements;
         } else if (constant) {
-          std::fill_n(to, count * elements, *other.data);
+          fill_words(to, count * elements, *other.data, streamed);
         } else {
-          other.copy(first, count, to);
+          other.copy(first, count, to, streamed);
         }
       });
     }
+    end_stream(streamed);
   });
 }
 
@@ -202,47 +262,87 @@ void with_word(size_t bytes, const F& f) {
   }
 }
 
-Tensor pack_rows(const Tensor& x, const Tensor& mask) {
-  const MaskBytes bytes(mask);
-  std::vector<int64_t> sizes{0};
+// A tensor of rows: the sizes of a row, and how many elements it has.
+struct RowSizes {
+  std::vector<int64_t> sizes;
   int64_t elements = 1;
-  for (int64_t d = mask.dim(); d < x.dim(); ++d) {
-    sizes.push_back(x.size(d));
-    elements *= x.size(d);
+
+  RowSizes(const Tensor& t, int64_t from) {
+    for (int64_t d = from; d < t.dim(); ++d) {
+      sizes.push_back(t.size(d));
+      elements *= t.size(d);
+    }
   }
-  const auto starts = block_starts(bytes, block_rows(elements));
-  sizes[0] = starts.back();
-  Tensor out = empty_cpu(sizes, x.scalar_type());
-  with_word(x.element_size(), [&](auto* word) {
-    using Word = std::remove_pointer_t<decltype(word)>;
-    const Rows<Word> rows(x.const_data_ptr(), loops_of(x, 0, mask.dim()), loops_of(x, mask.dim(), x.dim()), elements, bytes.rows);
-    if (elements > 0) pack_words(rows, bytes, starts, static_cast<Word*>(out.mutable_data_ptr()));
-  });
-  return out;
+
+  // These many rows, or a grid of them.
+  std::vector<int64_t> with(std::vector<int64_t> lead) const {
+    lead.insert(lead.end(), sizes.begin(), sizes.end());
+    return lead;
+  }
+};
+
+std::vector<int64_t> sizes_of(const Tensor& t) {
+  std::vector<int64_t> sizes;
+  for (int64_t d = 0; d < t.dim(); ++d) sizes.push_back(t.size(d));
+  return sizes;
 }
 
-Tensor unpack_rows(const Tensor& values, const Tensor& mask, const Tensor& other) {
-  const MaskBytes bytes(mask);
-  std::vector<int64_t> sizes;
-  for (int64_t d = 0; d < mask.dim(); ++d) sizes.push_back(mask.size(d));
-  int64_t elements = 1;
-  for (int64_t d = 1; d < values.dim(); ++d) {
-    sizes.push_back(values.size(d));
-    elements *= values.size(d);
-  }
-  const auto starts = block_starts(bytes, block_rows(elements));
-  STD_TORCH_CHECK(values.size(0) >= starts.back(), "maskwise: unpack was called with fewer rows than the mask keeps");
-  Tensor out = empty_cpu(sizes, values.scalar_type());
+// What both directions know before they move anything.
+struct Selection {
+  MaskBytes mask;
+  RowSizes row;
+  std::vector<int64_t> starts;
+
+  Selection(const Tensor& bits, const Tensor& rows, int64_t lead)
+      : mask(bits), row(rows, lead), starts(block_starts(mask, block_rows(row.elements))) {}
+};
+
+void pack_into(const Selection& s, const Tensor& x, const Tensor& mask, const Tensor& out) {
+  with_word(x.element_size(), [&](auto* word) {
+    using Word = std::remove_pointer_t<decltype(word)>;
+    const Rows<Word> rows(x.const_data_ptr(), loops_of(x, 0, mask.dim()), loops_of(x, mask.dim(), x.dim()),
+                          s.row.elements, s.mask.rows);
+    if (s.row.elements > 0) pack_words(rows, s.mask, s.starts, static_cast<Word*>(out.mutable_data_ptr()));
+  });
+}
+
+void unpack_into(const Selection& s, const Tensor& values, const Tensor& mask, const Tensor& other, const Tensor& out) {
+  STD_TORCH_CHECK(values.size(0) >= s.starts.back(), "maskwise: unpack was called with fewer rows than the mask keeps");
   with_word(values.element_size(), [&](auto* word) {
     using Word = std::remove_pointer_t<decltype(word)>;
     const size_t lead = mask.dim();
+    const auto sizes = s.row.with(sizes_of(mask));
     const Rows<Word> rows(other.const_data_ptr(), broadcast_loops(other, sizes, 0, lead),
-                          broadcast_loops(other, sizes, lead, sizes.size()), elements, bytes.rows);
-    if (elements > 0)
-      unpack_words(static_cast<const Word*>(values.const_data_ptr()), bytes, starts, rows, other.numel() == 1,
+                          broadcast_loops(other, sizes, lead, sizes.size()), s.row.elements, s.mask.rows);
+    if (s.row.elements > 0)
+      unpack_words(static_cast<const Word*>(values.const_data_ptr()), s.mask, s.starts, rows, other.numel() == 1,
                    static_cast<Word*>(out.mutable_data_ptr()));
   });
+}
+
+Tensor pack_rows(const Tensor& x, const Tensor& mask) {
+  const Selection s(mask, x, mask.dim());
+  Tensor out = empty_cpu(s.row.with({s.starts.back()}), x.scalar_type());
+  pack_into(s, x, mask, out);
   return out;
+}
+
+// Into memory that is there: contiguous, of x's dtype, and with as many rows as are kept.
+void pack_rows_out(const Tensor& x, const Tensor& mask, Tensor out) {
+  const Selection s(mask, x, mask.dim());
+  STD_TORCH_CHECK(out.size(0) == s.starts.back(), "maskwise: pack was called with room for another number of rows");
+  pack_into(s, x, mask, out);
+}
+
+Tensor unpack_rows(const Tensor& values, const Tensor& mask, const Tensor& other) {
+  const Selection s(mask, values, 1);
+  Tensor out = empty_cpu(s.row.with(sizes_of(mask)), values.scalar_type());
+  unpack_into(s, values, mask, other, out);
+  return out;
+}
+
+void unpack_rows_out(const Tensor& values, const Tensor& mask, const Tensor& other, Tensor out) {
+  unpack_into(Selection(mask, values, 1), values, mask, other, out);
 }
 
 }  // namespace
@@ -250,5 +350,7 @@ Tensor unpack_rows(const Tensor& values, const Tensor& mask, const Tensor& other
 
 STABLE_TORCH_LIBRARY_IMPL(maskwise, CPU, m) {
   m.impl("pack_rows", TORCH_BOX(&maskwise::pack_rows));
+  m.impl("pack_rows_out", TORCH_BOX(&maskwise::pack_rows_out));
   m.impl("unpack_rows", TORCH_BOX(&maskwise::unpack_rows));
+  m.impl("unpack_rows_out", TORCH_BOX(&maskwise::unpack_rows_out));
 }

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from maskwise.models import unpad as unpad
     from maskwise.ops.attention import attention as attention
     from maskwise.ops.fill import fill as fill
+    from maskwise.ops.linear import linear as linear
     from maskwise.ops.loss import loss as loss
     from maskwise.ops.order import argsort as argsort
     from maskwise.ops.order import median as median
@@ -76,6 +77,7 @@ __all__ = [
     "cumsum",
     "explain",
     "fill",
+    "linear",
     "log_softmax",
     "logcumsumexp",
     "logsumexp",
@@ -107,6 +109,7 @@ _HOMES = {
     "maskwise.models": "unpad",
     "maskwise.ops.attention": "attention",
     "maskwise.ops.fill": "fill",
+    "maskwise.ops.linear": "linear",
     "maskwise.ops.loss": "loss",
     "maskwise.ops.order": "argsort median quantile sort topk",
     "maskwise.ops.reduce": "all amax amin any argmax argmin count logsumexp mean norm prod std sum var",

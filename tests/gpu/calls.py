@@ -150,7 +150,7 @@ def blocks(x, dim):
 
 def weight_gradient(x, dim):
     x, _, starts, columns = blocks(x, dim)
-    return linear.sampled(x.new_empty(x.shape[0], 1024), x, starts, columns)
+    return linear.sampled(x.new_empty(x.shape[0], 1024), x, starts, columns, 16, 16)
 
 
 def like(x):
@@ -226,8 +226,12 @@ CALLS = (
         Call(f"segment {op} backward", lambda x, m, d, op=op: select.segment_backward(*of_stretches(x, d, op), op))
         for op in SEGMENTS
     ),
-    Call("linear", lambda x, m, d: linear.product(*blocks(x, d), None, 1024), linear.DTYPES),
-    Call("linear with bias", lambda x, m, d: linear.product(*blocks(x, d), x.new_empty(1024), 1024), linear.DTYPES),
+    Call("linear", lambda x, m, d: linear.product(*blocks(x, d), None, 1024, 16, 16), linear.DTYPES),
+    Call(
+        "linear with bias",
+        lambda x, m, d: linear.product(*blocks(x, d), x.new_empty(1024), 1024, 16, 16),
+        linear.DTYPES,
+    ),
     Call("linear weight gradient", lambda x, m, d: weight_gradient(x, d), linear.DTYPES),
     Call("cross_entropy", cross_entropy),
     Call("cross_entropy backward", cross_entropy_backward),

@@ -5,7 +5,20 @@ from __future__ import annotations
 from functools import cache
 
 from maskwise.benchmarks.case import Case
-from maskwise.benchmarks.cases import attention, fill, loss, models, order, reduce, reductions, scan, softmax, startup
+from maskwise.benchmarks.cases import (
+    attention,
+    fill,
+    linear,
+    loss,
+    masked_linear,
+    models,
+    order,
+    reduce,
+    reductions,
+    scan,
+    softmax,
+    startup,
+)
 from maskwise.benchmarks.cases import select as selection
 from maskwise.errors import ArgumentError
 
@@ -20,8 +33,10 @@ FAMILIES = (
     fill.cases,
     loss.cases,
     selection.cases,
+    linear.cases,
     models.cases,
     attention.cases,
+    masked_linear.cases,
     startup.cases,
 )
 

@@ -51,9 +51,22 @@ def doctor(json: Json = False) -> None:
     raise typer.Exit(command.run(json=json))
 
 
+Train = Annotated[bool, typer.Option("--train", help="Train on digits to 95 % sparsity with every gate, instead.")]
+Fast = Annotated[bool, typer.Option("--quick", help="With --train: a few steps only, to see that all runs.")]
+Picture = Annotated[
+    Path | None, typer.Option("--plot", dir_okay=False, help="With --train: draw a picture, .png or .svg.")
+]
+
+
 @app.command()
-def demo(json: Json = False) -> None:
-    """Show in some seconds what Maskwise does: draw a mask, stop a leak, time a sum."""
+def demo(*, json: Json = False, train: Train = False, quick: Fast = False, plot: Picture = None) -> None:
+    """Show in some seconds what Maskwise does: draw a mask, stop a leak, time a sum; or train with every gate."""
+    if train:
+        from maskwise.cli.digits import command as training
+
+        raise typer.Exit(training.run(quick=quick, plot=plot, json=json))
+    if quick or plot is not None:
+        raise typer.BadParameter("--quick and --plot go with --train.")
     from maskwise.cli import demo as command
 
     raise typer.Exit(command.run(json=json))

@@ -1,21 +1,45 @@
-"""Layers that padding spoils, with a mask: torch's own, whose statistics count only what is kept."""
+"""Layers with a mask: norms and pools that padding does not spoil, and weights of which only some are kept."""
 
 from __future__ import annotations
 
+from maskwise.nn import gates as gates
+from maskwise.nn import schedule as schedule
+from maskwise.nn.attaching import attach as attach
+from maskwise.nn.attaching import detach as detach
 from maskwise.nn.batch_norm import MaskedBatchNorm1d as MaskedBatchNorm1d
 from maskwise.nn.batch_norm import MaskedBatchNorm2d as MaskedBatchNorm2d
 from maskwise.nn.instance_norm import MaskedInstanceNorm1d as MaskedInstanceNorm1d
 from maskwise.nn.layer_norm import MaskedLayerNorm as MaskedLayerNorm
+from maskwise.nn.masked_conv import MaskedConv2d as MaskedConv2d
+from maskwise.nn.masked_linear import MaskedLinear as MaskedLinear
 from maskwise.nn.pool import MaskedAttentionPool as MaskedAttentionPool
 from maskwise.nn.pool import MaskedMaxPool as MaskedMaxPool
 from maskwise.nn.pool import MaskedMeanPool as MaskedMeanPool
+from maskwise.nn.pruning import prune as prune
+from maskwise.nn.pruning import reselect as reselect
+from maskwise.nn.reporting import report as report
+from maskwise.nn.rewire import SET as SET
+from maskwise.nn.rewire import RigL as RigL
+from maskwise.nn.sparse_linear import SparseLinear as SparseLinear
 
 __all__ = [
+    "SET",
     "MaskedAttentionPool",
     "MaskedBatchNorm1d",
     "MaskedBatchNorm2d",
+    "MaskedConv2d",
     "MaskedInstanceNorm1d",
     "MaskedLayerNorm",
+    "MaskedLinear",
     "MaskedMaxPool",
     "MaskedMeanPool",
+    "RigL",
+    "SparseLinear",
+    "attach",
+    "detach",
+    "gates",
+    "prune",
+    "report",
+    "reselect",
+    "schedule",
 ]

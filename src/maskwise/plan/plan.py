@@ -9,8 +9,8 @@ __all__ = ["Plan", "Refusal"]
 #: The ways down. ``plain``: leak-proof torch operations, differentiable by torch itself. ``bare``: the kernel, without
 #: autograd around it. ``fused``: the kernel with autograd. ``kept``, ``filled`` and ``pieces`` are those of a loss: see
 #: `maskwise.ops.loss.routes`. ``whole``, ``blocks``, ``sdpa`` and ``sequences`` are those of attention: see
-#: `maskwise.ops.attention.routes`.
-ROUTES = ("plain", "bare", "fused", "kept", "filled", "pieces", "whole", "blocks", "sdpa", "sequences")
+#: `maskwise.ops.attention.routes`. ``sparse`` is that of linear: see `maskwise.ops.linear.routes`.
+ROUTES = ("plain", "bare", "fused", "kept", "filled", "pieces", "whole", "blocks", "sdpa", "sequences", "sparse")
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -121,17 +122,44 @@ def _index_put(i: Rows) -> Call:
     return lambda: torch.zeros_like(i.x).index_put_((i.keep,), i.packed.values)
 
 
+def _index_put_into(i: Rows) -> Call:
+    out = torch.empty_like(i.x)
+    return lambda: out.zero_().index_put_((i.keep,), i.packed.values)
+
+
+def _pack_into(i: Rows) -> Call:
+    out = torch.empty_like(i.packed.values)
+    return lambda: mw.pack(i.x, i.mask, out=out).values
+
+
+def _index_select(i: Rows) -> Call:
+    flat, out = i.x.flatten(0, 1), torch.empty_like(i.packed.values)
+    return lambda: torch.index_select(flat, 0, i.keep.flatten().nonzero().squeeze(1), out=out)
+
+
 PACK = (
     Side("mw.pack", lambda i: lambda: mw.pack(i.x, i.mask).values, kind="ours"),
     Side("x[mask]", lambda i: lambda: i.x[i.keep]),
     Side("clone of as many bytes", _copy_of(_packed, fresh=True), kind="floor"),
     Side("copy_ of as many bytes", _copy_of(_packed, fresh=False), kind="floor"),
 )
+INTO = (
+    Side("mw.pack(out=)", _pack_into, kind="ours"),
+    Side("index_select(out=)", _index_select),
+    *PACK[-1:],
+)
 UNPACK = (
     Side("unpack", lambda i: i.packed.unpack, kind="ours"),
     Side("index_put_", _index_put),
     Side("clone of as many bytes", _copy_of(_unpacked, fresh=True), kind="floor"),
     Side("copy_ of as many bytes", _copy_of(_unpacked, fresh=False), kind="floor"),
+)
+
+
+UNPACK_INTO = (
+    Side("unpack(out=)", lambda i: partial(i.packed.unpack, out=torch.empty_like(i.x)), kind="ours"),
+    Side("zero_().index_put_", _index_put_into),
+    *UNPACK[-1:],
 )
 
 
@@ -143,10 +171,23 @@ def _pack_cases() -> tuple[Case, ...]:
     base = Case("select", "pack", "", _rows, PACK, (64, 512, 768), 0.5)
     # 80 % of the bandwidth, against fresh memory and against memory that is there already.
     targets = tuple(at_most(1.25, f"{how} of as many bytes") for how in ("clone", "copy_"))
-    base = replace(base, targets=(*targets, never_slower()))
+    fresh, into = (*targets, never_slower()), (targets[-1], never_slower())
     return tuple(
-        replace(base, function=function, sides=sides, setup=setup, density=density, variant=f"{kind} keep={share}%")
-        for function, sides in (("pack", PACK), ("unpack", UNPACK))
+        replace(
+            base,
+            function=function,
+            sides=sides,
+            targets=into if where else fresh,
+            setup=setup,
+            density=density,
+            variant=f"{kind}{where} keep={share}%",
+        )
+        for function, where, sides in (
+            ("pack", "", PACK),
+            ("pack", " out=", INTO),
+            ("unpack", "", UNPACK),
+            ("unpack", " out=", UNPACK_INTO),
+        )
         for kind, setup in (("prefix", _prefix_rows), ("random rows", _rows))
         for share, density in ((20, 0.2), (50, 0.5), (90, 0.9))
     )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from maskwise.ops.gpu.launch import launch
+from maskwise.ops.linear import reference
 from maskwise.ops.linear.triton import product_kernel, sampled_kernel
 
 __all__ = ["DTYPES", "SIDE", "product", "sampled"]
@@ -30,8 +31,13 @@ def product(
     columns: Tensor,  # (blocks,), int32
     bias: Tensor | None,  # (outputs,)
     outputs: int,
+    rows: int,
+    width: int,
 ) -> Tensor:
     """X times the transposed weight, plus the bias: (batch, outputs)."""
+    if (rows, width) != (SIDE, SIDE):
+        # The tensor cores have no use for single weights.
+        return reference.product(x, values, starts, columns, bias, outputs, rows, width)
     batch, inputs = x.shape
     out = x.new_empty(batch, outputs)
     heights, tiles = starts.shape[0] - 1, -(-batch // BATCH)
@@ -55,8 +61,12 @@ def sampled(
     x: Tensor,  # (batch, inputs)
     starts: Tensor,
     columns: Tensor,
+    rows: int,
+    width: int,
 ) -> Tensor:
     """The gradient of the values of kept blocks: (256 * blocks,)."""
+    if (rows, width) != (SIDE, SIDE):
+        return reference.sampled(grad, x, starts, columns, rows, width)
     (batch, inputs), outputs = x.shape, grad.shape[1]
     blocks = columns.shape[0]
     of_values = x.new_empty(blocks * SIDE * SIDE)

@@ -16,6 +16,7 @@ from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike
 from maskwise.ops.gpu.status import DEVICE
 from maskwise.ops.select import conversions, reference, registered, sequences
+from maskwise.ops.select.room import check_room
 from maskwise.ops.select.rows import line_up
 
 __all__ = ["Packed", "pack"]
@@ -46,7 +47,7 @@ class Packed:
     capacity: int | None = None
 
     # -- there and back ------------------------------------------------------------------------------------------------
-    def unpack(self, fill: float | Tensor = 0.0) -> Tensor:
+    def unpack(self, fill: float | Tensor = 0.0, *, out: Tensor | None = None) -> Tensor:
         """The original layout, (*lead, *rest), with ``fill`` where nothing was kept.
 
         >>> import torch, maskwise as mw
@@ -55,15 +56,23 @@ class Packed:
 
         Args:
             fill: a number, or a tensor that broadcasts to the original layout.
+            out: where to write, contiguous and without gradients; it is also what is returned. A large result goes
+                faster into memory that is there already.
         """
         values = self.values
         other = torch.as_tensor(fill, device=values.device).to(values.dtype)
         bits = self.mask.to_bool()
+        if out is not None:
+            check_room("Packed.unpack", out, (*self.mask.shape, *values.shape[1:]), values, other)
         if self.capacity is not None or _transformed():
-            static: Tensor = by_kernel(bits, registered.unpack_capacity, reference.unpack_static)(values, bits, other)
-            return static
-        out: Tensor = registered.unpack_rows(values.contiguous(), bits, other)
-        return out
+            static = by_kernel(bits, registered.unpack_capacity, reference.unpack_static)
+            spread: Tensor = static(values, bits, other)
+            return spread if out is None else out.copy_(spread)
+        if out is not None:
+            registered.unpack_rows_out(values.contiguous(), bits, other, out)
+            return out
+        unpacked: Tensor = registered.unpack_rows(values.contiguous(), bits, other)
+        return unpacked
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Packed:
         """Apply a row-wise function to the kept rows: ``fn`` takes (n, *rest) and returns (n, ...).
@@ -180,7 +189,7 @@ class Packed:
         return f"Packed(values={tuple(self.values.shape)} {self.values.dtype}, mask={tuple(self.mask.shape)}{capacity})"
 
 
-def pack(x: Tensor, mask: MaskLike, *, capacity: int | None = None) -> Packed:
+def pack(x: Tensor, mask: MaskLike, *, capacity: int | None = None, out: Tensor | None = None) -> Packed:
     """Move what is kept together.
 
     >>> import torch, maskwise as mw
@@ -195,25 +204,34 @@ def pack(x: Tensor, mask: MaskLike, *, capacity: int | None = None) -> Packed:
             elements.
         capacity: how many rows the result has, for a shape that does not depend on data, as compiled and captured
             graphs want it; the rest is zero and ignored. Must be at least what the mask keeps.
+        out: where to write, (n, *rest), contiguous and without gradients: the values of what is returned. A large
+            result goes faster into memory that is there already. On a GPU it makes the host wait for n.
 
     Returns:
         A `Packed`; gradients flow through its values to what was kept.
 
     Raises:
-        ShapeError: the mask does not line up with x.
-        ArgumentError: the mask keeps more than ``capacity``.
+        ShapeError: the mask does not line up with x, or ``out`` has another shape than the result.
+        DtypeError, DeviceError: ``out`` is of another dtype or device than x.
+        ArgumentError: the mask keeps more than ``capacity``; or ``out`` cannot be written.
     """
     lead = line_up("pack", x, mask)
     bits = lead.to_bool()
     if capacity is not None:
-        static = by_kernel(bits, registered.pack_capacity, reference.pack_static)
-        return Packed(static(x, bits, _enough(lead, capacity)), lead, capacity)
+        run = by_kernel(bits, registered.pack_capacity, reference.pack_static)
+        static = run(x, bits, _enough(lead, capacity))
+        if out is not None:
+            static = check_room("pack", out, tuple(static.shape), x, bits).copy_(static)
+        return Packed(static, lead, capacity)
     if _transformed():
         raise ArgumentError(
             say(
                 "pack", "capacity", must="be given inside torch.func transforms", got=None, hint="capacity=mask.numel()"
             )
         )
+    if out is not None:
+        registered.pack_rows_out(x, bits, check_room("pack", out, (lead.count(), *x.shape[lead.dim() :]), x, bits))
+        return Packed(out, lead)
     if bits.device.type == DEVICE and not torch.compiler.is_compiling() and lead.facts.count is not None:
         # What the host knows already, the device need not be asked for.
         return Packed(registered.pack_capacity(x, bits, lead.facts.count), lead)

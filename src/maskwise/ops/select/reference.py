@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["pack_rows", "pack_static", "unpack_rows", "unpack_static"]
+__all__ = ["pack_rows", "pack_rows_out", "pack_static", "unpack_rows", "unpack_rows_out", "unpack_static"]
 
 
 def pack_rows(
@@ -24,6 +24,16 @@ def unpack_rows(
     """The rows back in their places, and ``other`` in all other places: (*mask.shape, *rest)."""
     base = other.expand(*mask.shape, *values.shape[1:])
     return base.index_put((mask,), values[: mask.sum()] if values.shape[0] else values)
+
+
+def pack_rows_out(x: Tensor, mask: Tensor, out: Tensor) -> None:
+    """The same into memory that is there already."""
+    out.copy_(pack_rows(x, mask))
+
+
+def unpack_rows_out(values: Tensor, mask: Tensor, other: Tensor, out: Tensor) -> None:
+    """The same into memory that is there already."""
+    out.copy_(unpack_rows(values, mask, other))
 
 
 def pack_static(x: Tensor, mask: Tensor, capacity: int) -> Tensor:

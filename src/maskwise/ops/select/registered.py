@@ -11,7 +11,9 @@ from maskwise.ops.register import define, differentiate
 from maskwise.ops.select import reference
 from maskwise.plan.capability import FLOATING, INTEGRAL
 
-__all__ = ["pack_capacity", "pack_rows", "unpack_capacity", "unpack_rows"]
+__all__ = [
+    "pack_capacity", "pack_rows", "pack_rows_out", "unpack_capacity", "unpack_rows", "unpack_rows_out",
+]  # fmt: skip
 
 #: Where the Triton kernels are, and what they move.
 GPU = "maskwise.ops.select.gpu"
@@ -75,6 +77,16 @@ define(
     gpu=MOVED,
     gpu_from=f"{GPU}:unpack_capacity",
 )
+for _name, _arguments in (
+    ("pack_rows", "Tensor x, Tensor mask"),
+    ("unpack_rows", "Tensor values, Tensor mask, Tensor other"),
+):
+    define(
+        f"{_name}_out",
+        f"({_arguments}, Tensor(a!) out) -> ()",
+        reference=getattr(reference, f"{_name}_out"),
+        fake=lambda *_: None,
+    )
 differentiate("pack_rows", pack_backward, remember_pack)
 differentiate("unpack_rows", unpack_backward, remember_unpack)
 
@@ -125,4 +137,6 @@ differentiate("unpack_capacity", unpack_capacity_backward, remember_unpack)
 pack_capacity = torch.ops.maskwise.pack_capacity.default
 unpack_capacity = torch.ops.maskwise.unpack_capacity.default
 pack_rows = torch.ops.maskwise.pack_rows.default
+pack_rows_out = torch.ops.maskwise.pack_rows_out.default
 unpack_rows = torch.ops.maskwise.unpack_rows.default
+unpack_rows_out = torch.ops.maskwise.unpack_rows_out.default

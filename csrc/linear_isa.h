@@ -1,0 +1,3 @@
+// All that linear.cpp needs of one SIMD level. Included once a level, inside its namespace, by foreach_isa.h.
+#include "linear_kernels.h"
+#include "linear_sampled.h"

@@ -1,0 +1,140 @@
+"""Put a gate on a weight of any module, and take it off again."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from maskwise.errors import ArgumentError, DtypeError, say
+from maskwise.nn.gated import chains_of, gated, own_gate
+from maskwise.nn.gates import Gate
+from maskwise.nn.parametrized import make_copyable
+
+__all__ = ["attach", "detach"]
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def attach(module: M, gate: Gate, name: str = "weight") -> M:
+    """Gate a weight of a module: from now on ``module.weight`` is the effective weight.
+
+    >>> import torch, maskwise as mw
+    >>> layer = torch.nn.Linear(3, 2)
+    >>> _ = mw.nn.attach(layer, mw.nn.gates.Binary(mw.Mask.from_lengths([1, 2], max_len=3)))
+    >>> (layer.weight != 0).tolist()
+    [[True, False, False], [True, True, False]]
+    >>> list(layer.state_dict())
+    ['bias', 'parametrizations.weight.original', 'parametrizations.weight.0.kept']
+
+    The dense parameter goes on under ``module.parametrizations.weight.original``; it is the same object, so that an
+    optimizer which has it goes on as before. Whatever an optimizer does to dropped weights, momentum and weight decay
+    included, the module computes with the effective weight, in which they are 0. Parameters of the gate itself are new:
+    make the optimizer afterwards, or add them. The module can be copied and pickled, compiled and run under autocast
+    and DistributedDataParallel as before.
+
+    Args:
+        module: any module that has a parameter or a buffer of this name: Linear, Conv, Embedding, an RNN, ...
+        gate: a gate of `mw.nn.gates`, one for each weight.
+        name: the name of the tensor, such as ``"weight_hh_l0"`` of an LSTM.
+
+    Returns:
+        The module, changed in place.
+
+    Raises:
+        DtypeError: ``module`` is not a module, ``gate`` is not a gate, or the weight is not of floats.
+        ArgumentError: there is no such tensor, it has a gate already, or the gate belongs to another weight.
+        ShapeError: the gate does not fit the weight; the hint says what would.
+        DeviceError: the gate's mask is on another device.
+    """
+    weight = check_attach(module, gate, name)
+    gate.bind(weight)
+    try:
+        parametrize.register_parametrization(module, name, gate)
+    except BaseException:
+        gate.bound = False
+        raise
+    make_copyable(module)
+    return module
+
+
+def check_attach(module: nn.Module, gate: Gate, name: str) -> Tensor:
+    """The weight that the gate is for, if it can have one."""
+    if not isinstance(module, nn.Module):
+        raise DtypeError(say("attach", "module", must="be a torch.nn.Module", got=type(module).__name__))
+    if not isinstance(gate, Gate):
+        hint = "Binary(mask)" if not isinstance(gate, type) else f"{gate.__name__}(...)"
+        raise DtypeError(say("attach", "gate", must="be a gate of mw.nn.gates", got=type(gate).__name__, hint=hint))
+    if own_gate(module) is not None and name == "weight":
+        kind = type(module).__name__
+        hint = f"{kind}(..., gate=gate)"
+        raise ArgumentError(say("attach", "module", must="have no gate yet", got=f"a {kind} with its own", hint=hint))
+    if any(found.module is module and found.tensor_name == name for found in gated(module)):
+        hint = "mw.nn.detach(module) first, or one Binary(a & b)"
+        raise ArgumentError(
+            say("attach", "module", must=f"have no gate on {name!r} yet", got="one with a gate", hint=hint)
+        )
+    if gate.bound:
+        kind = type(gate).__name__
+        must = "belong to no weight yet, since it holds the topology of one"
+        raise ArgumentError(
+            say("attach", "gate", must=must, got=f"a {kind} that is attached", hint=f"{kind}(...) anew")
+        )
+    if not parametrize.is_parametrized(module, name):
+        tensors = {**module._parameters, **module._buffers}
+        if not isinstance(tensors.get(name), Tensor):
+            names = [each for each, tensor in tensors.items() if isinstance(tensor, Tensor)]
+            hint = f"name={names[0]!r}" if names else "gate one of its children, or mw.nn.prune(model, ...)"
+            must = f"be a tensor of {type(module).__name__}, one of {names}"
+            raise ArgumentError(say("attach", "name", must=must, got=repr(name), hint=hint))
+    with torch.no_grad():
+        weight: Tensor = getattr(module, name)
+    return weight
+
+
+def detach(module: M, keep: Literal["masked", "original"] = "masked", name: str | None = None) -> M:
+    """Take the gates of a module off, and leave a plain parameter.
+
+    >>> import torch, maskwise as mw
+    >>> layer = mw.nn.attach(torch.nn.Linear(4, 4), mw.nn.gates.TopK(0.25))
+    >>> int((mw.nn.detach(layer).weight != 0).sum()), type(layer).__name__
+    (4, 'Linear')
+
+    Args:
+        module: a module that `attach` has changed. Its children are left alone.
+        keep: ``"masked"`` leaves the effective weight, as evaluation has it, so that outputs stay; ``"original"`` the
+            dense one, with what dropped weights held.
+        name: the tensor's name; by default, every gated one of the module.
+
+    Returns:
+        The module, changed in place; its parameter is still the same object.
+
+    Raises:
+        ArgumentError: there is no such gate, ``keep`` is neither of both, or another parametrization is on the weight.
+    """
+    if keep not in ("masked", "original"):
+        raise ArgumentError(say("detach", "keep", must='be "masked" or "original"', got=repr(keep)))
+    found = [each for each in gated(module) if each.module is module and own_gate(module) is not each.gate]
+    chosen = [each for each in found if name is None or each.tensor_name == name]
+    if not chosen:
+        what = "a gate" if name is None else f"a gate on {name!r}"
+        inside = [each.module_name for each in gated(module) if each.module_name]
+        hint = f"detach the child {inside[0]!r}" if inside else "mw.nn.attach(module, gate)"
+        raise ArgumentError(say("detach", "module", must=f"have {what}", got=type(module).__name__, hint=hint))
+    for each in chosen:
+        chain = list(chains_of(module)[each.tensor_name])
+        if len(chain) > 1:
+            others = ", ".join(type(step).__name__ for step in chain if step is not each.gate)
+            must = f"have nothing but a gate on {each.tensor_name!r}"
+            hint = "torch.nn.utils.parametrize.remove_parametrizations removes all at once"
+            raise ArgumentError(say("detach", "module", must=must, got=f"also {others}", hint=hint))
+    for each in chosen:
+        training = each.gate.training
+        # A gate that draws has no weight to leave behind; in evaluation it has.
+        each.gate.eval()
+        parametrize.remove_parametrizations(module, each.tensor_name, leave_parametrized=keep == "masked")
+        each.gate.train(training)
+        each.gate.bound = False
+    return module

@@ -1,0 +1,155 @@
+"""Sparse training: every now and then, the weakest weights make room for others. RigL and SET."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from maskwise.errors import ArgumentError, say
+from maskwise.nn.sparse_linear import SparseLinear
+
+__all__ = ["SET", "Rewire", "RigL"]
+
+
+class Rewire:
+    """What RigL and SET share: when, how many, and which go. Which come is their own.
+
+    Call `step` after each ``optimizer.step()``.
+
+    Args:
+        model: a module, of which every SparseLinear is rewired, or the layers themselves.
+        optimizer: the one that trains them; its state follows the weights.
+        fraction: the share of live weights that is exchanged the first time; it falls along a cosine.
+        every: how many steps lie between exchanges.
+        until: the step after which nothing is exchanged any more.
+
+    Raises:
+        ArgumentError: there is no SparseLinear, or a number is out of range.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Iterable[SparseLinear],
+        optimizer: torch.optim.Optimizer,
+        *,
+        fraction: float = 0.3,
+        every: int = 100,
+        until: int = 10_000,
+    ) -> None:
+        op = type(self).__name__
+        found = model.modules() if isinstance(model, nn.Module) else model
+        self.layers = [layer for layer in found if isinstance(layer, SparseLinear)]
+        if not self.layers:
+            hint = "mw.nn.SparseLinear.from_linear(linear, mask)"
+            raise ArgumentError(say(op, "model", must="hold a SparseLinear", got="none", hint=hint))
+        if not 0.0 < fraction <= 1.0:
+            raise ArgumentError(say(op, "fraction", must="be above 0 and at most 1", got=fraction))
+        if every < 1 or until < 1:
+            name, got = ("every", every) if every < 1 else ("until", until)
+            raise ArgumentError(say(op, name, must="be at least 1", got=got))
+        self.optimizer, self.fraction, self.every, self.until = optimizer, fraction, every, until
+        self.steps = 0
+
+    @property
+    def current_fraction(self) -> float:
+        """The share that an exchange after the coming step would move."""
+        done = min(1.0, (self.steps + 1) / self.until)
+        return 0.5 * self.fraction * (1.0 + math.cos(math.pi * done))
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the coming step ends with an exchange."""
+        return (self.steps + 1) % self.every == 0 and self.steps + 1 < self.until
+
+    def step(self) -> bool:
+        """Count one step of training, and exchange weights if it is time; tells whether it was."""
+        due, fraction = self.is_due, self.current_fraction
+        if due:
+            for layer in self.layers:
+                scores = self.scores(layer)
+                count = layer.drop(fraction, self.optimizer)
+                layer.regrow(count, self.optimizer, scores)
+        self.steps += 1
+        return due
+
+    def scores(self, layer: SparseLinear) -> Tensor | None:
+        """How much each weight of the layer is wanted, or None for chance."""
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a run that goes on later needs: the topology is in the model's own state_dict."""
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict` was taken."""
+        self.steps = int(state["steps"])
+
+
+class SET(Rewire):
+    """Sparse evolutionary training: the smallest weights are dropped, as many others grow at random.
+
+    >>> import torch, maskwise as mw
+    >>> layer = mw.nn.SparseLinear(20, 10, density=0.1)
+    >>> optimizer = torch.optim.Adam(layer.parameters())
+    >>> rewire = mw.nn.SET(layer, optimizer, every=2, until=100)
+    >>> for _ in range(4):
+    ...     layer(torch.randn(8, 20)).square().sum().backward()
+    ...     optimizer.step(), optimizer.zero_grad(), rewire.step()
+    (None, None, False)
+    (None, None, True)
+    (None, None, False)
+    (None, None, True)
+    >>> layer.density
+    0.1
+
+    The arguments are those of `Rewire`.
+    """
+
+
+class RigL(Rewire):
+    """Rigging the lottery: the smallest weights are dropped, and those with the largest gradient grow.
+
+    >>> import torch, maskwise as mw
+    >>> layer = mw.nn.SparseLinear(20, 10, density=0.1)
+    >>> optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+    >>> rewire = mw.nn.RigL(layer, optimizer, every=1, until=100)
+    >>> layer(torch.randn(8, 20)).square().sum().backward()
+    >>> optimizer.step(); rewire.step()
+    True
+
+    The gradient of all weights, living or not, is computed only in steps that end with an exchange; the hooks that see
+    to it are taken off by `close`. The arguments are those of `Rewire`.
+    """
+
+    def __init__(
+        self, model: nn.Module | Iterable[SparseLinear], optimizer: torch.optim.Optimizer, **kwargs: Any
+    ) -> None:
+        super().__init__(model, optimizer, **kwargs)
+        self._gradients: dict[SparseLinear, Tensor] = {}
+        self._hooks = [layer.register_forward_hook(self._watch) for layer in self.layers]
+
+    def _watch(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        if not self.is_due or not output.requires_grad:
+            return
+        assert isinstance(layer, SparseLinear)
+        x = inputs[0].detach().reshape(-1, layer.in_features)
+
+        def add(grad: Tensor) -> None:
+            dense = grad.detach().reshape(-1, layer.out_features).mT @ x.to(grad.dtype)
+            before = self._gradients.get(layer)
+            self._gradients[layer] = dense if before is None else before + dense
+
+        output.register_hook(add)  # type: ignore[no-untyped-call]
+
+    def scores(self, layer: SparseLinear) -> Tensor | None:
+        """The gradient of all weights of the layer; chance, where none has come."""
+        return self._gradients.pop(layer, None)
+
+    def close(self) -> None:
+        """Take the hooks off the layers."""
+        for hook in self._hooks:
+            hook.remove()

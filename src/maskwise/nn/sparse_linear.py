@@ -1,0 +1,329 @@
+"""A linear layer that holds only the weights that live."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+from maskwise.errors import ArgumentError, ShapeError, say
+from maskwise.mask import Mask
+from maskwise.nn.topology import carry, layout_problem, mask_bits, random_layout
+from maskwise.ops.arguments import MaskLike
+from maskwise.ops.linear import BLOCKS, Block, Sizes, SparseLayout, choose, with_indices
+from maskwise.plan import planner
+from maskwise.plan.explain import listeners, record
+
+__all__ = ["SparseLinear"]
+
+
+class SparseLinear(nn.Module):
+    """``torch.nn.Linear`` of which only some weights exist: ``values``, an ordinary Parameter of one dim.
+
+    >>> import torch, maskwise as mw
+    >>> linear = torch.nn.Linear(3, 2, bias=False)
+    >>> with torch.no_grad():
+    ...     _ = linear.weight.copy_(torch.tensor([[1.0, 0.0, 2.0], [0.0, 3.0, 0.0]]))
+    >>> layer = mw.nn.SparseLinear.from_linear(linear)
+    >>> layer.values.tolist(), layer.density
+    ([1.0, 2.0, 3.0], 0.5)
+    >>> layer(torch.tensor([1.0, 10.0, 100.0])).tolist()
+    [201.0, 30.0]
+
+    Any optimizer trains it, and nothing that is dropped can come back: it is not there. Forward, the gradient of the
+    input and the gradient of the values cost in proportion to what is kept; where so much is kept that the dense
+    product is the faster one, that is taken. The state_dict holds ``values``, ``row_starts``, ``columns`` and ``bias``;
+    one of another topology can be loaded.
+
+    Args:
+        in_features: the size of each input.
+        out_features: the size of each output.
+        bias: whether there is a bias.
+        mask: a Mask or a bool tensor (out_features, in_features) of the weights that live; or
+        density: the share of weights that live, chosen at random.
+        block: the weights live in blocks of (1, 1), (4, 1) or (16, 16) outputs and inputs; blocks run faster.
+        device: where the parameters are.
+        dtype: of what dtype they are.
+
+    Raises:
+        ShapeError: the mask has another shape. For one of (in_features, out_features) the hint is ``mask.T``.
+        DtypeError: the mask is not bool.
+        ArgumentError: not exactly one of mask and density is given, or the mask keeps parts of blocks.
+    """
+
+    values: nn.Parameter
+    bias: nn.Parameter | None
+    row_starts: Tensor
+    columns: Tensor
+    _starts: Tensor
+    _t_starts: Tensor
+    _t_columns: Tensor
+    _t_order: Tensor
+    _layout: SparseLayout | None
+    _cached: tuple[Any, Tensor] | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        mask: MaskLike | None = None,
+        density: float | None = None,
+        block: Block = (1, 1),
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if (mask is None) == (density is None):
+            got = "neither" if mask is None else "both"
+            raise ArgumentError(say("SparseLinear", "mask", must="be given, or density", got=got, hint="density=0.1"))
+        if block not in BLOCKS:
+            raise ArgumentError(say("SparseLinear", "block", must=f"be one of {BLOCKS}", got=block))
+        self.in_features, self.out_features, self.block = in_features, out_features, block
+        shape = (out_features, in_features)
+        if mask is None:
+            assert density is not None
+            layout = random_layout("SparseLinear", shape, density, block, torch.empty(0, device=device).device)
+        else:
+            bits = mask_bits("SparseLinear", mask, shape)
+            layout = SparseLayout.from_mask(bits if device is None else bits.to(device), block)
+        self._set(layout)
+        self.values = nn.Parameter(torch.empty(layout.count, device=layout.device, dtype=dtype))
+        made = nn.Parameter(torch.empty(out_features, device=layout.device, dtype=dtype)) if bias else None
+        self.register_parameter("bias", made)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw values and bias anew, as torch.nn.Linear does for as many inputs as an output has on average."""
+        bound = 1.0 / math.sqrt(max(1.0, self.values.numel() / max(1, self.out_features)))
+        with torch.no_grad():
+            self.values.uniform_(-bound, bound)
+            if not self.layout.is_exact:
+                self.values.mul_((self.layout.positions >= 0).to(self.values.dtype))
+            if self.bias is not None:
+                self.bias.uniform_(-bound, bound)
+
+    # -- from dense and back -------------------------------------------------------------------------------------------
+    @classmethod
+    def from_linear(cls, linear: nn.Linear, mask: MaskLike | None = None, *, block: Block = (1, 1)) -> SparseLinear:
+        """The sparse form of a torch.nn.Linear: of the weights that a mask keeps, or of those that are not 0."""
+        weight = linear.weight.detach()
+        bits = weight != 0 if mask is None else mask
+        has_bias = linear.bias is not None
+        layer = cls(linear.in_features, linear.out_features, has_bias, mask=bits, block=block, dtype=weight.dtype)
+        layer.to(weight.device)
+        with torch.no_grad():
+            layer.values.copy_(layer.layout.gather(weight))
+            if layer.bias is not None:
+                layer.bias.copy_(linear.bias)
+        return layer.train(linear.training)
+
+    def to_linear(self) -> nn.Linear:
+        """The dense torch.nn.Linear of the same map."""
+        has_bias = self.bias is not None
+        values = self.values
+        linear = nn.Linear(self.in_features, self.out_features, has_bias, device=values.device, dtype=values.dtype)
+        with torch.no_grad():
+            linear.weight.copy_(self.to_dense())
+            if self.bias is not None:
+                linear.bias.copy_(self.bias)
+        return linear.train(self.training)
+
+    def to_dense(self) -> Tensor:
+        """The dense weight, (out_features, in_features), 0 where nothing lives. It can be differentiated."""
+        return self.layout.dense(self.values)
+
+    # -- what lives ----------------------------------------------------------------------------------------------------
+    @property
+    def layout(self) -> SparseLayout:
+        """Where the values are."""
+        if self._layout is None or self._layout.columns is not self.columns:
+            shape = (self.out_features, self.in_features)
+            self._layout = SparseLayout(shape, self.block, self._starts, self.columns)
+        return self._layout
+
+    @property
+    def mask(self) -> Mask:
+        """Which weights live: (out_features, in_features)."""
+        return Mask(self.layout.to_bool())
+
+    @property
+    def density(self) -> float:
+        """The share of weights that live; NaN for a layer of none."""
+        total = self.in_features * self.out_features
+        return self.layout.to_bool().sum().item() / total if total else math.nan
+
+    def set_mask(self, mask: MaskLike, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Let other weights live: values that stay keep value, gradient and optimizer state; new ones start at 0.
+
+        Args:
+            mask: a Mask or a bool tensor (out_features, in_features).
+            optimizer: the one that trains this layer.
+        """
+        bits = mask_bits("SparseLinear.set_mask", mask, (self.out_features, self.in_features))
+        self._become(SparseLayout.from_mask(bits.to(self.columns.device), self.block), optimizer, "set_mask")
+
+    @torch.no_grad()
+    def drop(self, fraction: float, optimizer: torch.optim.Optimizer | None = None) -> int:
+        """Drop this share of what lives, the smallest by magnitude (blocks by the sum of theirs); tells how many.
+
+        Raises:
+            ArgumentError: the fraction is not between 0 and 1, or the optimizer does not train this layer.
+        """
+        if not 0.0 <= fraction <= 1.0:
+            raise ArgumentError(say("SparseLinear.drop", "fraction", must="be between 0 and 1", got=fraction))
+        layout = self.layout
+        strength = self.values.abs().reshape(layout.columns.numel(), -1).sum(1)
+        count = round(fraction * strength.numel())
+        kept = strength.argsort(descending=True, stable=True)[: strength.numel() - count].sort().values
+        places = layout.rows[kept], layout.columns[kept].long()
+        self._become(SparseLayout.from_coordinates(layout.shape, *places, self.block), optimizer, "drop")
+        return count
+
+    @torch.no_grad()
+    def regrow(self, count: int, optimizer: torch.optim.Optimizer | None = None, scores: Tensor | None = None) -> int:
+        """Let this many weights (or blocks) more live, with value 0; tells how many there was room for.
+
+        Args:
+            count: how many.
+            optimizer: the one that trains this layer; the new values get state of 0.
+            scores: (out_features, in_features), such as a dense gradient: the largest by magnitude are taken. By
+                default they are chosen at random.
+
+        Raises:
+            ShapeError: the scores have another shape.
+            ArgumentError: the count is negative, or the optimizer does not train this layer.
+        """
+        op, shape = "SparseLinear.regrow", (self.out_features, self.in_features)
+        if count < 0:
+            raise ArgumentError(say(op, "count", must="not be negative", got=count))
+        if scores is not None and tuple(scores.shape) != shape:
+            raise ShapeError(say(op, "scores", must=f"have the weight's shape {shape}", got=tuple(scores.shape)))
+        layout, (height, width) = self.layout, self.block
+        down, along = -(-shape[0] // height), -(-shape[1] // width)
+        lives = torch.zeros(down * along, dtype=torch.bool, device=layout.device)
+        lives[layout.rows * along + layout.columns.long()] = True
+        if scores is None:
+            strength = torch.rand(down * along, device=layout.device)
+        else:
+            full = nn.functional.pad(scores.detach().abs(), (0, -shape[1] % width, 0, -shape[0] % height))
+            strength = full.reshape(down, height, along, width).sum((1, 3)).reshape(-1).to(layout.device)
+        strength = torch.where(lives, -math.inf, strength.float().nan_to_num(-1.0))
+        count = min(count, int(lives.numel() - lives.sum()))
+        lives[strength.topk(count).indices] = True
+        places = lives.nonzero().squeeze(1)
+        grown = SparseLayout.from_coordinates(shape, places // max(along, 1), places % max(along, 1), self.block)
+        self._become(grown, optimizer, "regrow")
+        return count
+
+    def _become(self, layout: SparseLayout, optimizer: torch.optim.Optimizer | None, method: str) -> None:
+        carry(self.values, self.layout, layout, optimizer, f"SparseLinear.{method}")
+        self._set(layout)
+
+    def _set(self, layout: SparseLayout) -> None:
+        """Take the indices of a layout. Only two are in the state_dict: the others follow from them."""
+        pieces = max(1, (layout.starts.numel() - 1) // max(1, -(-layout.shape[0] // layout.block[0])))
+        self.register_buffer("row_starts", layout.starts[::pieces].clone())
+        self.register_buffer("columns", layout.columns)
+        back = layout.transposed
+        self.register_buffer("_starts", layout.starts, persistent=False)
+        self.register_buffer("_t_starts", back.starts, persistent=False)
+        self.register_buffer("_t_columns", back.columns, persistent=False)
+        self.register_buffer("_t_order", back.order, persistent=False)
+        self._layout, self._cached = layout, None
+
+    # -- the product ---------------------------------------------------------------------------------------------------
+    def forward(self, input: Tensor) -> Tensor:
+        """Map (..., in_features) to (..., out_features)."""
+        if not input.dim() or input.shape[-1] != self.in_features:
+            must = f"end in {self.in_features} features"
+            raise ShapeError(say("SparseLinear", "input", must=must, got=tuple(input.shape)))
+        values: Tensor = self.values
+        bias: Tensor | None = self.bias
+        device = input.device.type
+        if torch.is_autocast_enabled(device):
+            low = torch.get_autocast_dtype(device)
+            input, values, bias = input.to(low), values.to(low), None if bias is None else bias.to(low)
+        if self._is_sparse(input):
+            indices = (self._starts, self.columns, self._t_starts, self._t_columns, self._t_order)
+            return with_indices(input, values, bias, indices, self.out_features, self.block)
+        return nn.functional.linear(input, self._dense(values), bias)
+
+    def _is_sparse(self, input: Tensor) -> bool:
+        """Whether the kernel is the faster way, which it is up to about half of the weights."""
+        if torch.compiler.is_compiling():
+            # The choice is a constant of the graph, so it does not ask for the size of the batch.
+            few = 2 * self.values.numel() < self.in_features * self.out_features
+            return few and planner.has_kernel("linear", input.dtype, input.device.type)
+        batch = input.numel() // max(1, self.in_features)
+        sizes = Sizes(batch, self.in_features, self.out_features, self.values.numel(), self.block)
+        transformed = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+        plan = choose("SparseLinear", sizes, input.dtype, input.device.type, transformed=transformed)
+        if listeners:
+            mask = self.mask
+            # Counted, so that the log can tell what was skipped.
+            mask.count()
+            record(plan, input.new_empty(()).expand(self.out_features, self.in_features), mask)
+        return plan.route == "sparse"
+
+    def _dense(self, values: Tensor) -> Tensor:
+        """The dense weight; remembered as long as the values stay what they are and no gradient is asked for."""
+        needed = values.requires_grad and torch.is_grad_enabled()
+        if needed or torch.compiler.is_compiling() or values.is_inference():
+            return self.layout.dense(values)
+        key = (self.values._version, self.values.data_ptr(), values.dtype)
+        if self._cached is None or self._cached[0] != key:
+            self._cached = (key, self.layout.dense(values))
+        return self._cached[1]
+
+    # -- copies and files ----------------------------------------------------------------------------------------------
+    def __getstate__(self) -> dict[str, Any]:
+        # What can be computed again is not worth carrying along.
+        return {**self.__dict__, "_layout": None, "_cached": None}
+
+    def _apply(self, fn: Any, recurse: bool = True) -> SparseLinear:
+        self._cached = None
+        moved: SparseLinear = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return moved
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Take the topology first, so that the values have room."""
+        row_starts, columns = state_dict.get(f"{prefix}row_starts"), state_dict.get(f"{prefix}columns")
+        if row_starts is not None and columns is not None:
+            shape = (self.out_features, self.in_features)
+            problem = layout_problem(row_starts, columns, shape, self.block)
+            if problem is not None:
+                error_msgs.append(f"{prefix or 'SparseLinear'}: {problem}")
+                return
+            height = row_starts.numel() - 1
+            rows = torch.repeat_interleave(torch.arange(height), row_starts.diff().long().cpu())
+            device = self.columns.device
+            places = rows.to(device), columns.to(device).long()
+            self._set(SparseLayout.from_coordinates(shape, *places, self.block))
+            if self.values.numel() != self.layout.count:
+                self.values.grad = None
+                self.values.data = self.values.data.new_zeros(self.layout.count)
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+
+    def extra_repr(self) -> str:
+        """What is printed."""
+        more = "" if self.block == (1, 1) else f", block={self.block}"
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
+            f"density={self.density:.3g}{more}"
+        )

@@ -1,0 +1,98 @@
+"""Which weights of a sparse layer live: choosing them, and carrying values and optimizer state to another choice."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
+from maskwise.mask import Mask
+from maskwise.ops.arguments import MaskLike
+from maskwise.ops.linear import Block, SparseLayout
+
+__all__ = ["carry", "layout_problem", "mask_bits", "moved", "random_layout"]
+
+
+def mask_bits(op: str, mask: MaskLike, shape: tuple[int, int]) -> Tensor:
+    """The bool tensor of a mask of exactly this shape."""
+    if not isinstance(mask, Mask) and not (isinstance(mask, Tensor) and mask.dtype is torch.bool):
+        got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise DtypeError(say(op, "mask", must="be a Mask or a bool tensor", got=got, hint="weight != 0"))
+    if tuple(mask.shape) != shape:
+        hint = "mask.T" if tuple(mask.shape) == shape[::-1] else "a mask of (out_features, in_features)"
+        raise ShapeError(say(op, "mask", must=f"have the weight's shape {shape}", got=tuple(mask.shape), hint=hint))
+    return mask.to_bool() if isinstance(mask, Mask) else mask
+
+
+def random_layout(op: str, shape: tuple[int, int], density: float, block: Block, device: torch.device) -> SparseLayout:
+    """A layout that keeps this share of all blocks, at random."""
+    if not 0.0 <= density <= 1.0:
+        raise ArgumentError(say(op, "density", must="be between 0 and 1", got=density))
+    height, width = -(-shape[0] // block[0]), -(-shape[1] // block[1])
+    kept = round(density * height * width)
+    places = torch.randperm(height * width, device=device)[:kept].sort().values
+    return SparseLayout.from_coordinates(shape, places // max(width, 1), places % max(width, 1), block)
+
+
+def layout_problem(row_starts: Tensor, columns: Tensor, shape: tuple[int, int], block: Block) -> str | None:
+    """Why these indices cannot be those of a layer of this shape, or None: a kernel would read wherever they point."""
+    height, width = -(-shape[0] // block[0]), -(-shape[1] // block[1])
+    if row_starts.dim() != 1 or row_starts.numel() != height + 1 or columns.dim() != 1:
+        return f"row_starts must have {height + 1} entries and columns one dim"
+    starts, places = row_starts.long().cpu(), columns.long().cpu()
+    if int(starts[0]) != 0 or int(starts[-1]) != places.numel() or bool((starts.diff() < 0).any()):
+        return "row_starts must go up from 0 to the number of columns"
+    if places.numel() and not (int(places.min()) >= 0 and int(places.max()) < width):
+        return f"columns must be in [0, {width})"
+    keys = torch.repeat_interleave(torch.arange(height), starts.diff()) * width + places
+    if bool((keys.diff() <= 0).any()):
+        return "columns must go up within each row"
+    return None
+
+
+def moved(old: SparseLayout, new: SparseLayout) -> tuple[Tensor, Tensor]:
+    """For each value of the new layout, where it was in the old one, and whether it was there at all."""
+    width = max(-(-old.shape[1] // old.block[1]), 1)
+    size = old.block[0] * old.block[1]
+    before, after = (layout.rows * width + layout.columns.long() for layout in (old, new))
+    if not before.numel():
+        empty = torch.zeros(new.count, dtype=torch.int64, device=new.device)
+        return empty, empty.bool()
+    at = torch.searchsorted(before, after).clamp(max=before.numel() - 1)
+    lived = before[at] == after
+    within = torch.arange(size, device=new.device)
+    return (at[:, None] * size + within).reshape(-1), lived.repeat_interleave(size)
+
+
+def carry(
+    values: nn.Parameter,
+    old: SparseLayout,
+    new: SparseLayout,
+    optimizer: torch.optim.Optimizer | None,
+    op: str,
+) -> None:
+    """Give a parameter the values of a new layout, 0 where new, and its gradient and optimizer state likewise."""
+    if optimizer is not None and not any(p is values for group in optimizer.param_groups for p in group["params"]):
+        hint = f"torch.optim.{type(optimizer).__name__}(layer.parameters())"
+        raise ArgumentError(say(op, "optimizer", must="train this layer's values", got="one that does not", hint=hint))
+    at, lived = moved(old, new)
+
+    def taken(tensor: Tensor) -> Tensor:
+        if not tensor.numel():
+            return tensor.new_zeros(new.count)
+        return torch.where(lived, tensor.detach()[at], torch.zeros((), dtype=tensor.dtype, device=tensor.device))
+
+    before, gradient = values.shape, values.grad
+    values.grad = None
+    values.data = taken(values.data)
+    if gradient is not None:
+        values.grad = taken(gradient)
+    if isinstance(optimizer, torch.optim.LBFGS):
+        # Its history is of all parameters in one vector, whose length has changed: it starts afresh.
+        optimizer.state.clear()
+        optimizer._numel_cache = None
+    elif optimizer is not None and values in optimizer.state:
+        state = optimizer.state[values]
+        for name, entry in state.items():
+            if isinstance(entry, Tensor) and entry.shape == before and entry.dim():
+                state[name] = taken(entry)

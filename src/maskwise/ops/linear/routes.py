@@ -1,0 +1,78 @@
+"""Which way a product with a partly kept weight goes, from sizes alone.
+
+``plain``: the dense product with the weight, 0 where dropped. ``sparse``: the kernel, for kept weights only.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from maskwise.ops.linear.layouts import Block
+from maskwise.plan import Plan, planner
+from maskwise.plan.capability import can_serve
+from maskwise.plan.plan import Refusal
+
+__all__ = ["Sizes", "build_cost", "choose", "dense_cost", "sparse_cost"]
+
+#: Multiply-adds a microsecond of two AVX2 cores: the dense product, and the kernels by block. Only ratios matter, and
+#: those hold for any number of cores.
+_DENSE = 75_000.0
+_RATE: dict[Block, float] = {(1, 1): 38_000.0, (4, 1): 60_000.0, (16, 16): 70_000.0}
+#: Bytes a microsecond: a small batch waits for the weight to come from memory.
+_STREAMED = 30_000.0
+#: What a strip of the batch is rounded up to, and what a call costs.
+_STRIP = 8
+_CALL = 12.0
+#: To make a layout, a microsecond for this many positions of the mask.
+_BUILT = 150.0
+
+
+class Sizes(NamedTuple):
+    """What a product is made of."""
+
+    batch: int
+    inputs: int
+    outputs: int
+    kept: int
+    block: Block = (1, 1)
+
+
+def dense_cost(sizes: Sizes) -> float:
+    """The predicted time of the dense product, in microseconds."""
+    weights = sizes.inputs * sizes.outputs
+    return 3.0 + max(sizes.batch * weights / _DENSE, 4 * weights / _STREAMED)
+
+
+def sparse_cost(sizes: Sizes) -> float:
+    """The predicted time of the sparse product, in microseconds."""
+    strips = sizes.batch if sizes.batch == 1 else -(-sizes.batch // _STRIP) * _STRIP
+    moved = sizes.batch * (sizes.inputs + sizes.outputs)
+    rate = _RATE[sizes.block]
+    return _CALL + max(sizes.kept * strips / rate, 8 * sizes.kept / _STREAMED) + moved / 4_000.0
+
+
+def build_cost(sizes: Sizes) -> float:
+    """The predicted time of making a layout from a mask, in microseconds."""
+    return 50.0 + sizes.inputs * sizes.outputs / _BUILT + sizes.kept / 20.0
+
+
+def choose(op: str, sizes: Sizes, dtype: torch.dtype, device: str, *, transformed: bool = False) -> Plan:
+    """The plan of one product, as if a layout were there."""
+    if planner.forced() == "plain":
+        return Plan(op, "plain", "forced", 0.0)
+    if transformed:
+        reason = "torch.func transforms and forward-mode AD see through plain torch operations only"
+        return Plan(op, "plain", reason, 0.0, (Refusal("sparse", reason),))
+    ok, why = can_serve("linear", device, dtype)
+    dense, sparse = dense_cost(sizes), sparse_cost(sizes)
+    if not ok:
+        return Plan(op, "plain", why, dense, (Refusal("sparse", why),))
+    if planner.forced() == "kernel":
+        return Plan(op, "sparse", "forced", sparse)
+    total = max(1, sizes.inputs * sizes.outputs)
+    told = f"{sizes.kept / total:.1%} of the weight is kept"
+    if dense <= sparse:
+        return Plan(op, "plain", told, dense, (Refusal("sparse", f"predicted {sparse:.0f} µs against {dense:.0f} µs"),))
+    return Plan(op, "sparse", told, sparse, (Refusal("plain", f"predicted {dense:.0f} µs against {sparse:.0f} µs"),))

@@ -1,0 +1,242 @@
+"""Whole models: which layers get gates, budgets that are exact, schedules, reports."""
+
+import copy
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import maskwise as mw
+from maskwise.errors import ArgumentError, DtypeError, ShapeError
+from maskwise.nn import schedule
+from maskwise.nn.gates import NM, Binary, Block, Sigmoid, TopK
+from maskwise.nn.schedule import DensityScheduler
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(10, 8)
+        self.conv = nn.Conv1d(8, 6, 3, padding=1)
+        self.encoder = nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6)])
+        self.norm = nn.LayerNorm(6)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x):
+        x = self.conv(self.embed(x).mT).mT
+        for layer in self.encoder:
+            x = layer(x).relu()
+        return self.head(self.norm(x))
+
+
+def names(model):
+    return [row.name for row in mw.nn.report(model)]
+
+
+# -- which layers ------------------------------------------------------------------------------------------------------
+def test_linears_and_convolutions_get_gates_by_default():
+    model = mw.nn.prune(Net(), lambda: TopK(0.5))
+    assert names(model) == ["conv.weight", "encoder.0.weight", "encoder.1.weight", "head.weight"]
+    assert model(torch.arange(10).reshape(2, 5)).shape == (2, 5, 3)
+
+
+@pytest.mark.parametrize(
+    ("include", "exclude", "expected"),
+    [
+        (nn.Linear, (), ["encoder.0.weight", "encoder.1.weight", "head.weight"]),
+        (nn.Linear, "head", ["encoder.0.weight", "encoder.1.weight"]),
+        ("encoder.*", ["*.1"], ["encoder.0.weight"]),
+        ([nn.Embedding, "head"], (), ["embed.weight", "head.weight"]),
+        ((nn.Linear, nn.Conv1d), nn.Linear, ["conv.weight"]),
+    ],
+)
+def test_types_and_patterns_of_names_choose(include, exclude, expected):
+    assert names(mw.nn.prune(Net(), lambda: TopK(0.5), include=include, exclude=exclude)) == expected
+
+
+def test_a_class_of_gates_is_a_factory():
+    model = mw.nn.prune(Net(), Sigmoid, include="head")
+    assert isinstance(model.head.parametrizations.weight[0], Sigmoid)
+
+
+def test_a_layer_itself_can_be_pruned():
+    assert mw.nn.report(mw.nn.prune(nn.Linear(4, 4), lambda: TopK(0.25))).kept == 4
+
+
+# -- budgets -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("density", [0.0, 0.03, 0.1, 0.5, 1.0])
+def test_a_global_budget_is_exact_and_takes_the_largest_of_all_layers(density):
+    model = Net()
+    with torch.no_grad():
+        model.head.weight.mul_(10)
+    originals = [model.conv.weight, model.encoder[0].weight, model.encoder[1].weight, model.head.weight]
+    mw.nn.prune(model, lambda: TopK(density, scope="global"))
+    report = mw.nn.report(model)
+    assert report.kept == round(density * sum(w.numel() for w in originals)) == round(density * report.total)
+    masks = [found.to_bool() for found in masks_of(model)]
+    if 0 < density < 1:
+        kept = torch.cat([w[m].abs() for w, m in zip(originals, masks, strict=True)])
+        lost = torch.cat([w[~m].abs() for w, m in zip(originals, masks, strict=True)])
+        assert kept.min() >= lost.max()
+        # The layer whose weights are the largest keeps the most.
+        assert report.rows[-1].density > report.density
+
+
+def masks_of(model):
+    from maskwise.nn.gated import gated
+
+    return [found.mask() for found in gated(model)]
+
+
+def test_layer_budgets_are_exact_in_every_layer():
+    for row in mw.nn.report(mw.nn.prune(Net(), lambda: TopK(0.3))):
+        assert row.kept == round(0.3 * row.total)
+
+
+def test_reselect_follows_the_weights_and_keeps_the_budget():
+    model = mw.nn.prune(Net(), lambda: TopK(0.2, scope="global"))
+    before = masks_of(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter))
+    assert all(a.equal(b) for a, b in zip(masks_of(model), before, strict=True))
+    mw.nn.reselect(model)
+    assert not all(a.equal(b) for a, b in zip(masks_of(model), before, strict=True))
+    assert mw.nn.report(model).kept == round(0.2 * mw.nn.report(model).total)
+    mw.nn.reselect(model, density=0.05)
+    assert mw.nn.report(model).kept == round(0.05 * mw.nn.report(model).total)
+
+
+def test_reselect_serves_masked_layers_and_other_gates_alike():
+    model = nn.Sequential(
+        mw.nn.MaskedLinear(8, 8, gate=TopK(0.5)),
+        mw.nn.attach(nn.Linear(8, 8), NM(2, 4)),
+        mw.nn.attach(nn.Linear(8, 8), Block(2, 0.5)),
+        mw.nn.attach(nn.Linear(8, 8), Binary(torch.eye(8).bool())),
+    )
+    mw.nn.reselect(model, density=0.25)
+    assert [row.density for row in mw.nn.report(model)] == [0.25, 0.5, 0.25, 0.125]
+
+
+# -- schedules ---------------------------------------------------------------------------------------------------------
+def test_schedules_have_the_values_of_their_formulas():
+    cubic = schedule.cubic(0.05, steps=10, start=0.8, begin=5)
+    for step in range(30):
+        t = min(max((step - 5) / 10, 0.0), 1.0)
+        assert cubic(step) == pytest.approx(0.05 + 0.75 * (1 - t) ** 3)
+    linear = schedule.linear(0.0, steps=4, start=1.0)
+    assert [linear(step) for step in range(6)] == [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
+    assert [schedule.constant(0.3, steps=2)(step) for step in range(4)] == [0.3] * 4
+    assert schedule.cubic(0.1, steps=0)(0) == 0.1
+
+
+def test_a_scheduler_reaches_each_density_exactly_and_then_lets_the_topology_be():
+    model = mw.nn.prune(Net(), lambda: TopK(1.0, scope="global"))
+    scheduler = DensityScheduler(model, schedule.cubic(0.1, steps=7), every=2)
+    total = mw.nn.report(model).total
+    for step in range(1, 12):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+        before = masks_of(model)
+        scheduler.step()
+        due = step == 7 or (step < 7 and step % 2 == 0)
+        if due:
+            assert mw.nn.report(model).kept == round(schedule.cubic(0.1, steps=7)(step) * total)
+        else:
+            assert all(a.equal(b) for a, b in zip(masks_of(model), before, strict=True))
+    assert scheduler.density == 0.1
+
+
+def test_a_scheduler_goes_on_from_its_state_dict():
+    model = mw.nn.prune(Net(), lambda: TopK(1.0))
+    scheduler = DensityScheduler(model, schedule.linear(0.1, steps=10))
+    for _ in range(5):
+        scheduler.step()
+    other_model = mw.nn.prune(Net(), lambda: TopK(1.0))
+    other = DensityScheduler(other_model, schedule.linear(0.1, steps=10))
+    other.load_state_dict(scheduler.state_dict())
+    other_model.load_state_dict(model.state_dict())
+    assert all(a.equal(b) for a, b in zip(masks_of(model), masks_of(other_model), strict=True))
+    for each in (scheduler, other):
+        for _ in range(3):
+            each.step()
+    assert all(a.equal(b) for a, b in zip(masks_of(model), masks_of(other_model), strict=True))
+    assert mw.nn.report(model).kept == mw.nn.report(other_model).kept
+
+
+# -- reports -----------------------------------------------------------------------------------------------------------
+def test_a_report_counts_parameters_and_flops_of_one_position():
+    model = nn.ModuleDict(
+        {
+            "linear": mw.nn.attach(nn.Linear(8, 4), TopK(0.25)),
+            "conv": mw.nn.attach(nn.Conv2d(4, 8, 3), TopK(0.5)),
+            "embed": mw.nn.attach(nn.Embedding(10, 4), TopK(0.5)),
+            "bias": mw.nn.attach(nn.Linear(2, 10), TopK(0.3), "bias"),
+            "lstm": mw.nn.attach(nn.LSTM(4, 3), TopK(0.5), "weight_hh_l0"),
+            "masked": mw.nn.MaskedLinear(4, 4, gate=NM(1, 4)),
+            "sparse": mw.nn.SparseLinear(10, 10, density=0.2),
+            "plain": nn.Linear(4, 4),
+        }
+    )
+    rows = {row.name: row for row in mw.nn.report(model)}
+    assert {name: (row.layer, row.kept, row.total, row.flops, row.dense_flops) for name, row in rows.items()} == {
+        "linear.weight": ("Linear", 8, 32, 16, 64),
+        "conv.weight": ("Conv2d", 144, 288, 288, 576),
+        "embed.weight": ("Embedding", 20, 40, 0, 0),
+        "bias.bias": ("Linear", 3, 10, 3, 10),
+        "lstm.weight_hh_l0": ("LSTM", 18, 36, 36, 72),
+        "masked.weight": ("MaskedLinear", 4, 16, 8, 32),
+        "sparse.values": ("SparseLinear", 20, 100, 40, 200),
+    }
+    report = mw.nn.report(model)
+    assert (report.kept, report.total) == (217, 522)
+    assert report.density == 217 / 522
+    found = json.loads(report.to_json())
+    assert found["kept"] == 217
+    assert found["layers"][0]["density"] == 0.25
+    for part in ("linear.weight", "TopK(0.25, scope='layer')", "25.00%", "8 of 32", "16 of 64", "217 of 522"):
+        assert part in str(report)
+
+
+def test_a_report_of_a_plain_model_is_empty():
+    report = mw.nn.report(Net())
+    assert (len(report), report.kept, json.loads(report.to_json())["density"]) == (0, 0, None)
+    assert "0 gated weights" in str(report)
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda m: mw.nn.prune(m, TopK(0.1)), DtypeError, r"prune: `gate_factory` .* Hint: lambda: TopK\(\.\.\.\)"),
+        (lambda m: mw.nn.prune(m, lambda: 3), DtypeError, "must be a gate of mw.nn.gates, got int"),
+        (lambda m: mw.nn.prune(m, lambda: TopK(0.1), include="decoder.*"), ArgumentError, "match the name of a module"),
+        (lambda m: mw.nn.prune(m, lambda: TopK(0.1), exclude="heads"), ArgumentError, "prune: `exclude`"),
+        (lambda m: mw.nn.prune(m, lambda: TopK(0.1), include=nn.Conv3d), ArgumentError, "have a layer to gate"),
+        (lambda m: mw.nn.prune(m, lambda: TopK(0.1), include=[3]), DtypeError, "names or types of modules, got 3"),
+        (lambda m: mw.nn.prune(m, lambda: NM(2, 4)), ShapeError, r"multiple of m = 4, got \(6, 6\)"),
+        (lambda m: mw.nn.reselect(m, density=0.1), ArgumentError, "have a gate with a density, TopK or Block, got no"),
+        (lambda m: DensityScheduler(m, schedule.constant(0.1)), ArgumentError, "DensityScheduler: `model` must have"),
+        (lambda m: schedule.cubic(1.5, steps=3), ArgumentError, "cubic: `density` must be between 0 and 1"),
+        (lambda m: schedule.linear(0.5, steps=-3), ArgumentError, "linear: `steps` must be a number of steps"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_and_the_model_is_left_as_it_was(call, error, message):
+    model = Net()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(error, match=message):
+        call(model)
+    assert model.state_dict().keys() == before.keys()
+    assert len(mw.nn.report(model)) == 0
+
+
+def test_one_gate_for_two_layers_and_two_densities_for_one_budget_are_refused():
+    shared, model = TopK(0.5), Net()
+    with pytest.raises(ArgumentError, match="must make a new gate at every call"):
+        mw.nn.prune(model, lambda: shared)
+    densities = iter([0.1, 0.2, 0.3, 0.4])
+    with pytest.raises(ArgumentError, match="be the same for all gates of global scope"):
+        mw.nn.prune(model, lambda: TopK(next(densities), scope="global"))
+    assert len(mw.nn.report(model)) == 0

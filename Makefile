@@ -107,9 +107,9 @@ test-sanitize: install  ## Kernel tests under AddressSanitizer and UndefinedBeha
 # The suites of laws and of ops meet the Triton kernels, which Triton's interpreter runs on the CPU.
 .PHONY: test-gpu
 test-gpu: install  ## The laws and the tests of Triton kernels, by Triton's interpreter; no GPU needed
-	MASKWISE_INTERPRET=1 MASKWISE_INTERPRET_ALL=1 $(BIN)/python -m pytest -n $(WORKERS) -k "kernel or interpreted" \
-	    tests/laws/test_nothing_kept.py tests/laws/test_nothing_leaks.py tests/laws/test_one_convention.py \
-	    tests/gpu/interpreted $(ARGS)
+	MASKWISE_INTERPRET=1 MASKWISE_INTERPRET_ALL=1 $(BIN)/python -m pytest -n $(WORKERS) tests/gpu/interpreted $(ARGS)
+	MASKWISE_INTERPRET=1 $(BIN)/python -m pytest -n $(WORKERS) -k "not plain" $(ARGS) \
+	    tests/laws/test_nothing_kept.py tests/laws/test_nothing_leaks.py tests/laws/test_one_convention.py
 
 .PHONY: test-gpu-compile
 test-gpu-compile: install  ## Compile every Triton kernel in every configuration for every GPU; no GPU needed

@@ -92,7 +92,10 @@ does it on yours.
 - Without Triton (`pip install triton`), and on other devices, plain torch operations serve; `mw.explain()` says so.
 - Inside `torch.compile` on a GPU, reductions, softmax, fill and losses are traced as plain torch operations, which
   Inductor fuses with their neighbours; scans, pack and segments stay ops of their own.
-- `mw.pack(x, mask, capacity=n)` never asks how many are kept; `mw.pack(x, mask)` does, unless the mask knows.
+- `mw.pack(x, mask, capacity=n)` never asks how many are kept; `mw.pack(x, mask)` does, unless the mask knows. A mask of
+  more than 65,536 is counted by a launch of its own.
+- Sparse layers of 16 x 16 blocks multiply kept blocks alone; other layouts, and `mw.linear` with a mask, are dense.
+- `sort`, `topk`, `median`, `quantile` and `attention` run on plain torch operations.
 - A class that does not exist makes a cross entropy on a GPU NaN; on the CPU it raises.
 """
 

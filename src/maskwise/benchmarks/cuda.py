@@ -73,13 +73,13 @@ def timer(device: str) -> Timer:
         events = []
         for _ in range(times):
             scratch.zero_()
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             start.record()
             call()
             end.record()
             events.append((start, end))
         torch.cuda.synchronize(device)
         # Events tell milliseconds.
-        return sum(start.elapsed_time(end) for start, end in events) / 1e3
+        return float(sum(start.elapsed_time(end) for start, end in events)) / 1e3
 
     return seconds

@@ -26,6 +26,8 @@ BLOCK, SHORT = 4096, 1 << 16
 TILES = ((16, 128), (128, 16), (1024, 1))
 #: Columns and rows of a tile for stretches of rows, for wide rows and for single elements.
 SEGMENT_TILES = ((64, 32), (1, 1024))
+#: The same for gradients, which hold more for each element.
+GRADIENT_TILES = ((64, 16), (1, 512))
 
 
 def tile_for(width: int) -> tuple[int, int]:
@@ -148,7 +150,7 @@ def segment_backward(grad: Tensor, known: Tensor, values: Tensor, bounds: Tensor
     """The gradient of a reduction over stretches of rows."""
     of_values = torch.empty(values.shape, dtype=values.dtype, device=values.device)
     many, width = bounds.shape[0] - 1, prod(values.shape[1:])
-    columns, rows = SEGMENT_TILES[width == 1]
+    columns, rows = GRADIENT_TILES[width == 1]
     steps = -(-width // columns)
     looks = 2 if op in ("softmax", "amax", "amin") else 1
     launch(

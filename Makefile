@@ -84,6 +84,10 @@ format: install  ## Format the code and apply ruff's safe fixes
 functions-page: install  ## Write docs/functions.md from the registry
 	$(BIN)/python -m maskwise.ops.catalogue docs/functions.md
 
+.PHONY: gpu-page
+gpu-page: install  ## Write docs/gpu.md from the launchers and the compiled kernels
+	$(BIN)/python -m tests.gpu.page docs/gpu.md
+
 .PHONY: figures
 figures: install  ## Write docs/figures.md and the README's figures from benchmarks/results/
 	$(BIN)/python -m maskwise.benchmarks.figures .
@@ -99,6 +103,17 @@ test-sanitize: install  ## Kernel tests under AddressSanitizer and UndefinedBeha
 	    UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
 	    PYTHONMALLOC=malloc \
 	    $(BIN)/python tests/packaging/sanitized.py $(ARGS)
+
+# The suites of laws and of ops meet the Triton kernels, which Triton's interpreter runs on the CPU.
+.PHONY: test-gpu
+test-gpu: install  ## The laws and the tests of Triton kernels, by Triton's interpreter; no GPU needed
+	MASKWISE_INTERPRET=1 MASKWISE_INTERPRET_ALL=1 $(BIN)/python -m pytest -n $(WORKERS) tests/gpu/interpreted $(ARGS)
+	MASKWISE_INTERPRET=1 $(BIN)/python -m pytest -n $(WORKERS) -k "not plain" $(ARGS) \
+	    tests/laws/test_nothing_kept.py tests/laws/test_nothing_leaks.py tests/laws/test_one_convention.py
+
+.PHONY: test-gpu-compile
+test-gpu-compile: install  ## Compile every Triton kernel in every configuration for every GPU; no GPU needed
+	MASKWISE_COMPILE=all $(BIN)/python -m pytest -n $(WORKERS) tests/gpu/test_compile.py $(ARGS)
 
 .PHONY: wheel
 wheel: install $(WHEEL_VENV)/.torch  ## Build the abi3 wheel, install it into a clean venv, smoke-test it
@@ -126,4 +141,4 @@ clean:  ## Remove everything that make built, the venvs included
 
 .PHONY: help
 help:  ## List the targets
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  \033[36m%-14s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  \033[36m%-16s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

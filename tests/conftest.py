@@ -20,6 +20,13 @@ hypothesis.settings.load_profile("maskwise")
 # What torch's fill_uninitialized_memory is for its own allocations, this is for those of the kernels.
 os.environ["MASKWISE_POISON"] = "1"
 
+if os.environ.get("MASKWISE_INTERPRET") == "1":
+    # `make test-gpu`: the suites of ops meet the Triton kernels, run by Triton's interpreter.
+    os.environ["TRITON_INTERPRET"] = "1"
+    from tests.gpu import interpreter
+
+    interpreter.install()
+
 
 @pytest.fixture(autouse=True)
 def _same_start_for_every_test():

@@ -38,12 +38,15 @@ def version_of(package: str) -> str | None:
         return None
 
 
-def describe() -> dict[str, str | int]:
+def describe(device: str = "cpu") -> dict[str, str | int]:
     """Return the machine and the versions that a figure depends on."""
     import torch
 
     from maskwise.ops import extension
 
+    gpu: dict[str, str | int] = {}
+    if device != "cpu":
+        gpu = {"gpu": torch.cuda.get_device_name(device), "triton": version_of("triton") or "none"}
     return {
         "cpu": cpu_model(),
         "cores": os.cpu_count() or 0,
@@ -53,4 +56,5 @@ def describe() -> dict[str, str | int]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "maskwise": version_of("maskwise") or "not installed",
+        **gpu,
     }

@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-__all__ = ["Samples", "Spread", "measure", "spread"]
+__all__ = ["Samples", "Spread", "Timer", "measure", "spread"]
 
 Clock = Callable[[], float]
+Timer = Callable[[Callable[[], object], int], float]
 MAX_CALLS = 1_000_000
 
 
@@ -77,6 +78,7 @@ def measure(
     rounds: tuple[int, int] = (5, 40),
     sample_seconds: float = 1e-3,
     clock: Clock = time.perf_counter,
+    timer: Timer | None = None,
     order: random.Random | None = None,
     on_round: Callable[[int, int], None] = lambda done, total: None,
 ) -> Samples:
@@ -89,14 +91,16 @@ def measure(
         sample_seconds: a sample repeats its call until it takes about this long, so that the clock's own cost and
             resolution do not count. The number of repeats is fixed before the first round.
         clock: returns seconds.
+        timer: returns the seconds that a call takes when it is made so many times; by the clock unless given.
         order: shuffles the sides in each round; seeded by default, so that a run can be repeated.
         on_round: called with (rounds done, rounds in all), for a progress bar.
     """
     order = order or random.Random(0)
+    timer = timer or (lambda call, times: _time(call, times, clock))
     calls: dict[str, int] = {}
     one_round = 0.0
     for name, call in sides.items():
-        calls[name], took = _warm_up(call, sample_seconds, clock)
+        calls[name], took = _warm_up(call, sample_seconds, timer)
         one_round += took
     fewest, most = rounds
     total = max(fewest, min(most, int(budget / max(one_round, 1e-9))))
@@ -105,7 +109,7 @@ def measure(
     for done in range(total):
         order.shuffle(names)
         for name in names:
-            seconds[name].append(_time(sides[name], calls[name], clock) / calls[name])
+            seconds[name].append(timer(sides[name], calls[name]) / calls[name])
         on_round(done + 1, total)
     return Samples(seconds)
 
@@ -117,10 +121,10 @@ def _time(call: Callable[[], object], times: int, clock: Clock) -> float:
     return clock() - start
 
 
-def _warm_up(call: Callable[[], object], sample_seconds: float, clock: Clock) -> tuple[int, float]:
+def _warm_up(call: Callable[[], object], sample_seconds: float, timer: Timer) -> tuple[int, float]:
     # The first call pays for lazy initialisation and cold caches, so it must not decide how often to repeat.
     call()
     calls = 1
-    while (took := _time(call, calls, clock)) < sample_seconds and calls < MAX_CALLS:
+    while (took := timer(call, calls)) < sample_seconds and calls < MAX_CALLS:
         calls *= 2
     return calls, took

@@ -68,9 +68,10 @@ def write_plot(path: Path, results: Sequence[Result], provenance: Provenance) ->
     )
     m = provenance.machine
     quick = " · shrunken inputs: these times say nothing" if provenance.quick else ""
+    where = m["gpu"] if "gpu" in m else f"{m['cpu']}, {m['threads']} threads, {m['simd']}"
     figure.suptitle("What the same masked work costs elsewhere", fontsize=12, color=INK)
     axes.set_title(
-        f"{m['cpu']}, {m['threads']} threads, {m['simd']} · torch {m['torch']} · {provenance.date[:10]}{quick}",
+        f"{where} · torch {m['torch']} · {provenance.date[:10]}{quick}",
         fontsize=8,
         color="#666666",
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from maskwise.benchmarks import cuda
 from maskwise.benchmarks.case import Case, Kind, Side, Target
 from maskwise.benchmarks.measure import Samples, Spread, measure
 from maskwise.errors import MaskwiseError
@@ -78,25 +79,32 @@ class Result:
 
 
 def run_case(
-    case: Case, *, quick: bool = False, budget: float = 8.0, on_round: OnRound = lambda done, total: None
+    case: Case,
+    *,
+    quick: bool = False,
+    budget: float = 8.0,
+    device: str = "cpu",
+    on_round: OnRound = lambda done, total: None,
 ) -> Result:
     """Measure one case, for about ``budget`` seconds.
 
-    ``quick`` runs the shrunken form for a few rounds: it shows that it works, not how fast.
+    ``quick`` runs the shrunken form for a few rounds: it shows that it works, not how fast. On a GPU times are those of
+    the device's own events, with its cache flushed before each call.
     """
     case = case.shrunk() if quick else case
-    inputs = case.setup(case)
+    inputs = cuda.moved(case.setup(case), device)
+    timer = None if device == "cpu" else cuda.timer(device)
     skipped = {side.name: reason for side in case.sides if (reason := side.unavailable()) is not None}
     calls = {side.name: _prepare(case, side, inputs) for side in case.sides if side.name not in skipped}
     check_agreement(case, calls)
     kinds = {side.name: side.kind for side in case.sides}
     copied = 2**16 if quick else COPY_BYTES
     if case.moved_bytes is not None:
-        calls["copy_"], kinds["copy_"] = _copy(copied), "memory"
+        calls["copy_"], kinds["copy_"] = _copy(copied, device), "memory"
     if quick:
-        samples = measure(calls, budget=0.0, rounds=(2, 2), sample_seconds=0.0, on_round=on_round)
+        samples = measure(calls, budget=0.0, rounds=(2, 2), sample_seconds=0.0, timer=timer, on_round=on_round)
     else:
-        samples = measure(calls, budget=budget, on_round=on_round)
+        samples = measure(calls, budget=budget, timer=timer, on_round=on_round)
     return _judge(case, samples, kinds, skipped, copied)
 
 
@@ -128,8 +136,9 @@ def _guarded(case: Case, name: str, call: Callable[[], object]) -> object:
         raise BenchmarkError(f"{case.name}: {name} raised {type(error).__name__}: {error}") from error
 
 
-def _copy(size: int) -> Callable[[], object]:
-    source, target = torch.ones(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)
+def _copy(size: int, device: str) -> Callable[[], object]:
+    source, target = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
+    source.fill_(1)
     return lambda: target.copy_(source)
 
 

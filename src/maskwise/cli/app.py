@@ -81,6 +81,7 @@ Csv = Annotated[Path | None, typer.Option("--csv", dir_okay=False, help="Write e
 Plot = Annotated[Path | None, typer.Option("--plot", dir_okay=False, help="Draw a picture: .png or .svg.")]
 Check = Annotated[bool, typer.Option("--check", help="Exit with code 1 when a target is missed.")]
 Budget = Annotated[float, typer.Option("--budget", min=0.1, help="About how many seconds a case is timed.")]
+Device = Annotated[str, typer.Option("--device", help="Where to measure: cpu, or cuda (also for ROCm).")]
 List = Annotated[bool, typer.Option("--list", help="List the cases and their targets, and leave.")]
 
 
@@ -93,6 +94,7 @@ def bench(
     plot: Plot = None,
     check: Check = False,
     budget: Budget = 8.0,
+    device: Device = "cpu",
     list_: List = False,
     json: Json = False,
 ) -> None:
@@ -102,5 +104,7 @@ def bench(
     """
     from maskwise.cli import bench as command
 
-    options = command.Options(pattern=pattern, quick=quick, csv=csv, plot=plot, check=check, json=json, budget=budget)
+    options = command.Options(
+        pattern=pattern, quick=quick, csv=csv, plot=plot, check=check, json=json, budget=budget, device=device
+    )
     raise typer.Exit(command.list_cases(options) if list_ else command.run(options))

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from maskwise.benchmarks import machine, registry
+from maskwise.benchmarks import cuda, machine, registry
 from maskwise.benchmarks.case import Case
 from maskwise.benchmarks.report import Provenance, geometric_means, large_ratios, table, to_json, write_csv
 from maskwise.benchmarks.run import BenchmarkError, Result, run_case
@@ -38,6 +38,7 @@ class Options:
     check: bool = False
     json: bool = False
     budget: float = 8.0
+    device: str = "cpu"
 
 
 def run(options: Options) -> int:
@@ -51,7 +52,7 @@ def run(options: Options) -> int:
         command=shlex.join(["maskwise", *sys.argv[1:]]),
         date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         quick=options.quick,
-        machine=machine.describe(),
+        machine=machine.describe(options.device),
     )
     if options.csv:
         write_csv(options.csv, results, provenance)
@@ -92,6 +93,8 @@ def list_cases(options: Options) -> int:
 
 def _refuse_what_cannot_work(options: Options) -> None:
     # Said before anything is measured: minutes of work must not end in a usage error.
+    if options.device != "cpu" and (reason := cuda.why_not(options.device)):
+        raise typer.BadParameter(reason, param_hint="--device")
     if options.quick and options.check:
         raise typer.BadParameter("--quick runs shrunken inputs, whose times say nothing: drop it, or drop --check.")
     if options.plot and options.plot.suffix not in PLOT_SUFFIXES:
@@ -113,7 +116,7 @@ def _measure(cases: tuple[Case, ...], options: Options) -> tuple[list[Result], i
     failed = 0
     with progress() as bar:
         overall = bar.add_task("all cases", total=len(cases))
-        for case in cases:
+        for case in (cuda.for_device(each, options.device) for each in cases):
             if (reason := case.unavailable()) is not None:
                 bar.console.print(f"skipped {case.name}: {reason}", style="dim", highlight=False)
                 bar.advance(overall)
@@ -124,7 +127,9 @@ def _measure(cases: tuple[Case, ...], options: Options) -> tuple[list[Result], i
                 bar.update(current, completed=done, total=total, description=case.name)  # type: ignore[arg-type]
 
             try:
-                results.append(run_case(case, quick=options.quick, budget=options.budget, on_round=on_round))
+                results.append(
+                    run_case(case, quick=options.quick, budget=options.budget, device=options.device, on_round=on_round)
+                )
             except BenchmarkError as error:
                 failed += 1
                 Console(stderr=True).print(f"[bold red]error:[/] {error}", soft_wrap=True)
@@ -153,6 +158,7 @@ def _show(results: list[Result], provenance: Provenance, options: Options) -> No
                 told = f"{result.case.name}: {verdict.target.text}, measured × {ratio} ({verdict.side})"
                 console.print(f"[red]missed:[/] {escape(told)}", soft_wrap=True, highlight=False)
     m = provenance.machine
+    console.print(f"{m['gpu']}, Triton {m['triton']}; " if "gpu" in m else "", end="")
     console.print(f"{m['cpu']}, {m['threads']} threads, {m['simd']}; torch {m['torch']}, maskwise {m['maskwise']}")
     if options.quick:
         console.print("[yellow]--quick:[/] everything runs and agrees; the times above say nothing.")

@@ -28,8 +28,8 @@ kept (3), never slower than the idiom (4), plain tensors in and out (5). Laws 1,
 Besides these there is `mw.count(mask, dim=None, keepdim=False)`, which counts what is kept.
 
 - **nothing kept**: what a slice that keeps nothing gives. On reductions, `empty=` replaces it.
-- **CPU kernel**: the dtypes that the fused C++ kernel serves; any other dtype that torch has for the function, and any
-  other device, runs on plain torch operations that obey the same laws.
+- **CPU kernel**, **GPU kernel**: the dtypes that the fused kernel serves, in C++ or in [Triton](gpu.md); any other
+  dtype that torch has for the function, and any other device, runs on plain torch operations that obey the same laws.
 - **gradient**: how often it can be differentiated.
 """
 
@@ -37,9 +37,9 @@ GROUPS = {"floats": FLOATING, "ints": INTEGRAL, "bool": (torch.bool,), "complex"
 ORDERS = {0: "none", 1: "once", 2: "twice"}
 
 
-def dtypes(function: Function) -> str:
-    """The dtypes of the CPU kernel, by group where a group is whole."""
-    found = served(function.name, "cpu")
+def dtypes(function: Function, device: str) -> str:
+    """The dtypes of the kernel on a device, by group where a group is whole."""
+    found = served(function.name, device)
     names = []
     for group, members in GROUPS.items():
         present = [dtype for dtype in members if dtype in found]
@@ -59,7 +59,7 @@ def signature(function: Function) -> str:
 def losses() -> str:
     """Which losses the kernel of ``loss`` means: for a loss, dtypes alone say too little."""
     named = ", ".join(f"`{name}`" for name in dict.fromkeys(served.fn.__name__ for served in SERVED))
-    return f"""A loss has a CPU kernel if it is one of these:
+    return f"""A loss has a kernel if it is one of these:
 
 - {named},
   where input and target have one shape and one dtype, and no target needs a gradient;
@@ -73,14 +73,16 @@ def page() -> str:
     """The page as markdown."""
     lines = [HEAD]
     for family in dict.fromkeys(function.family for function in FUNCTIONS.values()):
-        lines += [f"## {family}", "", "| call | nothing kept | CPU kernel | gradient |", "|---|---|---|---|"]
+        head = "| call | nothing kept | CPU kernel | GPU kernel | gradient |"
+        lines += [f"## {family}", "", head, "|---|---|---|---|---|"]
         for function in FUNCTIONS.values():
             if function.family == family:
                 # A | inside of a cell would end it, also in code.
                 call = signature(function).replace("|", "\\|")
                 # fill gives what it was told to give.
                 nothing = "`value`" if function.name == "fill" else f"{function.empty:g}"
-                row = (f"`{call}`", nothing, dtypes(function), ORDERS[function.gradient])
+                kernels = (dtypes(function, "cpu"), dtypes(function, "cuda"))
+                row = (f"`{call}`", nothing, *kernels, ORDERS[function.gradient])
                 lines.append(f"| {' | '.join(row)} |")
         lines.append("")
         if family == "loss":

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from maskwise.ops.gpu.status import INTERPRETED
 from maskwise.plan.capability import register_probe
 
 __all__ = ["ExtensionStatus", "status"]
@@ -45,6 +46,8 @@ def find() -> Path | None:
 def load() -> tuple[Path | None, str | None]:
     """Load the extension; returns its path and what went wrong, if anything did."""
     torch.library.define("maskwise::simd_level", "(int wish) -> int", tags=torch.Tag.pt2_compliant_tag)
+    if INTERPRETED:
+        return None, "MASKWISE_INTERPRET=1: Triton's interpreter runs the kernels for GPUs"
     path = find()
     if path is None:
         return None, "the C++ extension is not built: the build saw no torch"
@@ -90,4 +93,5 @@ def _caller_level() -> int:
     return level
 
 
-register_probe("cpu", why_not)
+if not INTERPRETED:
+    register_probe("cpu", why_not)

@@ -42,6 +42,8 @@ class Operation:
     fused: Callable[..., Any]
     #: The fused route outside of compiled graphs, where there is a cheaper one.
     taped: Callable[..., Any] | None = None
+    #: Whether a compiled graph on a GPU is better off with the plain route, which Inductor fuses with its neighbours.
+    fuses: bool = False
 
     def __call__(self, x: torch.Tensor, mask: MaskLike, dim: Dim, *rest: Any) -> Any:
         """Check and plan the call, or find that it was, and run it."""
@@ -49,7 +51,8 @@ class Operation:
         # Inside a compiled graph the choice must be a constant of the graph: dtype and device are, the caches are not.
         if torch.compiler.is_compiling():
             check(self.name, x, bits)
-            run = self.fused if planner.has_kernel(self.name, x.dtype, x.device.type) else self.plain
+            by_kernel = planner.has_kernel(self.name, x.dtype, x.device.type)
+            run = self.fused if by_kernel and not (self.fuses and x.device.type == "cuda") else self.plain
             return run(x, bits, dims_of(self.name, x, dim), *rest)
         recipe = recipe_for(self.name, x, bits, dim)
         if listeners:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from importlib import import_module
 from typing import Any, cast
 
 import torch
 
 # Imported for what it does: it loads the kernels, and tells the capability table whether they are there.
 import maskwise.ops.extension  # noqa: F401
+from maskwise.ops.gpu.status import DEVICE, INTERPRETED, KEY, why_not
 from maskwise.ops.operation import Operation
 from maskwise.plan import capability, planner
 
@@ -36,6 +38,9 @@ def register(
     setup_context: Callable[..., Any] | None = None,
     work: planner.Describe,
     cpu: Iterable[torch.dtype] = (),
+    gpu: Iterable[torch.dtype] = (),
+    gpu_from: str | None = None,
+    fuses: bool = False,
 ) -> Operation:
     """Register ``maskwise::<name>_fused`` and ``maskwise::<name>_fused_forward``.
 
@@ -48,13 +53,19 @@ def register(
         setup_context: what the gradient must remember.
         work: how much each route has to do, for the planner.
         cpu: the dtypes that the C++ kernel serves.
+        gpu: the dtypes that the Triton kernel serves.
+        gpu_from: where that is, such as ``"maskwise.ops.reduce.gpu:sum"``.
+        fuses: whether torch.compile makes one kernel of the plain torch operations and their neighbours on a GPU, so
+            that a compiled graph there is better off with those.
     """
     for op in (f"{name}_fused", f"{name}_fused_forward"):
-        define(op, schema, reference=reference, fake=fake)
+        define(op, schema, reference=reference, fake=fake, gpu=gpu, gpu_from=gpu_from)
     if backward is not None:
         differentiate(f"{name}_fused", backward, setup_context)
     planner.describe(name, work)
-    capability.provide(name, "cpu", cpu)
+    if not INTERPRETED:
+        capability.provide(name, "cpu", cpu)
+    capability.provide(name, DEVICE, gpu)
     ops = torch.ops.maskwise
     bare = getattr(ops, f"{name}_fused_forward").default
     _registered[name] = Operation(
@@ -63,6 +74,7 @@ def register(
         bare=bare,
         fused=getattr(ops, f"{name}_fused").default,
         taped=None if backward is None else tape(name, schema, bare, setup_context, backward),
+        fuses=fuses,
     )
     return _registered[name]
 
@@ -114,11 +126,39 @@ def tape(
     return taped
 
 
-def define(op: str, schema: str, *, reference: Callable[..., Any], fake: Callable[..., Any]) -> None:
-    """Define one op with its reference and its fake, such as the kernel of a backward pass."""
+def define(
+    op: str,
+    schema: str,
+    *,
+    reference: Callable[..., Any],
+    fake: Callable[..., Any],
+    gpu: Iterable[torch.dtype] = (),
+    gpu_from: str | None = None,
+) -> None:
+    """Define one op with its reference, its fake and perhaps its Triton kernel, such as that of a backward pass."""
     _library.define(op + schema, tags=(torch.Tag.pt2_compliant_tag,))
     _library.impl(op, reference, "CompositeExplicitAutograd")
     torch.library.register_fake(f"maskwise::{op}", fake, lib=_library)
+    if gpu_from is not None:
+        _library.impl(op, on_demand(gpu_from, frozenset(gpu), reference), KEY)
+
+
+def on_demand(path: str, dtypes: frozenset[torch.dtype], reference: Callable[..., Any]) -> Callable[..., Any]:
+    """The function at ``path``, imported when it is first called: Triton takes longer to import than torch.library.
+
+    The reference serves where there is no Triton, and dtypes that the kernel does not take.
+    """
+    module, _, name = path.partition(":")
+    found: list[Callable[..., Any]] = []
+
+    def run(first: torch.Tensor, *rest: Any) -> Any:
+        if first.dtype not in dtypes:
+            return reference(first, *rest)
+        if not found:
+            found.append(reference if why_not() else getattr(import_module(module), name))
+        return found[0](first, *rest)
+
+    return run
 
 
 def differentiate(op: str, backward: Callable[..., Any], setup_context: Callable[..., Any] | None) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Rates", "Work", "microseconds"]
+__all__ = ["RATES", "Rates", "Work", "microseconds"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,22 @@ class Rates:
     fresh: float = 2_000.0
     #: Smaller results come from memory that the allocator already has.
     fresh_from: int = 1 << 20
+
+
+#: By kind of device. For a GPU these are estimates, which nobody has measured yet: a kernel is started from Python,
+#: which takes longer than an operation of torch does, and its memory is a hundred times faster, fresh or not.
+RATES = {
+    "cpu": Rates(),
+    "cuda": Rates(
+        plain_call=5.0,
+        bare_call=25.0,
+        fused_call=35.0,
+        plain_backward=40.0,
+        fused_backward=50.0,
+        streamed=1_500_000.0,
+        fresh=1_500_000.0,
+    ),
+}
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from math import prod
 
 import torch
 
 from maskwise.plan.capability import can_serve
-from maskwise.plan.cost import Rates, Work, microseconds
+from maskwise.plan.cost import RATES, Work, microseconds
 from maskwise.plan.plan import Plan, Refusal
 
 __all__ = ["describe", "force", "forced", "has_kernel", "make", "on_forget"]
@@ -23,7 +24,6 @@ Describe = Callable[[str, int, int, bool], Work]
 _work: dict[str, Describe] = {}
 _forced: str | None = None
 _forgetters: list[Callable[[], None]] = []
-_rates = Rates()
 
 
 def describe(op: str, work: Describe) -> None:
@@ -76,13 +76,17 @@ def make(
     kernel = "fused" if grad else "bare"
     if _forced == "kernel":
         return Plan(op, kernel, "forced", 0.0)
-    elements, size = prod(shape), dtype.itemsize
+    elements, size, rates = prod(shape), dtype.itemsize, RATES.get(device, RATES["cpu"])
     work = _work[op]
+    by_kernel = work(kernel, elements, size, grad)
+    if device != "cpu":
+        # There every gradient has a kernel of its own.
+        by_kernel = replace(by_kernel, calls=1)
     costs = {
-        "plain": microseconds(work("plain", elements, size, grad), _rates.plain_call, _rates)
-        + (_rates.plain_backward if grad else 0.0),
-        kernel: microseconds(work(kernel, elements, size, grad), getattr(_rates, f"{kernel}_call"), _rates)
-        + (_rates.fused_backward if grad else 0.0),
+        "plain": microseconds(work("plain", elements, size, grad), rates.plain_call, rates)
+        + (rates.plain_backward if grad else 0.0),
+        kernel: microseconds(by_kernel, getattr(rates, f"{kernel}_call"), rates)
+        + (rates.fused_backward if grad else 0.0),
     }
     best = min(costs, key=lambda route: costs[route])
     refused = tuple(

@@ -76,7 +76,7 @@ def with_backward(side: Side) -> Side:
         x = i.x.clone().requires_grad_()
         forward: Call = side.prepare(replace(i, x=x))
         # The gradient that comes from above is not constant, as after any real layer.
-        above = torch.rand(forward().shape, generator=torch.Generator().manual_seed(1)).to(x.dtype)
+        above = torch.rand(forward().shape, generator=torch.Generator().manual_seed(1)).to(x)
         if above.shape == x.shape:
             # What a dropped place gives is a constant. The idioms pass a gradient through some all the same.
             above = torch.where(i.keep, above, 0.0)

@@ -36,7 +36,7 @@ def fill_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor |
     """The gradient of what is kept is x's, that of what is dropped is the value's."""
     (mask,) = ctx.saved_tensors
     of_x = of_value = None
-    zero = grad.new_zeros(())
+    zero = value_for(grad, 0.0)
     if ctx.needs_input_grad[0]:
         # With autograd around it where a second derivative is asked for.
         ops = torch.ops.maskwise
@@ -56,8 +56,10 @@ def fill_work(route: str, elements: int, size: int, grad: bool) -> Work:
 # -- numbers and dims --------------------------------------------------------------------------------------------------
 def value_for(x: Tensor, value: float | complex) -> Tensor:
     """A number as a tensor of x's dtype and no dims; torch knows what fits."""
+    # A number stays on the host: to hand it over with the launch is cheaper than a launch to write it.
+    device = "cpu" if x.device.type == "cuda" and not torch.compiler.is_compiling() else x.device
     try:
-        return torch.full((), value, dtype=x.dtype, device=x.device)
+        return torch.full((), value, dtype=x.dtype, device=device)
     except RuntimeError:
         hint = f"a value that {x.dtype} can hold, or x.to({torch.result_type(x, value)})"
         raise ArgumentError(say("fill", "value", must=f"fit x's dtype {x.dtype}", got=value, hint=hint)) from None
@@ -91,6 +93,9 @@ fill = register(
     backward=fill_backward,
     work=fill_work,
     cpu=(*FLOATING, *INTEGRAL, torch.bool, torch.complex64, torch.complex128),
+    gpu=(*FLOATING, *INTEGRAL, torch.bool),
+    gpu_from="maskwise.ops.fill.gpu:fill",
+    fuses=True,
 )
 fill = replace(
     fill,

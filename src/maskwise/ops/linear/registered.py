@@ -19,6 +19,8 @@ from maskwise.plan import capability, planner
 __all__ = ["product", "sampled", "sparse_linear", "with_indices"]
 
 DTYPES = (torch.float32, torch.bfloat16)
+#: On a GPU kernels serve blocks of 16 x 16; other blocks are made dense.
+ON_GPU = (*DTYPES, torch.float16)
 _SPARSE = (
     "(Tensor x, Tensor values, Tensor? bias, Tensor starts, Tensor columns, Tensor t_starts, Tensor t_columns, "
     "Tensor t_order, int outputs, int rows, int width) -> Tensor"
@@ -55,12 +57,16 @@ define(
     " -> Tensor",
     reference=reference.product,
     fake=fake_product,
+    gpu=ON_GPU,
+    gpu_from="maskwise.ops.linear.gpu:product",
 )
 define(
     "linear_sampled",
     "(Tensor grad, Tensor x, Tensor starts, Tensor columns, int rows, int width) -> Tensor",
     reference=reference.sampled,
     fake=fake_sampled,
+    gpu=ON_GPU,
+    gpu_from="maskwise.ops.linear.gpu:sampled",
 )
 product = torch.ops.maskwise.linear_product.default
 sampled = torch.ops.maskwise.linear_sampled.default
@@ -105,6 +111,7 @@ def sparse_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 define("linear_sparse", _SPARSE, reference=run_sparse, fake=fake_sparse)
 differentiate("linear_sparse", sparse_backward, remember_sparse)
 capability.provide("linear", "cpu", DTYPES)
+capability.provide("linear", "cuda", ON_GPU)
 
 _taped = tape("linear_sparse", _SPARSE, run_sparse, remember_sparse, sparse_backward)
 _fused = torch.ops.maskwise.linear_sparse.default

@@ -1,8 +1,8 @@
 """The calls that are made most, planned once for each combination of static facts: a repeated one costs a look-up.
 
-Served are losses of one input and one target of plain tensors on the CPU, without tensors among the keyword arguments
-but a weight of classes: those that have a kernel, nll_loss, which can ignore what is dropped, and small ones of single
-elements, of which what is kept is gathered and left to torch.
+Served are losses of one input and one target of plain tensors on the CPU or a GPU, without tensors among the keyword
+arguments but a weight of classes: those that have a kernel and, on the CPU alone, nll_loss, which can ignore what is
+dropped, and small ones of single elements, of which what is kept is gathered and left to torch.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ __all__ = ["Quick", "find"]
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _KEPT = 4096
+SERVED = ("cpu", "cuda")
 #: The keyword arguments that may be given: numbers, of which tensors could never be keys, and a weight.
 _SETTINGS = frozenset(
     {"weight", "beta", "delta", "log_target", "ignore_index", "label_smoothing", "log_input", "full", "eps", "margin"}
@@ -66,7 +67,7 @@ def find(
         *(x.shape, target.shape, bits.shape, x.dtype, target.dtype, x.device, bits.device),
         *(enabled and x.requires_grad, enabled and target.requires_grad),
         torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0,
-        torch.is_autocast_enabled("cpu"),
+        x.device.type in SERVED and torch.is_autocast_enabled(x.device.type),
         None if weight is None else (weight.shape, weight.dtype, weight.device, weight.requires_grad),
     )
     try:
@@ -108,7 +109,8 @@ def plan(
 ) -> Quick | None:
     """Check and plan a call."""
     kind = KINDS.get(asked.fn)
-    if kind is None or transformed or autocast or x.device.type != "cpu" or planner.forced() == "plain":
+    device = x.device.type
+    if kind is None or transformed or autocast or device not in SERVED or planner.forced() == "plain":
         return None
     if bits.device != x.device or target.device != x.device or (weight is not None and weight.device != x.device):
         return None
@@ -125,8 +127,11 @@ def plan_elements(asked: Asked, x: Tensor, target: Tensor, bits: Tensor) -> Quic
         return None
     check_mask(bits, tuple(x.shape), x)
     code = code_of(asked.fn, asked.settings) if x.dtype == target.dtype and not asked.of_target else None
-    if code is not None and x.numel() and planner.has_kernel("loss", x.dtype, "cpu"):
+    if code is not None and x.numel() and planner.has_kernel("loss", x.dtype, x.device.type):
         return asked.by_kernel(partial(of_elements, asked, code))
+    if x.device.type != "cpu":
+        # What is kept cannot be gathered without waiting for the device.
+        return None
     if planner.forced() is None and asked.reduction in ("mean", "sum") and x.numel() <= FEW_ELEMENTS:
         return Quick(
             Plan("loss", "kept", "small: gathering what is kept is cheapest", 0.0), partial(of_kept_elements, asked)
@@ -149,8 +154,11 @@ def plan_classes(
     ignored = asked.settings.get("ignore_index", kind.ignores)
     smoothing = asked.settings.get("label_smoothing", 0.0)
     if asked.fn is F.nll_loss:
+        if x.device.type != "cpu":
+            # Whether a mean is one of nothing cannot be told without waiting for the device.
+            return None
         return Quick(Plan("loss", "plain", "torch ignores what is dropped", 0.0), partial(of_log, asked, kind, ignored))
-    served = planner.has_kernel("cross_entropy", x.dtype, "cpu") and (smoothing == 0.0 or weight is None)
+    served = planner.has_kernel("cross_entropy", x.dtype, x.device.type) and (smoothing == 0.0 or weight is None)
     if asked.fn is F.cross_entropy and served and 0.0 <= smoothing <= 1.0:
         return asked.by_kernel(partial(of_classes, asked, ignored, float(smoothing)))
     return None

@@ -165,6 +165,8 @@ define(
     " -> Tensor",
     reference=plain_backward,
     fake=fake_backward,
+    gpu=FLOATING,
+    gpu_from="maskwise.ops.loss.gpu:loss_backward",
 )
 elements = register(
     "loss",
@@ -175,4 +177,7 @@ elements = register(
     backward=backward,
     work=work,
     cpu=FLOATING,
+    gpu=FLOATING,
+    gpu_from="maskwise.ops.loss.gpu:loss",
+    fuses=True,
 )

@@ -75,7 +75,7 @@ def slices(x: Tensor, dim: list[int]) -> Tensor:
     if x.dim() == 0:
         return x.reshape(1)
     others = [d for d in range(x.dim()) if d not in dim]
-    return x.permute(*others, *dim).reshape(*[x.shape[d] for d in others], prod(x.shape[d] for d in dim))
+    return x.permute(*others, *dim).reshape(*[x.shape[d] for d in others], prod([x.shape[d] for d in dim]))
 
 
 def unreduced(out: Tensor, x: Tensor, dim: list[int], keepdim: bool, lead: int) -> Tensor:

@@ -48,7 +48,7 @@ def counts(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
 
 def nothing_to_reduce(x: Tensor, dim: list[int]) -> bool:
     """Whether the reduced slices have no elements, which torch refuses for functions without an identity."""
-    return product(x.shape[d] for d in dim if x.dim()) == 0
+    return product([x.shape[d] for d in dim if x.dim()]) == 0
 
 
 def full(x: Tensor, dim: list[int], keepdim: bool, value: float, dtype: torch.dtype | None = None) -> Tensor:

@@ -16,6 +16,8 @@ from maskwise.plan.planner import Describe
 
 __all__ = ["cummax", "cummin", "cumprod", "cumsum", "logcumsumexp"]
 
+#: Where the Triton kernels are.
+GPU = "maskwise.ops.scan.gpu"
 ALL = (*FLOATING, *INTEGRAL, torch.bool)
 ONE = "(Tensor x, Tensor mask, int[] dim) -> Tensor"
 WITH_PLACES = "(Tensor x, Tensor mask, int[] dim) -> (Tensor, Tensor)"
@@ -135,12 +137,16 @@ define(
     "(Tensor grad, Tensor mask, int[] dim) -> Tensor",
     reference=cumsum_backward_reference,
     fake=fake_of_grad,
+    gpu=FLOATING,
+    gpu_from=f"{GPU}:cumsum_backward",
 )
 define(
     "cumextreme_backward",
     "(Tensor grad, Tensor places, int[] dim) -> Tensor",
     reference=extreme_backward_reference,
     fake=fake_of_grad,
+    gpu=FLOATING,
+    gpu_from=f"{GPU}:cumextreme_backward",
 )
 for _name, _scan in (("cumprod", reference.cumprod), ("logcumsumexp", reference.logcumsumexp)):
     define(
@@ -148,6 +154,8 @@ for _name, _scan in (("cumprod", reference.cumprod), ("logcumsumexp", reference.
         "(Tensor grad, Tensor x, Tensor mask, Tensor out, int[] dim) -> Tensor",
         reference=through(_scan),
         fake=fake_of_x,
+        gpu=FLOATING,
+        gpu_from=f"{GPU}:{_name}_backward",
     )
 
 
@@ -180,6 +188,8 @@ cumsum = register(
     backward=cumsum_backward,
     work=work_of(calls=2, gradient_calls=0, results=1, arithmetic=20),
     cpu=ALL,
+    gpu=ALL,
+    gpu_from=f"{GPU}:cumsum",
 )
 cumprod = register(
     "cumprod",
@@ -190,6 +200,8 @@ cumprod = register(
     backward=backward_of("cumprod", reference.cumprod),
     work=work_of(calls=2, gradient_calls=6, results=1, arithmetic=20),
     cpu=ALL,
+    gpu=ALL,
+    gpu_from=f"{GPU}:cumprod",
 )
 cummax = register(
     "cummax",
@@ -200,6 +212,8 @@ cummax = register(
     backward=extreme_backward,
     work=work_of(calls=10, gradient_calls=5, results=3, arithmetic=200),
     cpu=ALL,
+    gpu=ALL,
+    gpu_from=f"{GPU}:cummax",
 )
 cummin = register(
     "cummin",
@@ -210,6 +224,8 @@ cummin = register(
     backward=extreme_backward,
     work=work_of(calls=10, gradient_calls=5, results=3, arithmetic=200),
     cpu=ALL,
+    gpu=ALL,
+    gpu_from=f"{GPU}:cummin",
 )
 logcumsumexp = register(
     "logcumsumexp",
@@ -220,4 +236,6 @@ logcumsumexp = register(
     backward=backward_of("logcumsumexp", reference.logcumsumexp),
     work=work_of(calls=12, gradient_calls=20, results=1, arithmetic=600),
     cpu=FLOATING,
+    gpu=FLOATING,
+    gpu_from=f"{GPU}:logcumsumexp",
 )

@@ -14,6 +14,7 @@ from torch.utils._pytree import register_pytree_node
 from maskwise.errors import ArgumentError, ShapeError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike
+from maskwise.ops.gpu.status import DEVICE
 from maskwise.ops.select import conversions, reference, registered, sequences
 from maskwise.ops.select.room import check_room
 from maskwise.ops.select.rows import line_up
@@ -64,7 +65,8 @@ class Packed:
         if out is not None:
             check_room("Packed.unpack", out, (*self.mask.shape, *values.shape[1:]), values, other)
         if self.capacity is not None or _transformed():
-            spread = reference.unpack_static(values, bits, other)
+            static = by_kernel(bits, registered.unpack_capacity, reference.unpack_static)
+            spread: Tensor = static(values, bits, other)
             return spread if out is None else out.copy_(spread)
         if out is not None:
             registered.unpack_rows_out(values.contiguous(), bits, other, out)
@@ -216,7 +218,8 @@ def pack(x: Tensor, mask: MaskLike, *, capacity: int | None = None, out: Tensor 
     lead = line_up("pack", x, mask)
     bits = lead.to_bool()
     if capacity is not None:
-        static = reference.pack_static(x, bits, _enough(lead, capacity))
+        run = by_kernel(bits, registered.pack_capacity, reference.pack_static)
+        static = run(x, bits, _enough(lead, capacity))
         if out is not None:
             static = check_room("pack", out, tuple(static.shape), x, bits).copy_(static)
         return Packed(static, lead, capacity)
@@ -229,7 +232,15 @@ def pack(x: Tensor, mask: MaskLike, *, capacity: int | None = None, out: Tensor 
     if out is not None:
         registered.pack_rows_out(x, bits, check_room("pack", out, (lead.count(), *x.shape[lead.dim() :]), x, bits))
         return Packed(out, lead)
+    if bits.device.type == DEVICE and not torch.compiler.is_compiling() and lead.facts.count is not None:
+        # What the host knows already, the device need not be asked for.
+        return Packed(registered.pack_capacity(x, bits, lead.facts.count), lead)
     return Packed(registered.pack_rows(x, bits), lead)
+
+
+def by_kernel(bits: Tensor, op: Callable[..., Tensor], plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The op on a device that has a kernel for it; torch.func transforms see through plain operations only."""
+    return op if bits.device.type == DEVICE and not _transformed() else plain
 
 
 def _transformed() -> bool:

@@ -9,8 +9,15 @@ from torch import Tensor
 
 from maskwise.ops.register import define, differentiate
 from maskwise.ops.select import reference
+from maskwise.plan.capability import FLOATING, INTEGRAL
 
-__all__ = ["pack_rows", "pack_rows_out", "unpack_rows", "unpack_rows_out"]
+__all__ = [
+    "pack_capacity", "pack_rows", "pack_rows_out", "unpack_capacity", "unpack_rows", "unpack_rows_out",
+]  # fmt: skip
+
+#: Where the Triton kernels are, and what they move.
+GPU = "maskwise.ops.select.gpu"
+MOVED = (*FLOATING, *INTEGRAL, torch.bool)
 
 
 def fake_pack_rows(x: Tensor, mask: Tensor) -> Tensor:
@@ -54,12 +61,21 @@ def unpack_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor
     return values, None, other
 
 
-define("pack_rows", "(Tensor x, Tensor mask) -> Tensor", reference=reference.pack_rows, fake=fake_pack_rows)
+define(
+    "pack_rows",
+    "(Tensor x, Tensor mask) -> Tensor",
+    reference=reference.pack_rows,
+    fake=fake_pack_rows,
+    gpu=MOVED,
+    gpu_from=f"{GPU}:pack_rows",
+)
 define(
     "unpack_rows",
     "(Tensor values, Tensor mask, Tensor other) -> Tensor",
     reference=reference.unpack_rows,
     fake=fake_unpack_rows,
+    gpu=MOVED,
+    gpu_from=f"{GPU}:unpack_capacity",
 )
 for _name, _arguments in (
     ("pack_rows", "Tensor x, Tensor mask"),
@@ -74,6 +90,52 @@ for _name, _arguments in (
 differentiate("pack_rows", pack_backward, remember_pack)
 differentiate("unpack_rows", unpack_backward, remember_unpack)
 
+
+# -- with a capacity: shapes that do not depend on data ----------------------------------------------------------------
+def fake_pack_capacity(x: Tensor, mask: Tensor, capacity: int) -> Tensor:
+    """As many rows as were asked for."""
+    return x.new_empty([capacity, *x.shape[mask.dim() :]])
+
+
+def pack_capacity_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    """Each row's gradient back in its place, zero elsewhere."""
+    (mask,) = ctx.saved_tensors
+    return unpack_capacity(grad, mask, grad.new_zeros(())), None, None
+
+
+def unpack_capacity_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor | None]:
+    """To the rows what stands in their places, to the other what stands in the rest."""
+    (mask,) = ctx.saved_tensors
+    values = other = None
+    if ctx.needs_input_grad[0]:
+        values = pack_capacity(grad, mask, ctx.rows)
+    if ctx.needs_input_grad[2]:
+        kept = mask.reshape(*mask.shape, *[1] * ctx.row_dims)
+        other = torch.where(kept, 0.0, grad).sum_to_size(ctx.other)
+    return values, None, other
+
+
+define(
+    "pack_capacity",
+    "(Tensor x, Tensor mask, SymInt capacity) -> Tensor",
+    reference=reference.pack_static,
+    fake=fake_pack_capacity,
+    gpu=MOVED,
+    gpu_from=f"{GPU}:pack_capacity",
+)
+define(
+    "unpack_capacity",
+    "(Tensor values, Tensor mask, Tensor other) -> Tensor",
+    reference=lambda *operands: reference.unpack_static(*operands).contiguous(),
+    fake=fake_unpack_rows,
+    gpu=MOVED,
+    gpu_from=f"{GPU}:unpack_capacity",
+)
+differentiate("pack_capacity", pack_capacity_backward, remember_pack)
+differentiate("unpack_capacity", unpack_capacity_backward, remember_unpack)
+
+pack_capacity = torch.ops.maskwise.pack_capacity.default
+unpack_capacity = torch.ops.maskwise.unpack_capacity.default
 pack_rows = torch.ops.maskwise.pack_rows.default
 pack_rows_out = torch.ops.maskwise.pack_rows_out.default
 unpack_rows = torch.ops.maskwise.unpack_rows.default

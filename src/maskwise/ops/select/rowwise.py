@@ -158,7 +158,7 @@ def _harmless(
     """
     if rows.shape[0] == 0:
         return rows
-    first = rows.detach().index_select(0, kept.to(torch.uint8).argmax()[None])
+    first = rows.detach().index_select(0, kept.to(torch.uint8).argmax().unsqueeze(0))
     stand_in = torch.where(kept.any(), first, torch.ones_like(first))
     return torch.where(kept.reshape(-1, *[1] * (rows.dim() - 1)), rows, stand_in)
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from maskwise.errors import ArgumentError, say
+from maskwise.ops.select.segments import reduce_segments, served
 
 if TYPE_CHECKING:
     from maskwise.ops.select.packed import Packed
@@ -71,8 +72,15 @@ def _shape(self: Packed) -> tuple[int, ...]:
     return (*self.mask.shape[:-1], *self.values.shape[1:])
 
 
+def _by_kernel(self: Packed, op: str) -> Tensor:
+    out: Tensor = reduce_segments(self.values, self.mask.cu_seqlens, op)
+    return out.reshape(_shape(self))
+
+
 def sum(self: Packed) -> Tensor:
     """The sum of each sequence: (*lead without the last dim, *rest); 0 for an empty one. Bools are counted."""
+    if served(_usable(self, "sum")):
+        return _by_kernel(self, "sum")
     total = _wide_sum(self, "sum")
     return total if self.values.dtype is torch.bool else total.to(self.values.dtype)
 
@@ -90,6 +98,8 @@ def _wide_sum(self: Packed, name: str) -> Tensor:
 
 def mean(self: Packed) -> Tensor:
     """The mean of each sequence; NaN for an empty one."""
+    if served(_usable(self, "mean")):
+        return _by_kernel(self, "mean")
     kept = self.mask.lengths.to(self.values.device).reshape(*self.mask.shape[:-1], *[1] * (self.values.dim() - 1))
     # The gradient of an empty sequence is zero: nothing of x is in it.
     out = torch.where(kept > 0, _wide_sum(self, "mean") / kept.clamp(min=1), torch.nan)
@@ -98,6 +108,8 @@ def mean(self: Packed) -> Tensor:
 
 def _extreme(self: Packed, name: str) -> Tensor:
     values = _usable(self, name)
+    if served(values):
+        return _by_kernel(self, name)
     if values.is_floating_point():
         identity: float = -torch.inf if name == "amax" else torch.inf
     else:
@@ -129,7 +141,8 @@ def _shifted(self: Packed, ids: Tensor) -> tuple[Tensor, Tensor]:
 
 def logsumexp(self: Packed) -> Tensor:
     """The logarithm of the sum of the exponentials of each sequence; -inf for an empty one."""
-    _usable(self, "logsumexp")
+    if served(_usable(self, "logsumexp")):
+        return _by_kernel(self, "logsumexp")
     ids = sequence_ids(self)
     shifted, peak = _shifted(self, ids)
     total = self._like(shifted.exp()).sum()
@@ -139,7 +152,8 @@ def logsumexp(self: Packed) -> Tensor:
 
 def softmax(self: Packed) -> Packed:
     """The softmax over each sequence, as a Packed of the same mask."""
-    _usable(self, "softmax")
+    if served(_usable(self, "softmax")):
+        return self._like(reduce_segments(self.values, self.mask.cu_seqlens, "softmax"))
     ids = sequence_ids(self)
     exponentials = _shifted(self, ids)[0].exp()
     return self._like(exponentials / _spread(self, ids, self._like(exponentials).sum()))

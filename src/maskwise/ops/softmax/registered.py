@@ -18,6 +18,8 @@ from maskwise.plan.cost import Work
 __all__ = ["log_softmax", "normalize", "softmax", "softmin", "standardize"]
 
 _ops = torch.ops.maskwise
+#: Where the Triton kernels are.
+GPU = "maskwise.ops.softmax.gpu"
 
 
 def like_first(first: Tensor, *rest: Any) -> Tensor:
@@ -92,6 +94,9 @@ def one(
         backward=backward,
         work=partial(work_of, name),
         cpu=FLOATING,
+        gpu=FLOATING,
+        gpu_from=f"{GPU}:{name}",
+        fuses=True,
     )
 
 
@@ -99,7 +104,14 @@ def define_gradient(name: str, arguments: str, gradient: Callable[..., Tensor]) 
     """Define the kernel of a backward pass, and return it."""
     op = f"{name}_fused_backward"
     schema = f"(Tensor grad, Tensor known, Tensor mask, int[] dim{arguments}) -> Tensor"
-    define(op, schema, reference=as_laid_out(gradient, like_second), fake=like_second)
+    define(
+        op,
+        schema,
+        reference=as_laid_out(gradient, like_second),
+        fake=like_second,
+        gpu=FLOATING,
+        gpu_from=f"{GPU}:{name}_backward",
+    )
     found: Callable[..., Tensor] = getattr(_ops, op).default
     return found
 

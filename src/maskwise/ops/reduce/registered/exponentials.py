@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from maskwise.ops.reduce import gradients, reference
-from maskwise.ops.reduce.registered.shared import SCHEMA, contiguous, fake, fake_gradient_with_out, remember, works
+from maskwise.ops.reduce.registered.shared import GPU, SCHEMA, contiguous, fake, fake_gradient_with_out, remember, works
 from maskwise.ops.register import define, register
 from maskwise.plan.capability import FLOATING
 
@@ -19,12 +19,16 @@ define(
     "(Tensor grad, Tensor out, Tensor x, Tensor mask, int[] dim, bool keepdim) -> Tensor",
     reference=contiguous(gradients.logsumexp),
     fake=fake_gradient_with_out,
+    gpu=FLOATING,
+    gpu_from=f"{GPU}:logsumexp_backward",
 )
 define(
     "norm_backward",
     "(Tensor grad, Tensor out, Tensor x, Tensor mask, int[] dim, bool keepdim, float ord) -> Tensor",
     reference=contiguous(gradients.norm),
     fake=fake_gradient_with_out,
+    gpu=FLOATING,
+    gpu_from=f"{GPU}:norm_backward",
 )
 
 
@@ -53,6 +57,9 @@ logsumexp = register(
     backward=logsumexp_backward,
     work=works(calls=6, copies=3, gradient_copies=3),
     cpu=FLOATING,
+    gpu=FLOATING,
+    gpu_from=f"{GPU}:logsumexp",
+    fuses=True,
 )
 norm = register(
     "norm",
@@ -63,4 +70,7 @@ norm = register(
     backward=norm_backward,
     work=works(calls=3, copies=1, gradient_copies=2),
     cpu=FLOATING,
+    gpu=FLOATING,
+    gpu_from=f"{GPU}:norm",
+    fuses=True,
 )

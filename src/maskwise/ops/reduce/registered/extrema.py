@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from maskwise.ops.reduce import gradients, reference
-from maskwise.ops.reduce.registered.shared import SCHEMA, contiguous, fake, fake_gradient_with_out, remember, works
+from maskwise.ops.reduce.registered.shared import GPU, SCHEMA, contiguous, fake, fake_gradient_with_out, remember, works
 from maskwise.ops.register import define, register
 from maskwise.plan.capability import FLOATING, INTEGRAL
 
@@ -20,6 +20,8 @@ define(
     "(Tensor grad, Tensor out, Tensor x, Tensor mask, int[] dim, bool keepdim, bool greatest) -> Tensor",
     reference=contiguous(gradients.extremum),
     fake=fake_gradient_with_out,
+    gpu=FLOATING,
+    gpu_from=f"{GPU}:extremum_backward",
 )
 
 
@@ -44,6 +46,9 @@ amax = register(
     backward=backward_of(reference.amax, greatest=True),
     work=works(calls=5, copies=1, gradient_copies=2),
     cpu=(*FLOATING, *INTEGRAL, torch.bool),
+    gpu=(*FLOATING, *INTEGRAL, torch.bool),
+    gpu_from=f"{GPU}:amax",
+    fuses=True,
 )
 amin = register(
     "amin",
@@ -54,6 +59,9 @@ amin = register(
     backward=backward_of(reference.amin, greatest=False),
     work=works(calls=5, copies=1, gradient_copies=2),
     cpu=(*FLOATING, *INTEGRAL, torch.bool),
+    gpu=(*FLOATING, *INTEGRAL, torch.bool),
+    gpu_from=f"{GPU}:amin",
+    fuses=True,
 )
 argmax = register(
     "argmax",
@@ -62,6 +70,9 @@ argmax = register(
     fake=fake(lambda dtype: torch.int64),
     work=works(calls=8, copies=2),
     cpu=(*FLOATING, *INTEGRAL),
+    gpu=(*FLOATING, *INTEGRAL),
+    gpu_from=f"{GPU}:argmax",
+    fuses=True,
 )
 argmin = register(
     "argmin",
@@ -70,4 +81,7 @@ argmin = register(
     fake=fake(lambda dtype: torch.int64),
     work=works(calls=8, copies=2),
     cpu=(*FLOATING, *INTEGRAL),
+    gpu=(*FLOATING, *INTEGRAL),
+    gpu_from=f"{GPU}:argmin",
+    fuses=True,
 )

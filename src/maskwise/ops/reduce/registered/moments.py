@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from maskwise.ops.reduce import gradients, reference
-from maskwise.ops.reduce.registered.shared import contiguous, fake, fake_gradient, remember, works
+from maskwise.ops.reduce.registered.shared import GPU, contiguous, fake, fake_gradient, remember, works
 from maskwise.ops.register import define, register
 from maskwise.plan.capability import FLOATING
 
@@ -22,6 +22,8 @@ define(
     "(Tensor grad, Tensor x, Tensor mask, int[] dim, bool keepdim, float correction, bool root) -> Tensor",
     reference=contiguous(gradients.var),
     fake=fake_gradient,
+    gpu=FLOATING,
+    gpu_from=f"{GPU}:var_backward",
 )
 
 
@@ -46,6 +48,9 @@ var = register(
     backward=backward_of(reference.var, root=False),
     work=works(calls=11, copies=4, gradient_copies=4),
     cpu=FLOATING,
+    gpu=FLOATING,
+    gpu_from=f"{GPU}:var",
+    fuses=True,
 )
 std = register(
     "std",
@@ -56,4 +61,7 @@ std = register(
     backward=backward_of(reference.std, root=True),
     work=works(calls=15, copies=4, gradient_copies=4),
     cpu=FLOATING,
+    gpu=FLOATING,
+    gpu_from=f"{GPU}:std",
+    fuses=True,
 )

@@ -11,9 +11,11 @@ from torch import Tensor
 from maskwise.plan.cost import Work
 from maskwise.plan.planner import Describe
 
-__all__ = ["SCHEMA", "contiguous", "fake", "fake_gradient", "fake_gradient_with_out", "remember", "works"]
+__all__ = ["GPU", "SCHEMA", "contiguous", "fake", "fake_gradient", "fake_gradient_with_out", "remember", "works"]
 
 SCHEMA = "(Tensor x, Tensor mask, int[] dim, bool keepdim) -> Tensor"
+#: Where the Triton kernels are.
+GPU = "maskwise.ops.reduce.gpu"
 
 
 def fake(

@@ -1,0 +1,214 @@
+"""The functions that kernels share: addresses, masks, loads that skip what is dropped, and states of rows.
+
+Whatever is reduced is three numbers for each row, ``a``, ``b`` and ``n``, of which it may need only one: those of an
+element (`lift`), and those of several put together (`merge`).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = [
+    "bases", "cells", "flat", "greater", "keeps", "lesser", "lift", "merge", "norm_of", "offsets", "power", "put",
+    "take", "tl",
+]  # fmt: skip
+
+
+@triton.jit
+def offsets(index, sizes, strides):
+    """Where an element lies, by its row-major index."""
+    offset = index * 0
+    for d in tl.static_range(len(sizes) - 1, 0, -1):
+        offset += (index % sizes[d]) * strides[d]
+        index = index // sizes[d]
+    return offset + index * strides[0]
+
+
+@triton.jit
+def cells(start, ELEMENTS: tl.constexpr, GROUP: tl.constexpr, WIDE: tl.constexpr):
+    """The indices of a tile's elements within their row: (1, groups, GROUP)."""
+    groups = tl.arange(0, ELEMENTS // GROUP)[None, :, None] * GROUP
+    index = groups + tl.arange(0, GROUP)[None, None, :]
+    if WIDE:
+        index = index.to(tl.int64)
+    return start + index
+
+
+@triton.jit
+def flat(x, ROWS: tl.constexpr, ELEMENTS: tl.constexpr):
+    """A tile by groups as a tile of (ROWS, ELEMENTS)."""
+    return tl.reshape(x, (ROWS, ELEMENTS))
+
+
+@triton.jit
+def keeps(mask, base, sizes, strides, index, inside, SKIP: tl.constexpr):
+    """What is kept, and what is read to have it.
+
+    Neighbours that a thread reads at once are read together, or not at all where none of them is kept: a load that each
+    element has its own say in would be as many loads. SKIP tells where neighbours are: in "rows", or across them.
+    """
+    byte = tl.load(mask + base[:, None, None] + offsets(index, sizes, strides), mask=inside, other=0)
+    keep = inside & (byte != 0)
+    wanted = keep
+    if SKIP == "columns":
+        wanted = tl.broadcast_to(tl.max(keep.to(tl.int32), 0)[None, :, :] != 0, keep.shape)
+    elif keep.shape[2] > 1:
+        wanted = tl.broadcast_to(tl.max(keep.to(tl.int32), 2)[:, :, None] != 0, keep.shape)
+    return keep, wanted
+
+
+@triton.jit
+def take(x, base, sizes, strides, index, wanted, keep, other, DTYPE: tl.constexpr):
+    """The values of a tile, ``other`` where they are dropped: a dropped value has no way into the result."""
+    value = tl.load(x + base[:, None, None] + offsets(index, sizes, strides), mask=wanted, other=0).to(DTYPE)
+    return tl.where(keep, value, other)
+
+
+@triton.jit
+def put(out, base, sizes, strides, index, inside, value):
+    """Write a tile, of (ROWS, ELEMENTS) or by groups."""
+    value = tl.reshape(value, inside.shape)
+    tl.store(out + base[:, None, None] + offsets(index, sizes, strides), value.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def bases(tile, rows, ROWS: tl.constexpr, WIDE: tl.constexpr):
+    """The rows of a tile, and which of them there are."""
+    row = tl.arange(0, ROWS)
+    if WIDE:
+        row = row.to(tl.int64)
+    row = tile * ROWS + row
+    return row, row < rows
+
+
+# -- combinations of two -----------------------------------------------------------------------------------------------
+@triton.jit
+def times(a, b):
+    """The product."""
+    return a * b
+
+
+@triton.jit
+def greater(a, b):
+    """The greater, or NaN."""
+    return tl.where((a > b) | (a != a), a, b)
+
+
+@triton.jit
+def lesser(a, b):
+    """The lesser, or NaN."""
+    return tl.where((a < b) | (a != a), a, b)
+
+
+@triton.jit
+def earlier_greatest(a, i, b, j):
+    """The greater with its place; of equals the earlier; NaN before all; a place of -1 is nobody."""
+    equal = (a == b) | ((a != a) & (b != b))
+    second = (a < b) | ((b != b) & (a == a)) | (equal & (j < i))
+    second = (i < 0) | ((j >= 0) & second)
+    return tl.where(second, b, a), tl.where(second, j, i)
+
+
+@triton.jit
+def earlier_least(a, i, b, j):
+    """The lesser with its place; otherwise as `earlier_greatest`."""
+    equal = (a == b) | ((a != a) & (b != b))
+    second = (a > b) | ((b != b) & (a == a)) | (equal & (j < i))
+    second = (i < 0) | ((j >= 0) & second)
+    return tl.where(second, b, a), tl.where(second, j, i)
+
+
+# -- states ------------------------------------------------------------------------------------------------------------
+@triton.jit
+def power(x, exponent: tl.constexpr):
+    """X, which is not negative, to a power."""
+    return tl.exp2(tl.log2(x) * exponent)
+
+
+@triton.jit
+def lift(x, keep, index, reference, OP: tl.constexpr, ord: tl.constexpr, IDENTITY: tl.constexpr):
+    """The state of single elements; of a dropped one, the state that changes nothing."""
+    b = x
+    n = keep.to(tl.int32)
+    a = x
+    if OP == "argmax" or OP == "argmin":
+        n = tl.where(keep, index, -1)
+    elif OP == "any" or OP == "all":
+        a = tl.where(keep, (x != 0).to(tl.int32), IDENTITY)
+    elif OP == "nonzeros":
+        # The product of all but the zeros, and how many zeros there are.
+        n = (keep & (x == 0)).to(tl.int32)
+        a = tl.where(x == 0, 1.0, x)
+    elif OP == "ties":
+        n = (keep & (x == reference)).to(tl.int32)
+    elif OP == "magnitude_ties":
+        n = (keep & (tl.abs(x) == reference)).to(tl.int32)
+    elif OP == "norm_0":
+        a = (keep & (x != 0)).to(x.dtype)
+    elif OP == "norm_1":
+        a = tl.abs(x)
+    elif OP == "norm_2":
+        a = x * x
+    elif OP == "norm_inf" or OP == "norm_-inf":
+        a = tl.where(keep, tl.abs(x), IDENTITY)
+    elif OP == "norm_p":
+        a = tl.where(keep, power(tl.abs(x), ord), 0.0)
+    elif OP == "logsumexp":
+        b = tl.where(keep, 1.0, 0.0).to(x.dtype)
+    elif OP == "var":
+        b = x * 0
+    return a, b, n
+
+
+@triton.jit
+def merge(a, b, n, OP: tl.constexpr, NEED_N: tl.constexpr):
+    """The states along dim 1, put together."""
+    out_a = a
+    if OP == "prod" or OP == "nonzeros":
+        out_a = tl.reduce(a, 1, times)
+    elif OP == "amax" or OP == "any" or OP == "norm_inf":
+        out_a = tl.reduce(a, 1, greater)
+    elif OP == "amin" or OP == "all" or OP == "norm_-inf":
+        out_a = tl.reduce(a, 1, lesser)
+    elif OP == "argmax":
+        out_a, out_n = tl.reduce((a, n), 1, earlier_greatest)
+    elif OP == "argmin":
+        out_a, out_n = tl.reduce((a, n), 1, earlier_least)
+    elif OP != "var" and OP != "logsumexp":
+        out_a = tl.sum(a, 1)
+    out_b = out_a
+    if OP != "argmax" and OP != "argmin":
+        if NEED_N:
+            out_n = tl.sum(n, 1)
+        else:
+            out_n = tl.zeros((a.shape[0],), n.dtype)
+    if OP == "logsumexp":
+        # Infinities must not meet: inf - inf is NaN.
+        out_a = tl.max(a, 1)
+        shift = tl.where(tl.abs(out_a) == float("inf"), 0.0, out_a)[:, None]
+        own = tl.where(tl.abs(a) == float("inf"), 0.0, a)
+        exponent = tl.where(b == 1.0, a - shift, own - shift)
+        out_b = tl.sum(tl.where(b == 0.0, 0.0, b * tl.exp(exponent)), 1)
+    elif OP == "var":
+        weight = n.to(a.dtype)
+        total = tl.maximum(out_n, 1).to(a.dtype)
+        first = tl.sum(weight * a, 1) / total
+        # Equal values must equal their mean, which a sum that was rounded does not give.
+        out_a = first + tl.sum(weight * (a - first[:, None]), 1) / total
+        apart = a - out_a[:, None]
+        out_b = tl.sum(b + weight * apart * apart, 1)
+    return out_a, out_b, out_n
+
+
+@triton.jit
+def norm_of(a, n, OP: tl.constexpr, ord: tl.constexpr):
+    """The norm that a state stands for; 0 where nothing is kept."""
+    out = a
+    if OP == "norm_2":
+        out = tl.sqrt(a)
+    elif OP == "norm_-inf":
+        out = tl.where(n > 0, a, 0.0)
+    elif OP == "norm_p":
+        out = tl.where(n > 0, power(a, 1.0 / ord), 0.0)
+    return out

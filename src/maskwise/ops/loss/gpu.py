@@ -1,0 +1,150 @@
+"""Losses on a GPU: the same ops as elsewhere, each as one launch, forward and backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maskwise.ops.gpu.dtypes import accumulator, as_bytes, triton_type
+from maskwise.ops.gpu.geometry import Geometry, elementwise, lay_out
+from maskwise.ops.gpu.launch import BUSY, TILE, Blocks, blocks_for, counters, launch
+from maskwise.ops.layout import room_like
+from maskwise.ops.loss.cross_entropy import like
+from maskwise.ops.loss.triton import class_backward_kernel, class_kernel, element_backward_kernel, element_kernel
+
+__all__ = ["cross_entropy", "cross_entropy_backward", "loss", "loss_backward"]
+
+
+#: Elements of a tile: with two or three operands each, more would not fit into registers.
+HALF = TILE // 2
+
+
+def facts_of(geometry: Geometry, blocks: Blocks, names: tuple[str, ...], dtype: torch.dtype) -> dict[str, Any]:
+    """The arguments that all kernels of the family take."""
+    at = {f"{name}_outer": strides.outer for name, strides in zip(names, geometry.operands, strict=True)}
+    at |= {f"{name}_inner": strides.inner for name, strides in zip(names, geometry.operands, strict=True)}
+    return {
+        **dict(outer=geometry.outer, inner=geometry.inner, **at, rows=geometry.rows, length=geometry.length),
+        **dict(tiles=-(-geometry.rows // blocks.rows), DTYPE=triton_type(accumulator(dtype)), WIDE=geometry.wide),
+        **dict(ROWS=blocks.rows, ELEMENTS=blocks.elements, GROUP=blocks.group),
+    }
+
+
+def sums_for(x: Tensor, programs: int, counted: torch.dtype) -> dict[str, Any]:
+    """Room in which the programs of a launch put their sums together."""
+    parts = dict(part=x.new_empty(programs, dtype=accumulator(x.dtype)), part_n=x.new_empty(programs, dtype=counted))
+    return {**parts, "counter": counters(x, 1), "PROGRAMS": BUSY}
+
+
+def loss(x: Tensor, target: Tensor, mask: Tensor, code: int, parameter: float, reduction: int) -> tuple[Tensor, Tensor]:
+    """A loss of single elements, and for a mean how many are kept."""
+    out = x.new_empty(()) if reduction else room_like(x)
+    # Nobody asks how many are kept where nothing is divided by that.
+    kept = x.new_empty((), dtype=torch.float64)
+    mask = mask.expand(x.shape)
+    geometry = elementwise(x, target, mask, x if reduction else out)
+    blocks = blocks_for(geometry, x.element_size(), HALF)
+    facts = facts_of(geometry, blocks, ("x", "target", "mask", "out"), x.dtype)
+    steps = -(-geometry.length // blocks.elements)
+    programs = min(facts["tiles"] * steps, BUSY) if reduction else facts["tiles"] * steps
+    room = sums_for(x, programs or 1, torch.int64)
+    launch(
+        element_kernel,
+        programs,
+        {
+            **dict(x=x, target=target, mask=as_bytes(mask), out=out, facts=kept, **room, **facts, steps=steps),
+            **dict(parameter=parameter, CODE=code, REDUCTION=reduction, SKIP=blocks.skip),
+        },
+        warps=blocks.warps,
+        reads={"x": 1, "target": 1, "mask": 1},
+        writes=("out",),
+    )
+    return out, kept
+
+
+def loss_backward(
+    grad: Tensor, x: Tensor, target: Tensor, mask: Tensor, kept: Tensor, code: int, parameter: float, reduction: int
+) -> Tensor:
+    """The gradient of a loss of single elements."""
+    of_x = room_like(x)
+    mask = mask.expand(x.shape)
+    geometry = elementwise(x, target, mask, of_x if reduction else grad, of_x)
+    blocks = blocks_for(geometry, x.element_size(), HALF)
+    facts = facts_of(geometry, blocks, ("x", "target", "mask", "grad", "of_x"), x.dtype)
+    steps = -(-geometry.length // blocks.elements)
+    launch(
+        element_backward_kernel,
+        facts["tiles"] * steps,
+        {
+            **dict(grad=grad, x=x, target=target, mask=as_bytes(mask), kept=kept, of_x=of_x, **facts, steps=steps),
+            **dict(parameter=parameter, CODE=code, REDUCTION=reduction, SKIP=blocks.skip),
+        },
+        warps=blocks.warps,
+        reads={"x": 1, "target": 1, "mask": 1, "grad": 1},
+        writes=("of_x",),
+    )
+    return of_x
+
+
+def cross_entropy(
+    x: Tensor, target: Tensor, mask: Tensor, weight: Tensor | None, ignored: int, smoothing: float, reduction: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Cross entropy; the log of each row's sum of exponentials; by what a mean divides, and -1."""
+    out = x.new_empty(() if reduction else target.shape)
+    sums, known = x.new_empty(target.shape, dtype=torch.float64), x.new_empty(2, dtype=torch.float64)
+    mask = mask.expand(target.shape)
+    geometry = lay_out([1], x, target.unsqueeze(1).expand(x.shape), mask.unsqueeze(1).expand(x.shape))
+    blocks = blocks_for(geometry, x.element_size())
+    facts = facts_of(geometry, blocks, ("x", "target", "mask"), x.dtype)
+    del facts["target_inner"], facts["mask_inner"]
+    programs = min(facts["tiles"], BUSY)
+    launch(
+        class_kernel,
+        programs,
+        {
+            **dict(x=x, target=target, mask=as_bytes(mask), weight=weight, out=out, sums=sums, facts=known),
+            **sums_for(x, programs or 1, torch.float64),
+            **dict(**facts, ignored=ignored, smoothing=smoothing, REDUCTION=reduction),
+        },
+        warps=blocks.warps,
+        reads={"x": 1, "target": 1, "mask": 1},
+        writes=("out", "sums"),
+    )
+    return out, sums, known
+
+
+def cross_entropy_backward(
+    grad: Tensor,
+    x: Tensor,
+    target: Tensor,
+    mask: Tensor,
+    weight: Tensor | None,
+    sums: Tensor,
+    facts: Tensor,
+    ignored: int,
+    smoothing: float,
+    reduction: int,
+) -> Tensor:
+    """The gradient of cross entropy."""
+    of_x = like(x)
+    mask = mask.expand(target.shape)
+    geometry = lay_out([1], x, target.unsqueeze(1).expand(x.shape), mask.unsqueeze(1).expand(x.shape), of_x)
+    blocks = blocks_for(geometry, x.element_size())
+    known = facts_of(geometry, blocks, ("x", "target", "mask", "of_x"), x.dtype)
+    del known["target_inner"], known["mask_inner"]
+    steps = -(-geometry.length // blocks.elements)
+    launch(
+        class_backward_kernel,
+        known["tiles"] * steps,
+        {
+            **dict(grad=grad.contiguous(), x=x, target=target, mask=as_bytes(mask), weight=weight, sums=sums),
+            **dict(facts=facts, of_x=of_x, **known, steps=steps, ignored=ignored, smoothing=smoothing),
+            **dict(grad_stride=0 if reduction else 1, REDUCTION=reduction),
+        },
+        warps=blocks.warps,
+        reads={"x": 1, "target": 1, "mask": 1, "grad": 1, "sums": 1},
+        writes=("of_x",),
+    )
+    return of_x

@@ -1,0 +1,268 @@
+"""Losses of single elements and cross entropy, and their gradients, as Triton kernels.
+
+What is summed up is summed by each program, and put together by the one that finishes last, always in the same order.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from maskwise.ops.gpu.triton import bases, cells, flat, keeps, lift, merge, offsets, put, take
+
+__all__ = ["class_backward_kernel", "class_kernel", "element_backward_kernel", "element_kernel"]
+
+
+@triton.jit
+def sign_of(x):
+    """-1, 0 or 1; NaN of NaN."""
+    return tl.where(x > 0, 1.0, tl.where(x < 0, -1.0, x))
+
+
+@triton.jit
+def log1p(x):
+    """The logarithm of 1 + x for x in [0, 1], exact also where 1 + x is 1."""
+    one = 1.0 + x
+    return tl.where(one == 1.0, x, tl.log(one) * (x / tl.where(one == 1.0, 1.0, one - 1.0)))
+
+
+@triton.jit
+def loss_of(x, t, CODE: tl.constexpr, parameter: tl.constexpr):
+    """The loss of single elements, by its code: see SERVED in registered.py."""
+    apart = x - t
+    size = tl.abs(apart)
+    out = apart * apart
+    if CODE == 1:
+        out = size
+    elif CODE == 2:
+        out = tl.where(size < parameter, 0.5 * apart * apart / parameter, size - 0.5 * parameter)
+    elif CODE == 3:
+        out = tl.where(size <= parameter, 0.5 * apart * apart, parameter * (size - 0.5 * parameter))
+    elif CODE == 4:
+        out = tl.where(x > 0, x, x * 0) - x * t + log1p(tl.exp(-tl.abs(x)))
+    elif CODE == 5:
+        out = tl.where(t == 0, 0.0, t * tl.log(tl.where(t == 0, 1.0, t))) - t * x
+    elif CODE == 6:
+        out = tl.exp(t) * (t - x)
+    elif CODE == 7:
+        out = tl.exp(x) - t * x
+    elif CODE == 8:
+        out = x - t * tl.log(x + parameter)
+    elif CODE == 9:
+        power = -t * x
+        out = tl.where(power > 0, power, power * 0) + log1p(tl.exp(-tl.abs(power)))
+    elif CODE == 10:
+        beyond = parameter - x
+        beyond = tl.where(beyond < 0, 0.0, beyond)
+        out = tl.where(t != 1, beyond, 0.0) + tl.where(t != -1, x, 0.0)
+    return out
+
+
+@triton.jit
+def slope_of(x, t, CODE: tl.constexpr, parameter: tl.constexpr):
+    """The gradient of single elements."""
+    apart = x - t
+    size = tl.abs(apart)
+    out = 2.0 * apart
+    if CODE == 1:
+        out = sign_of(apart)
+    elif CODE == 2:
+        out = tl.where(size < parameter, apart / parameter, sign_of(apart))
+    elif CODE == 3:
+        out = tl.where(size <= parameter, apart, parameter * sign_of(apart))
+    elif CODE == 4:
+        small = tl.exp(-tl.abs(x))
+        out = tl.where(x >= 0, 1.0 / (1.0 + small), small / (1.0 + small)) - t
+    elif CODE == 5:
+        out = -t
+    elif CODE == 6:
+        out = -tl.exp(t)
+    elif CODE == 7:
+        out = tl.exp(x) - t
+    elif CODE == 8:
+        out = 1.0 - t / (x + parameter)
+    elif CODE == 9:
+        power = -t * x
+        small = tl.exp(-tl.abs(power))
+        out = -t * tl.where(power >= 0, 1.0 / (1.0 + small), small / (1.0 + small))
+    elif CODE == 10:
+        out = tl.where((t != 1) & (parameter - x >= 0), -1.0, 0.0) + tl.where(t != -1, 1.0, 0.0)
+    return out
+
+
+@triton.jit
+def put_together(
+    out,
+    facts,
+    part,
+    part_n,
+    counter,
+    total,
+    count,
+    REDUCTION: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    STRAY: tl.constexpr,
+):
+    """The sum of all programs' totals and counts, by the last of them: the loss, and by what a mean divides."""
+    me, programs = tl.program_id(0), tl.num_programs(0)
+    tl.store(part + me, total)
+    tl.store(part_n + me, count)
+    tl.debug_barrier()
+    done = tl.atomic_add(counter, 1, sem="acq_rel")
+    last = done == programs - 1
+    if last:
+        tl.store(counter, 0)
+        each = tl.arange(0, PROGRAMS)
+        whole = tl.sum(tl.load(part + each, mask=each < programs, other=0, cache_modifier=".cg"), 0)
+        many = tl.sum(tl.load(part_n + each, mask=each < programs, other=0, cache_modifier=".cg").to(tl.float64), 0)
+        if REDUCTION == 2:
+            whole = whole / tl.where(many == 0, 1.0, many).to(whole.dtype)
+        if REDUCTION > 0:
+            tl.store(out, whole.to(out.dtype.element_ty))
+        tl.store(facts, many)
+        if STRAY:
+            # In the place of the first class that is none, which is told by a NaN here.
+            tl.store(facts + 1, -1.0)
+
+
+# -- single elements ---------------------------------------------------------------------------------------------------
+@triton.jit
+def element_kernel(
+    x, target, mask, out, facts, part, part_n, counter,
+    outer, inner, x_outer, x_inner, target_outer, target_inner, mask_outer, mask_inner, out_outer, out_inner,
+    rows, length, tiles, steps, parameter: tl.constexpr,
+    CODE: tl.constexpr, REDUCTION: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
+    ELEMENTS: tl.constexpr, GROUP: tl.constexpr, SKIP: tl.constexpr, PROGRAMS: tl.constexpr,
+):  # fmt: skip
+    """A loss of single elements: unreduced, its sum or its mean."""
+    total = tl.zeros((ROWS,), DTYPE)
+    count = tl.zeros((ROWS,), tl.int64)
+    for job in range(tl.program_id(0), tiles * steps, tl.num_programs(0)):
+        row, real = bases(job // steps, rows, ROWS, WIDE)
+        index = cells((job % steps) * ELEMENTS, ELEMENTS, GROUP, WIDE)
+        inside = real[:, None, None] & (index < length)
+        keep, wanted = keeps(mask, offsets(row, outer, mask_outer), inner, mask_inner, index, inside, SKIP)
+        value = take(x, offsets(row, outer, x_outer), inner, x_inner, index, wanted, keep, 0.0, DTYPE)
+        wish = take(target, offsets(row, outer, target_outer), inner, target_inner, index, wanted, keep, 0.0, DTYPE)
+        loss = tl.where(keep, loss_of(value, wish, CODE, parameter), 0.0)
+        if REDUCTION == 0:
+            put(out, offsets(row, outer, out_outer), inner, out_inner, index, inside, loss)
+        else:
+            total += tl.sum(flat(loss, ROWS, ELEMENTS), 1)
+            if REDUCTION == 2:
+                count += tl.sum(flat(keep, ROWS, ELEMENTS).to(tl.int32), 1)
+    if REDUCTION > 0:
+        put_together(out, facts, part, part_n, counter, tl.sum(total, 0), tl.sum(count, 0), REDUCTION, PROGRAMS, False)
+
+
+@triton.jit
+def element_backward_kernel(
+    grad, x, target, mask, kept, of_x,
+    outer, inner, grad_outer, grad_inner, x_outer, x_inner, target_outer, target_inner, mask_outer, mask_inner,
+    of_x_outer, of_x_inner,
+    rows, length, tiles, steps, parameter: tl.constexpr,
+    CODE: tl.constexpr, REDUCTION: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
+    ELEMENTS: tl.constexpr, GROUP: tl.constexpr, SKIP: tl.constexpr,
+):  # fmt: skip
+    """The gradient of a loss of single elements."""
+    for job in range(tl.program_id(0), tiles * steps, tl.num_programs(0)):
+        row, real = bases(job // steps, rows, ROWS, WIDE)
+        index = cells((job % steps) * ELEMENTS, ELEMENTS, GROUP, WIDE)
+        inside = real[:, None, None] & (index < length)
+        keep, wanted = keeps(mask, offsets(row, outer, mask_outer), inner, mask_inner, index, inside, SKIP)
+        value = take(x, offsets(row, outer, x_outer), inner, x_inner, index, wanted, keep, 0.0, DTYPE)
+        wish = take(target, offsets(row, outer, target_outer), inner, target_inner, index, wanted, keep, 0.0, DTYPE)
+        if REDUCTION == 0:
+            g = take(grad, offsets(row, outer, grad_outer), inner, grad_inner, index, wanted, keep, 0.0, DTYPE)
+        else:
+            g = tl.load(grad).to(DTYPE)
+            if REDUCTION == 2:
+                many = tl.load(kept)
+                g = g / tl.where(many == 0, 1.0, many).to(DTYPE)
+        result = tl.where(keep, slope_of(value, wish, CODE, parameter) * g, 0.0)
+        put(of_x, offsets(row, outer, of_x_outer), inner, of_x_inner, index, inside, result)
+
+
+# -- classes -----------------------------------------------------------------------------------------------------------
+@triton.jit
+def class_kernel(
+    x, target, mask, weight, out, sums, facts, part, part_n, counter,
+    outer, inner, x_outer, x_inner, target_outer, mask_outer,
+    rows, length, tiles, ignored, smoothing: tl.constexpr,
+    REDUCTION: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr,
+    GROUP: tl.constexpr, PROGRAMS: tl.constexpr,
+):  # fmt: skip
+    """Cross entropy of rows of classes, of which what is dropped is never read. A class that is none gives NaN."""
+    total = tl.zeros((ROWS,), DTYPE)
+    count = tl.zeros((ROWS,), tl.float64)
+    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+        row, real = bases(tile, rows, ROWS, WIDE)
+        x_base = offsets(row, outer, x_outer)
+        keep = tl.load(mask + offsets(row, outer, mask_outer), mask=real, other=0) != 0
+        wish = tl.load(target + offsets(row, outer, target_outer), mask=real & keep, other=ignored)
+        keep = real & keep & (wish != ignored)
+        a = tl.full((ROWS,), -float("inf"), DTYPE)
+        b = tl.zeros((ROWS,), DTYPE)
+        n = row * 0
+        level = tl.zeros((ROWS,), DTYPE)
+        for start in range(0, length, ELEMENTS):
+            index = cells(start, ELEMENTS, GROUP, WIDE)
+            inside = tl.broadcast_to(keep[:, None, None], (ROWS, ELEMENTS // GROUP, GROUP)) & (index < length)
+            value = take(x, x_base, inner, x_inner, index, inside, inside, -float("inf"), DTYPE)
+            value, there = flat(value, ROWS, ELEMENTS), flat(inside, ROWS, ELEMENTS)
+            la, lb, ln = lift(value, there, value, value, "logsumexp", 0, 0)
+            ta, tb, tn = merge(la, lb, ln, "logsumexp", False)
+            a, b, n = merge(tl.join(a, ta), tl.join(b, tb), tl.join(n, tn.to(n.dtype)), "logsumexp", False)
+            if smoothing != 0.0:
+                level += tl.sum(tl.where(there, value, 0.0), 1)
+        stray = keep & ((wish < 0) | (wish >= length))
+        chosen = tl.where(keep & (stray == 0), wish, 0)
+        if WIDE == 0:
+            chosen = chosen.to(tl.int32)
+        mine = tl.load(x + x_base + offsets(chosen, inner, x_inner), mask=keep, other=0).to(DTYPE)
+        log_sum = tl.log(b) + tl.where(tl.abs(a) == float("inf"), 0.0, a)
+        log_sum = tl.where(a == float("inf"), float("nan"), log_sum)
+        loss = log_sum - mine
+        share = tl.full((ROWS,), 1.0, DTYPE)
+        if weight is not None:
+            share = tl.load(weight + chosen, mask=keep, other=0).to(DTYPE)
+            loss = loss * share
+        if smoothing != 0.0:
+            loss = (1.0 - smoothing) * loss + smoothing * (log_sum - level / length)
+        loss = tl.where(keep, tl.where(stray, float("nan"), loss), 0.0)
+        if REDUCTION == 0:
+            tl.store(out + row, loss.to(out.dtype.element_ty), mask=real)
+        tl.store(sums + row, tl.where(keep, tl.where(stray, float("nan"), log_sum), 0.0).to(tl.float64), mask=real)
+        total += loss
+        count += tl.where(keep, share, 0.0).to(tl.float64)
+    put_together(out, facts, part, part_n, counter, tl.sum(total, 0), tl.sum(count, 0), REDUCTION, PROGRAMS, True)
+
+
+@triton.jit
+def class_backward_kernel(
+    grad, x, target, mask, weight, sums, facts, of_x,
+    outer, inner, x_outer, x_inner, target_outer, mask_outer, of_x_outer, of_x_inner,
+    rows, length, tiles, steps, ignored, grad_stride, smoothing: tl.constexpr,
+    REDUCTION: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr,
+    GROUP: tl.constexpr,
+):  # fmt: skip
+    """The gradient of cross entropy."""
+    for job in range(tl.program_id(0), tiles * steps, tl.num_programs(0)):
+        row, real = bases(job // steps, rows, ROWS, WIDE)
+        keep = tl.load(mask + offsets(row, outer, mask_outer), mask=real, other=0) != 0
+        wish = tl.load(target + offsets(row, outer, target_outer), mask=real & keep, other=ignored)
+        keep = real & keep & (wish != ignored)
+        index = cells((job % steps) * ELEMENTS, ELEMENTS, GROUP, WIDE)
+        inside = real[:, None, None] & (index < length)
+        wanted = tl.broadcast_to(keep[:, None, None], inside.shape) & inside
+        value = take(x, offsets(row, outer, x_outer), inner, x_inner, index, wanted, wanted, 0.0, DTYPE)
+        g = tl.load(grad + row * grad_stride, mask=keep, other=0).to(DTYPE)
+        if REDUCTION == 2:
+            many = tl.load(facts)
+            g = g / tl.where(many == 0, 1.0, many).to(DTYPE)
+        if weight is not None:
+            g = g * tl.load(weight + wish, mask=keep, other=0).to(DTYPE)
+        log_sum = tl.load(sums + row, mask=keep, other=0).to(DTYPE)
+        chosen = tl.where(index == wish[:, None, None], 1.0 - smoothing, 0.0)
+        result = (tl.exp(value - log_sum[:, None, None]) - chosen - smoothing / length) * g[:, None, None]
+        put(of_x, offsets(row, outer, of_x_outer), inner, of_x_inner, index, inside, tl.where(wanted, result, 0.0))

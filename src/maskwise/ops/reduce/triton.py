@@ -1,0 +1,242 @@
+"""The reductions and their gradients as Triton kernels.
+
+A few long rows are cut into parts; the program that finishes last puts the parts together, always in the same order.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from maskwise.ops.gpu.triton import (
+    bases,
+    cells,
+    flat,
+    greater,
+    keeps,
+    lesser,
+    lift,
+    merge,
+    norm_of,
+    offsets,
+    power,
+    put,
+    take,
+)
+
+__all__ = ["reduce_kernel", "spread_kernel"]
+
+
+@triton.jit
+def finish(a, b, n, OP: tl.constexpr, parameter: tl.constexpr, ROOT: tl.constexpr):
+    """The result of a row."""
+    out = a
+    if OP == "argmax" or OP == "argmin":
+        out = n
+    elif OP == "mean":
+        out = a / n.to(a.dtype)
+    elif OP == "var":
+        out = b / tl.maximum(n.to(a.dtype) - parameter, 0.0)
+        out = tl.where(n > 0, out, float("nan"))
+        if ROOT:
+            out = tl.sqrt(out)
+    elif OP == "logsumexp":
+        shift = tl.where(tl.abs(a) == float("inf"), 0.0, a)
+        out = tl.log(b) + shift
+    elif OP == "norm_2" or OP == "norm_-inf" or OP == "norm_p":
+        out = norm_of(a, n, OP, parameter)
+    return out
+
+
+# -- kernels -----------------------------------------------------------------------------------------------------------
+@triton.jit
+def reduce_kernel(
+    x, mask, reference, out, out_a, out_b, out_n, part_a, part_b, part_n, counter,
+    outer, inner, x_outer, x_inner, mask_outer, mask_inner,
+    rows, length, tiles, splits, chunk, parameter: tl.constexpr,
+    OP: tl.constexpr, IDENTITY: tl.constexpr, ROOT: tl.constexpr, RAW: tl.constexpr, NEED_B: tl.constexpr,
+    NEED_N: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr,
+    GROUP: tl.constexpr, SKIP: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Reduce rows. A program has a tile of rows, or one part of each of them."""
+    for job in range(tl.program_id(0), tiles * splits, tl.num_programs(0)):
+        tile, part = job // splits, job % splits
+        row, real = bases(tile, rows, ROWS, WIDE)
+        x_base, mask_base = offsets(row, outer, x_outer), offsets(row, outer, mask_outer)
+        mine = tl.zeros((ROWS,), DTYPE)
+        if OP == "ties" or OP == "magnitude_ties":
+            mine = tl.load(reference + row, mask=real, other=0).to(DTYPE)
+        if OP == "any" or OP == "all":
+            a = tl.full((ROWS,), IDENTITY, tl.int32)
+        else:
+            a = tl.full((ROWS,), IDENTITY, DTYPE)
+        b = tl.zeros((ROWS,), DTYPE)
+        if OP == "argmax" or OP == "argmin":
+            n = row * 0 - 1
+        else:
+            n = row * 0
+        begin = part * chunk
+        end = tl.minimum(begin + chunk, length)
+        for start in range(begin, end, ELEMENTS):
+            index = cells(start, ELEMENTS, GROUP, WIDE)
+            inside = real[:, None, None] & (index < end)
+            keep, wanted = keeps(mask, mask_base, inner, mask_inner, index, inside, SKIP)
+            value = take(x, x_base, inner, x_inner, index, wanted, keep, IDENTITY, DTYPE)
+            place = tl.broadcast_to(index, inside.shape)
+            value, keep = flat(value, ROWS, ELEMENTS), flat(keep, ROWS, ELEMENTS)
+            la, lb, ln = lift(value, keep, flat(place, ROWS, ELEMENTS), mine[:, None], OP, parameter, IDENTITY)
+            ta, tb, tn = merge(la, lb, ln, OP, NEED_N)
+            if OP == "var" or OP == "logsumexp" or OP == "argmax" or OP == "argmin":
+                a, b, n = merge(tl.join(a, ta), tl.join(b, tb), tl.join(n, tn.to(n.dtype)), OP, NEED_N)
+            else:
+                a, b, n = both(a, ta, b, n, tn, OP)
+        if SPLITS > 1:
+            at = part * rows + row
+            tl.store(part_a + at, a, mask=real)
+            if NEED_B:
+                tl.store(part_b + at, b, mask=real)
+            if NEED_N:
+                tl.store(part_n + at, n, mask=real)
+            # Every thread's part must be in memory before this program counts as done.
+            tl.debug_barrier()
+            done = tl.atomic_add(counter + tile, 1, sem="acq_rel")
+            last = done == splits - 1
+            if last:
+                tl.store(counter + tile, 0)
+                put_together(
+                    out, out_a, out_b, out_n, part_a, part_b, part_n, row, real, rows, splits, parameter,
+                    OP, IDENTITY, ROOT, RAW, NEED_B, NEED_N, DTYPE, ROWS, SPLITS,
+                )  # fmt: skip
+        else:
+            write(out, out_a, out_b, out_n, row, real, a, b, n, OP, parameter, ROOT, RAW, NEED_B, NEED_N)
+
+
+@triton.jit
+def put_together(
+    out, out_a, out_b, out_n, part_a, part_b, part_n, row, real, rows, splits, parameter: tl.constexpr,
+    OP: tl.constexpr, IDENTITY: tl.constexpr, ROOT: tl.constexpr, RAW: tl.constexpr, NEED_B: tl.constexpr,
+    NEED_N: tl.constexpr, DTYPE: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """The parts of rows as one, written."""
+    each = tl.arange(0, SPLITS)
+    at = each[None, :] * rows + row[:, None]
+    there = real[:, None] & (each < splits)[None, :]
+    # Other programs wrote these: what a nearer cache has of them may be old.
+    a = tl.load(part_a + at, mask=there, other=IDENTITY, cache_modifier=".cg")
+    b = tl.zeros((ROWS, SPLITS), DTYPE)
+    if NEED_B:
+        b = tl.load(part_b + at, mask=there, other=0, cache_modifier=".cg")
+    n = tl.zeros((ROWS, SPLITS), tl.int32)
+    if NEED_N:
+        n = tl.load(part_n + at, mask=there, other=0, cache_modifier=".cg")
+    whole_a, whole_b, whole_n = merge(a, b, n, OP, NEED_N)
+    write(
+        out, out_a, out_b, out_n, row, real, whole_a, whole_b, whole_n, OP, parameter, ROOT, RAW, NEED_B, NEED_N
+    )  # fmt: skip
+
+
+@triton.jit
+def both(a, ta, b, n, tn, OP: tl.constexpr):
+    """Two states of a reduction that needs no more than ``a`` and a count."""
+    if OP == "prod" or OP == "nonzeros":
+        a = a * ta
+    elif OP == "amax" or OP == "any" or OP == "norm_inf":
+        a = greater(a, ta)
+    elif OP == "amin" or OP == "all" or OP == "norm_-inf":
+        a = lesser(a, ta)
+    else:
+        a = a + ta
+    return a, b, n + tn
+
+
+@triton.jit
+def write(
+    out, out_a, out_b, out_n, row, real, a, b, n, OP: tl.constexpr, parameter: tl.constexpr, ROOT: tl.constexpr,
+    RAW: tl.constexpr, NEED_B: tl.constexpr, NEED_N: tl.constexpr,
+):  # fmt: skip
+    """Write the result of rows, or for a gradient their states."""
+    if RAW:
+        if OP != "ties" and OP != "magnitude_ties" and OP != "count":
+            tl.store(out_a + row, a, mask=real)
+        if NEED_B:
+            tl.store(out_b + row, b, mask=real)
+        if NEED_N:
+            tl.store(out_n + row, n, mask=real)
+    else:
+        result = finish(a, b, n, OP, parameter, ROOT)
+        tl.store(out + row, result.to(out.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def slope(x, g, out, a, b, n, keep, OP: tl.constexpr, parameter: tl.constexpr):
+    """The gradient of the elements of a row: ``g`` and ``out`` are the row's, ``a``, ``b``, ``n`` its state."""
+    result = g + x * 0
+    if OP == "mean":
+        result = g / n.to(g.dtype) + x * 0
+    elif OP == "logsumexp":
+        result = tl.exp(x - out) * g
+    elif OP == "var":
+        result = g * (2.0 / tl.maximum(n.to(g.dtype) - parameter, 0.0)) * (x - a)
+    elif OP == "std":
+        freedom = tl.maximum(n.to(g.dtype) - parameter, 0.0)
+        deviation = tl.sqrt(b / freedom)
+        scale = tl.where(deviation == 0.0, 0.0, g / freedom / deviation)
+        result = scale * (x - a)
+    elif OP == "ties":
+        result = tl.where((x == out) | (out != out), g / n.to(g.dtype), 0.0)
+    elif OP == "nonzeros":
+        zero = x == 0
+        others = tl.where(zero, a, a / tl.where(zero, 1.0, x))
+        result = tl.where((n == 0) | (zero & (n == 1)), others, 0.0) * g
+    elif OP == "magnitude_ties":
+        sign = tl.where(x > 0, 1.0, tl.where(x < 0, -1.0, x))
+        result = tl.where((tl.abs(x) == out) | (out != out), sign * g / n.to(g.dtype), 0.0)
+    elif OP == "norm_1":
+        result = tl.where(x > 0, 1.0, tl.where(x < 0, -1.0, x)) * g
+    elif OP == "norm_2":
+        result = tl.where(out != 0, x / out * g, 0.0)
+    elif OP == "norm_p":
+        sign = tl.where(x > 0, 1.0, tl.where(x < 0, -1.0, x))
+        grown = power(tl.abs(x) / out, parameter - 1.0)
+        result = tl.where((out != 0) & (x != 0), sign * grown * g, 0.0)
+    return tl.where(keep, result, 0.0)
+
+
+@triton.jit
+def spread_kernel(
+    x, mask, grad, out, in_a, in_b, in_n, of_x,
+    outer, inner, x_outer, x_inner, mask_outer, mask_inner, of_x_outer, of_x_inner,
+    rows, length, tiles, steps, grad_stride, parameter: tl.constexpr,
+    OP: tl.constexpr, STATE: tl.constexpr, IDENTITY: tl.constexpr, NEED_X: tl.constexpr, NEED_OUT: tl.constexpr,
+    NEED_A: tl.constexpr, NEED_B: tl.constexpr, NEED_N: tl.constexpr, WHOLE: tl.constexpr, DTYPE: tl.constexpr,
+    WIDE: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr, GROUP: tl.constexpr, SKIP: tl.constexpr,
+):  # fmt: skip
+    """Spread the gradient of each row over what was kept; with WHOLE, the state of a row is found on the way."""
+    for job in range(tl.program_id(0), tiles * steps, tl.num_programs(0)):
+        tile, step = job // steps, job % steps
+        row, real = bases(tile, rows, ROWS, WIDE)
+        index = cells(step * ELEMENTS, ELEMENTS, GROUP, WIDE)
+        inside = real[:, None, None] & (index < length)
+        mask_base, of_x_base = offsets(row, outer, mask_outer), offsets(row, outer, of_x_outer)
+        keep, wanted = keeps(mask, mask_base, inner, mask_inner, index, inside, SKIP)
+        if NEED_X:
+            value = take(x, offsets(row, outer, x_outer), inner, x_inner, index, wanted, keep, IDENTITY, DTYPE)
+        else:
+            value = tl.zeros(keep.shape, DTYPE)
+        value, kept = flat(value, ROWS, ELEMENTS), flat(keep, ROWS, ELEMENTS)
+        g = tl.load(grad + row * grad_stride, mask=real, other=0).to(DTYPE)
+        a, b, n, result = g, g, row, g
+        if NEED_OUT:
+            result = tl.load(out + row, mask=real, other=0).to(DTYPE)
+        if WHOLE:
+            la, lb, ln = lift(value, kept, value, result[:, None], STATE, parameter, IDENTITY)
+            a, b, n = merge(la, lb, ln, STATE, NEED_N)
+        else:
+            if NEED_A:
+                a = tl.load(in_a + row, mask=real, other=0)
+            if NEED_B:
+                b = tl.load(in_b + row, mask=real, other=0)
+            if NEED_N:
+                n = tl.load(in_n + row, mask=real, other=0)
+        gradient = slope(value, g[:, None], result[:, None], a[:, None], b[:, None], n[:, None], kept, OP, parameter)
+        put(of_x, of_x_base, inner, of_x_inner, index, inside, gradient)

@@ -1,0 +1,242 @@
+"""The scans and their gradients as Triton kernels: rows tile by tile, each tile starting from where the last one ended.
+
+A gradient runs from the end of a row to its beginning.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from maskwise.ops.gpu.triton import bases, cells, flat, keeps, offsets, put, take
+
+__all__ = ["product_backward_kernel", "scan_backward_kernel", "scan_kernel"]
+
+
+# -- combinations of two, the first being the earlier ------------------------------------------------------------------
+@triton.jit
+def add(a, b):
+    """The sum."""
+    return a + b
+
+
+@triton.jit
+def times(a, b):
+    """The product."""
+    return a * b
+
+
+@triton.jit
+def add_exponentials(a, s, b, t):
+    """Sums of exponentials, each as a largest exponent and the sum relative to that."""
+    high = tl.where(a > b, a, b)
+    shift = tl.where(tl.abs(high) == float("inf"), 0.0, high)
+    first = tl.where(s == 0.0, 0.0, s * tl.exp(tl.where(tl.abs(a) == float("inf"), 0.0, a) - shift))
+    second = tl.where(t == 0.0, 0.0, t * tl.exp(tl.where(tl.abs(b) == float("inf"), 0.0, b) - shift))
+    return high, first + second
+
+
+@triton.jit
+def latest_greatest(a, i, b, j):
+    """The greater with its place; of equals the later; NaN before all; a place of -1 is nobody."""
+    second = ((b >= a) & (a == a)) | (b != b)
+    second = (i < 0) | ((j >= 0) & second)
+    return tl.where(second, b, a), tl.where(second, j, i)
+
+
+@triton.jit
+def latest_least(a, i, b, j):
+    """The lesser with its place; otherwise as `latest_greatest`."""
+    second = ((b <= a) & (a == a)) | (b != b)
+    second = (i < 0) | ((j >= 0) & second)
+    return tl.where(second, b, a), tl.where(second, j, i)
+
+
+@triton.jit
+def add_of_same(a, i, b, j):
+    """The sum over one place; another place starts anew."""
+    return tl.where(i == j, a + b, b), j
+
+
+@triton.jit
+def first_zero(a, n, b, m):
+    """The product of what is not 0, and how many are."""
+    return a * b, n + m
+
+
+# -- forward -----------------------------------------------------------------------------------------------------------
+@triton.jit
+def scan_kernel(
+    x, mask, out, places,
+    outer, inner, x_outer, x_inner, mask_outer, mask_inner, out_outer, out_inner,
+    rows, length, tiles,
+    OP: tl.constexpr, IDENTITY: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
+    ELEMENTS: tl.constexpr, GROUP: tl.constexpr, SKIP: tl.constexpr,
+):  # fmt: skip
+    """A running sum, product, extreme or sum of exponentials of what is kept."""
+    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+        row, real = bases(tile, rows, ROWS, WIDE)
+        x_base, mask_base = offsets(row, outer, x_outer), offsets(row, outer, mask_outer)
+        out_base = offsets(row, outer, out_outer)
+        a = tl.full((ROWS, 1), IDENTITY, DTYPE)
+        s = tl.zeros((ROWS, 1), DTYPE)
+        n = (row * 0 - 1)[:, None]
+        for start in range(0, length, ELEMENTS):
+            index = cells(start, ELEMENTS, GROUP, WIDE)
+            inside = real[:, None, None] & (index < length)
+            keep, wanted = keeps(mask, mask_base, inner, mask_inner, index, inside, SKIP)
+            value = flat(take(x, x_base, inner, x_inner, index, wanted, keep, IDENTITY, DTYPE), ROWS, ELEMENTS)
+            kept = flat(keep, ROWS, ELEMENTS)
+            column = tl.arange(0, ELEMENTS)[None, :]
+            last = ELEMENTS - 1
+            if OP == "cumsum":
+                result = a + tl.associative_scan(value, 1, add)
+                a = tl.sum(tl.where(column == last, result, 0), 1)[:, None]
+            elif OP == "cumprod":
+                result = a * tl.associative_scan(value, 1, times)
+                a = tl.sum(tl.where(column == last, result, 0), 1)[:, None]
+            elif OP == "logcumsumexp":
+                one = tl.where(kept & (value != -float("inf")), 1.0, 0.0).to(DTYPE)
+                # The exponential of infinity, unlike that of any other exponent, is not relative to it.
+                one = tl.where(value == float("inf"), float("inf"), one)
+                high, total = tl.associative_scan((value, one), 1, add_exponentials)
+                high, total = add_exponentials(a, s, high, total)
+                result = tl.log(total) + tl.where(tl.abs(high) == float("inf"), 0.0, high)
+                a = tl.sum(tl.where(column == last, tl.where(tl.abs(high) == float("inf"), 0.0, high), 0.0), 1)[:, None]
+                s = tl.sum(tl.where(column == last, total, 0), 1)[:, None]
+                # A sum of nothing has an exponent of -inf, which a sum over the tile cannot carry.
+                a = tl.where(s == 0.0, -float("inf"), a)
+            else:
+                place = flat(tl.broadcast_to(index, inside.shape), ROWS, ELEMENTS)
+                place = tl.where(kept, place, -1)
+                if OP == "cummax":
+                    result, place = tl.associative_scan((value, place), 1, latest_greatest)
+                    result, place = latest_greatest(a, n, result, place)
+                else:
+                    result, place = tl.associative_scan((value, place), 1, latest_least)
+                    result, place = latest_least(a, n, result, place)
+                n = tl.sum(tl.where(column == last, place, 0), 1)[:, None]
+                # A sum can carry one NaN or one infinity, since the rest of the tile is 0.
+                a = tl.sum(tl.where(column == last, result, 0), 1)[:, None]
+                put(places, out_base, inner, out_inner, index, inside, place)
+            put(out, out_base, inner, out_inner, index, inside, result)
+
+
+# -- backward ----------------------------------------------------------------------------------------------------------
+@triton.jit
+def scan_backward_kernel(
+    grad, x, mask, known, of_x,
+    outer, inner, grad_outer, grad_inner, x_outer, x_inner, mask_outer, mask_inner, known_outer, known_inner,
+    of_x_outer, of_x_inner,
+    rows, length, tiles, steps,
+    OP: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr,
+    GROUP: tl.constexpr, SKIP: tl.constexpr,
+):  # fmt: skip
+    """The gradient of a running sum, extreme (``known``: its places) or sum of exponentials (``known``: the result)."""
+    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+        row, real = bases(tile, rows, ROWS, WIDE)
+        grad_base, of_x_base = offsets(row, outer, grad_outer), offsets(row, outer, of_x_outer)
+        a = tl.zeros((ROWS, 1), DTYPE)
+        s = tl.zeros((ROWS, 1), DTYPE)
+        n = (row * 0 - 2)[:, None]
+        column = tl.arange(0, ELEMENTS)[None, :]
+        for step in range(steps):
+            index = cells((steps - 1 - step) * ELEMENTS, ELEMENTS, GROUP, WIDE)
+            inside = real[:, None, None] & (index < length)
+            g = take(grad, grad_base, inner, grad_inner, index, inside, inside, 0.0, DTYPE)
+            if OP == "extreme":
+                known_base = offsets(row, outer, known_outer)
+                place = tl.load(
+                    known + known_base[:, None, None] + offsets(index, inner, known_inner), mask=inside, other=-1
+                )
+                here = tl.broadcast_to(index, inside.shape)
+                place, here = flat(place, ROWS, ELEMENTS), flat(here, ROWS, ELEMENTS)
+                total, key = tl.associative_scan((flat(g, ROWS, ELEMENTS), place), 1, add_of_same, reverse=True)
+                total = tl.where((n == key), total + a, total)
+                a = tl.sum(tl.where(column == 0, total, 0), 1)[:, None]
+                n = tl.sum(tl.where(column == 0, key, 0), 1)[:, None].to(n.dtype)
+                result = tl.where(place == here, total, 0.0)
+            else:
+                mask_base = offsets(row, outer, mask_outer)
+                keep, wanted = keeps(mask, mask_base, inner, mask_inner, index, inside, SKIP)
+                kept = flat(keep, ROWS, ELEMENTS)
+                if OP == "sum":
+                    total = a + tl.associative_scan(flat(g, ROWS, ELEMENTS), 1, add, reverse=True)
+                    a = tl.sum(tl.where(column == 0, total, 0), 1)[:, None]
+                    result = tl.where(kept, total, 0.0)
+                else:
+                    x_base, known_base = offsets(row, outer, x_outer), offsets(row, outer, known_outer)
+                    value = flat(take(x, x_base, inner, x_inner, index, wanted, keep, 0.0, DTYPE), ROWS, ELEMENTS)
+                    out = take(known, known_base, inner, known_inner, index, inside, inside, 0.0, DTYPE)
+                    out, g = flat(out, ROWS, ELEMENTS), flat(g, ROWS, ELEMENTS)
+                    there = flat(inside, ROWS, ELEMENTS) & (out != -float("inf"))
+                    exponent = tl.where(there, -out, -float("inf"))
+                    high, total = tl.associative_scan(
+                        (exponent, tl.where(there, g, 0.0)), 1, add_exponentials, reverse=True
+                    )
+                    before = tl.where(s == 0.0, -float("inf"), a)
+                    high, total = add_exponentials(before, s, high, total)
+                    finite = tl.where(tl.abs(high) == float("inf"), 0.0, high)
+                    a = tl.sum(tl.where(column == 0, finite, 0.0), 1)[:, None]
+                    s = tl.sum(tl.where(column == 0, total, 0.0), 1)[:, None]
+                    result = tl.where(kept & (value != -float("inf")), tl.exp(value + finite) * total, 0.0)
+            put(of_x, of_x_base, inner, of_x_inner, index, inside, result)
+
+
+@triton.jit
+def product_backward_kernel(
+    grad, x, mask, scratch, of_x,
+    outer, inner, grad_outer, grad_inner, x_outer, x_inner, mask_outer, mask_inner, of_x_outer, of_x_inner,
+    rows, length, tiles, steps,
+    DTYPE: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr, GROUP: tl.constexpr,
+    SKIP: tl.constexpr,
+):  # fmt: skip
+    """The gradient of a running product.
+
+    Up to the first 0 of a row, what follows over the element itself; for that 0, the products without it up to the
+    second 0; and nothing from there on. Forth through the row the products without zeros are written to ``scratch``,
+    and back through it they are summed.
+    """
+    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+        row, real = bases(tile, rows, ROWS, WIDE)
+        grad_base, x_base = offsets(row, outer, grad_outer), offsets(row, outer, x_outer)
+        mask_base, of_x_base = offsets(row, outer, mask_outer), offsets(row, outer, of_x_outer)
+        column = tl.arange(0, ELEMENTS)[None, :]
+        a = tl.full((ROWS, 1), 1.0, DTYPE)
+        zeros = tl.zeros((ROWS, 1), tl.int32)
+        for step in range(steps):
+            index = cells(step * ELEMENTS, ELEMENTS, GROUP, WIDE)
+            inside = real[:, None, None] & (index < length)
+            keep, wanted = keeps(mask, mask_base, inner, mask_inner, index, inside, SKIP)
+            value = flat(take(x, x_base, inner, x_inner, index, wanted, keep, 1.0, DTYPE), ROWS, ELEMENTS)
+            zero = (value == 0).to(tl.int32)
+            product, count = tl.associative_scan((tl.where(value == 0, 1.0, value), zero), 1, first_zero)
+            product, count = product * a, count + zeros
+            a = tl.sum(tl.where(column == ELEMENTS - 1, product, 0), 1)[:, None]
+            zeros = tl.sum(tl.where(column == ELEMENTS - 1, count, 0), 1)[:, None]
+            put(scratch, of_x_base, inner, of_x_inner, index, inside, product)
+        tl.debug_barrier()
+        before = tl.zeros((ROWS, 1), DTYPE)
+        after = tl.zeros((ROWS, 1), DTYPE)
+        for step in range(steps):
+            index = cells((steps - 1 - step) * ELEMENTS, ELEMENTS, GROUP, WIDE)
+            inside = real[:, None, None] & (index < length)
+            keep, wanted = keeps(mask, mask_base, inner, mask_inner, index, inside, SKIP)
+            value = flat(take(x, x_base, inner, x_inner, index, wanted, keep, 1.0, DTYPE), ROWS, ELEMENTS)
+            zero = (value == 0).to(tl.int32)
+            # How many zeros there are up to each place: those of the row, less those behind it.
+            behind = tl.associative_scan(zero, 1, add, reverse=True)
+            count = zeros - behind + zero
+            zeros = zeros - tl.sum(zero, 1)[:, None]
+            product = flat(
+                take(scratch, of_x_base, inner, of_x_inner, index, inside, inside, 0.0, DTYPE), ROWS, ELEMENTS
+            )
+            g = flat(take(grad, grad_base, inner, grad_inner, index, inside, inside, 0.0, DTYPE), ROWS, ELEMENTS)
+            g = g * product
+            none = before + tl.associative_scan(tl.where(count == 0, g, 0.0), 1, add, reverse=True)
+            one = after + tl.associative_scan(tl.where(count == 1, g, 0.0), 1, add, reverse=True)
+            before = tl.sum(tl.where(column == 0, none, 0), 1)[:, None]
+            after = tl.sum(tl.where(column == 0, one, 0), 1)[:, None]
+            safe = tl.where(value == 0, 1.0, value)
+            result = tl.where(count == 0, none / safe, tl.where((count == 1) & (zero != 0), one, 0.0))
+            put(of_x, of_x_base, inner, of_x_inner, index, inside, tl.where(flat(keep, ROWS, ELEMENTS), result, 0.0))

@@ -1,0 +1,169 @@
+"""Selection on a GPU: pack and unpack without a word to the host, unless it asks how many are kept; segments."""
+
+from __future__ import annotations
+
+from math import inf, prod
+
+import torch
+from torch import Tensor
+
+from maskwise.ops.gpu.dtypes import accumulator, as_bytes, triton_type
+from maskwise.ops.gpu.geometry import lay_out
+from maskwise.ops.gpu.launch import launch
+from maskwise.ops.select.triton import (
+    count_kernel,
+    pack_kernel,
+    segment_backward_kernel,
+    segment_kernel,
+    unpack_kernel,
+)
+
+__all__ = ["pack_capacity", "pack_rows", "segment_backward", "segments", "unpack_capacity"]
+
+#: Bytes of a mask that are counted at once, and how long a mask may be for every program to count it by itself.
+BLOCK, SHORT = 4096, 1 << 16
+#: Rows and elements of a tile, for wide rows, middling ones, and single elements.
+TILES = ((16, 128), (128, 16), (1024, 1))
+#: Columns and rows of a tile for stretches of rows, for wide rows and for single elements.
+SEGMENT_TILES = ((64, 32), (1, 1024))
+#: The same for gradients, which hold more for each element.
+GRADIENT_TILES = ((64, 16), (1, 512))
+
+
+def tile_for(width: int) -> tuple[int, int]:
+    """Rows and elements of a tile."""
+    return TILES[0] if width > 16 else TILES[1] if width > 1 else TILES[2]
+
+
+def counts_of(bits: Tensor) -> tuple[Tensor | None, int]:
+    """How many are kept in each block of a mask that is too long to be counted by everyone."""
+    length = bits.shape[0]
+    if length <= SHORT:
+        return None, 0
+    blocks = -(-length // BLOCK)
+    counts = bits.new_empty(blocks, dtype=torch.int32)
+    arguments = dict(mask=bits, counts=counts, length=length, blocks=blocks, BLOCK=BLOCK)
+    launch(count_kernel, blocks, arguments, warps=4, reads={"mask": 1}, writes=("counts",))
+    return counts, blocks
+
+
+def pack_capacity(
+    x: Tensor,  # (*mask.shape, *rest)
+    mask: Tensor,
+    capacity: int,
+) -> Tensor:
+    """The kept rows in the first of ``capacity`` rows, the rest zero."""
+    rest = x.shape[mask.dim() :]
+    out = x.new_empty((capacity, *rest))
+    geometry = lay_out(list(range(mask.dim(), x.dim())), x)
+    bits = as_bytes(mask.reshape(-1))
+    counts, blocks = counts_of(bits)
+    length, width = bits.shape[0], prod(rest)
+    rows, elements = tile_for(width)
+    tiles, steps = -(-max(length, capacity) // rows), -(-width // elements)
+    (at,) = geometry.operands
+    launch(
+        pack_kernel,
+        tiles * steps,
+        {
+            **dict(x=as_bytes(x), mask=bits, counts=counts, out=as_bytes(out), outer=geometry.outer),
+            **dict(inner=geometry.inner, x_outer=at.outer, x_inner=at.inner, length=length, width=width),
+            **dict(blocks=blocks, capacity=capacity, tiles=tiles, steps=steps, ROWS=rows, ELEMENTS=elements),
+            **dict(WIDE=geometry.wide or out.numel() >= 2**31, BLOCK=BLOCK),
+        },
+        warps=4,
+        reads={"x": 1, "mask": 1},
+        writes=("out",),
+    )
+    return out
+
+
+def pack_rows(x: Tensor, mask: Tensor) -> Tensor:
+    """The kept rows alone: how many they are is asked of the device, for the shape of the result depends on it."""
+    return pack_capacity(x, mask, int(mask.sum()))
+
+
+def unpack_capacity(
+    values: Tensor,  # (n, *rest)
+    mask: Tensor,
+    other: Tensor,  # broadcasts to (*mask.shape, *rest)
+) -> Tensor:
+    """The rows in their places, and ``other`` in all other places."""
+    rest = values.shape[1:]
+    shape = (*mask.shape, *rest)
+    if values.shape[0] == 0:
+        return other.expand(shape).clone(memory_format=torch.contiguous_format)
+    out = values.new_empty(shape)
+    other = other.expand(shape)
+    geometry = lay_out(list(range(mask.dim(), len(shape))), other)
+    bits = as_bytes(mask.reshape(-1))
+    counts, blocks = counts_of(bits)
+    length, width = bits.shape[0], prod(rest)
+    rows, elements = tile_for(width)
+    tiles, steps = -(-length // rows), -(-width // elements)
+    (at,) = geometry.operands
+    launch(
+        unpack_kernel,
+        tiles * steps,
+        {
+            **dict(values=as_bytes(values.contiguous()), mask=bits, counts=counts, other=as_bytes(other)),
+            **dict(out=as_bytes(out), outer=geometry.outer, inner=geometry.inner, other_outer=at.outer),
+            **dict(other_inner=at.inner, length=length, width=width, blocks=blocks, many=values.shape[0]),
+            **dict(tiles=tiles, steps=steps, ROWS=rows, ELEMENTS=elements, BLOCK=BLOCK),
+            **dict(WIDE=geometry.wide or out.numel() >= 2**31),
+        },
+        warps=4,
+        reads={"values": 1, "mask": 1, "other": 1},
+        writes=("out",),
+    )
+    return out
+
+
+# -- stretches of rows -------------------------------------------------------------------------------------------------
+IDENTITIES = {"sum": 0.0, "mean": 0.0, "amax": -inf, "amin": inf, "logsumexp": -inf, "softmax": -inf}
+
+
+def segments(values: Tensor, bounds: Tensor, op: str) -> Tensor:
+    """A reduction of each stretch of rows, (S, *rest), or its softmax, (n, *rest)."""
+    values = values.contiguous()
+    many = bounds.shape[0] - 1
+    rest = values.shape[1:]
+    out = torch.empty_like(values) if op == "softmax" else values.new_empty((many, *rest))
+    width = prod(rest)
+    columns, rows = SEGMENT_TILES[width == 1]
+    steps = -(-width // columns)
+    launch(
+        segment_kernel,
+        many * steps,
+        {
+            **dict(values=values, bounds=bounds, out=out, segments=many, width=width, steps=steps, OP=op),
+            **dict(IDENTITY=IDENTITIES[op], DTYPE=triton_type(accumulator(values.dtype)), COLUMNS=columns, ROWS=rows),
+        },
+        warps=4,
+        reads={"values": 2 if op == "softmax" else 1, "bounds": 1},
+        writes=("out",),
+    )
+    return out
+
+
+def segment_backward(grad: Tensor, known: Tensor, values: Tensor, bounds: Tensor, op: str) -> Tensor:
+    """The gradient of a reduction over stretches of rows."""
+    of_values = torch.empty(values.shape, dtype=values.dtype, device=values.device)
+    many, width = bounds.shape[0] - 1, prod(values.shape[1:])
+    columns, rows = GRADIENT_TILES[width == 1]
+    steps = -(-width // columns)
+    looks = 2 if op in ("softmax", "amax", "amin") else 1
+    launch(
+        segment_backward_kernel,
+        many * steps,
+        {
+            **dict(grad=grad.contiguous(), known=known, values=values.contiguous(), bounds=bounds),
+            **dict(of_values=of_values, segments=many, width=width, steps=steps, OP=op, COLUMNS=columns, ROWS=rows),
+            **dict(DTYPE=triton_type(accumulator(values.dtype))),
+        },
+        warps=4,
+        reads={"grad": looks if op == "softmax" else 1, "known": 1, "bounds": 1}
+        | ({} if op in ("sum", "mean", "softmax") else {"values": looks}),
+        writes=("of_values",),
+    )
+    return of_values

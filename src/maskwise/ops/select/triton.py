@@ -1,0 +1,212 @@
+"""Moving kept rows together and back, and reductions over stretches of rows, as Triton kernels.
+
+Where a row goes is how many are kept before it. Each program finds that out by itself: from the mask, where that is
+short, else from the counts of its blocks, which a first launch made. Nobody waits for anybody, and the host for none.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from maskwise.ops.gpu.triton import greater, lesser, lift, merge, offsets
+
+__all__ = ["count_kernel", "pack_kernel", "segment_backward_kernel", "segment_kernel", "unpack_kernel"]
+
+
+@triton.jit
+def count_kernel(mask, counts, length, blocks, BLOCK: tl.constexpr):
+    """How many are kept in each block of a mask."""
+    for block in range(tl.program_id(0), blocks, tl.num_programs(0)):
+        at = block * tl.full((1,), BLOCK, tl.int64) + tl.arange(0, BLOCK)
+        keep = tl.load(mask + at, mask=at < length, other=0) != 0
+        tl.store(counts + block, tl.sum(keep.to(tl.int32), 0))
+
+
+@triton.jit
+def kept_before(mask, counts, length, blocks, start, BLOCK: tl.constexpr):
+    """How many are kept before a place, and how many in all."""
+    before, total = start * 0, start * 0
+    if counts is None:
+        for block in range(0, length, BLOCK):
+            at = block + tl.arange(0, BLOCK)
+            keep = (tl.load(mask + at, mask=at < length, other=0) != 0).to(tl.int32)
+            total += tl.sum(keep, 0)
+            before += tl.sum(tl.where(at < start, keep, 0), 0)
+    else:
+        mine = start // BLOCK
+        for first in range(0, blocks, BLOCK):
+            block = first + tl.arange(0, BLOCK)
+            count = tl.load(counts + block, mask=block < blocks, other=0).to(tl.int64)
+            total += tl.sum(count, 0)
+            before += tl.sum(tl.where(block < mine, count, 0), 0)
+        at = mine * BLOCK + tl.arange(0, BLOCK)
+        keep = (tl.load(mask + at, mask=(at < start) & (at < length), other=0) != 0).to(tl.int32)
+        before += tl.sum(keep, 0)
+    return before, total
+
+
+@triton.jit
+def pack_kernel(
+    x, mask, counts, out,
+    outer, inner, x_outer, x_inner,
+    length, width, blocks, capacity, tiles, steps,
+    WIDE: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Kept rows to the front, in order; what is left of ``capacity`` is zero.
+
+    A dropped row has no value to move, and makes one of the last rows zero instead: so no row is written twice.
+    """
+    for job in range(tl.program_id(0), tiles * steps, tl.num_programs(0)):
+        if WIDE:
+            start = job // steps * tl.full((), ROWS, tl.int64)
+        else:
+            start = job // steps * ROWS
+        before, total = kept_before(mask, counts, length, blocks, start, BLOCK)
+        row = start + tl.arange(0, ROWS)
+        keep = tl.load(mask + row, mask=row < length, other=0) != 0
+        rank = before + tl.cumsum(keep.to(tl.int32), 0) - keep.to(tl.int32)
+        zeroed = capacity - 1 - (row - rank)
+        goal = tl.where(keep, rank, zeroed)
+        written = tl.where(keep, rank < capacity, (zeroed >= total) & (zeroed >= 0))
+        column = (job % steps) * ELEMENTS + tl.arange(0, ELEMENTS)
+        there = (column < width)[None, :]
+        at = offsets(row, outer, x_outer)[:, None] + offsets(column, inner, x_inner)[None, :]
+        value = tl.load(x + at, mask=keep[:, None] & there, other=0)
+        tl.store(out + goal[:, None] * width + column[None, :], value, mask=written[:, None] & there)
+
+
+@triton.jit
+def unpack_kernel(
+    values, mask, counts, other, out,
+    outer, inner, other_outer, other_inner,
+    length, width, blocks, many, tiles, steps,
+    WIDE: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The rows back in their places, and ``other`` in all other places."""
+    for job in range(tl.program_id(0), tiles * steps, tl.num_programs(0)):
+        if WIDE:
+            start = job // steps * tl.full((), ROWS, tl.int64)
+        else:
+            start = job // steps * ROWS
+        before, _ = kept_before(mask, counts, length, blocks, start, BLOCK)
+        row = start + tl.arange(0, ROWS)
+        keep = tl.load(mask + row, mask=row < length, other=0) != 0
+        rank = before + tl.cumsum(keep.to(tl.int32), 0) - keep.to(tl.int32)
+        rank = tl.minimum(rank, many - 1)
+        column = (job % steps) * ELEMENTS + tl.arange(0, ELEMENTS)
+        there = (row < length)[:, None] & (column < width)[None, :]
+        value = tl.load(values + rank[:, None] * width + column[None, :], mask=keep[:, None] & there, other=0)
+        at = offsets(row, outer, other_outer)[:, None] + offsets(column, inner, other_inner)[None, :]
+        stand_in = tl.load(other + at, mask=(keep == 0)[:, None] & there, other=0)
+        result = tl.where(keep[:, None], value, stand_in)
+        tl.store(out + row[:, None] * width + column[None, :], result, mask=there)
+
+
+# -- stretches of rows -------------------------------------------------------------------------------------------------
+@triton.jit
+def state_of(values, column, there, begin, end, width, OP: tl.constexpr, IDENTITY: tl.constexpr, DTYPE: tl.constexpr,
+             COLUMNS: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
+    """The state of one stretch, for each of a tile's columns."""
+    a = tl.full((COLUMNS,), IDENTITY, DTYPE)
+    b = tl.zeros((COLUMNS,), DTYPE)
+    for first in range(begin, end, ROWS):
+        row = first + tl.arange(0, ROWS)
+        inside = there[:, None] & (row < end)[None, :]
+        value = tl.load(values + row[None, :] * width + column[:, None], mask=inside, other=0).to(DTYPE)
+        value = tl.where(inside, value, IDENTITY)
+        la, lb, ln = lift(value, inside, value, value, OP, 0, IDENTITY)
+        ta, tb, _ = merge(la, lb, ln, OP, False)
+        if OP == "logsumexp":
+            n = tl.zeros((COLUMNS,), tl.int32)
+            a, b, n = merge(tl.join(a, ta), tl.join(b, tb), tl.join(n, n), OP, False)
+        elif OP == "amax":
+            a = greater(a, ta)
+        elif OP == "amin":
+            a = lesser(a, ta)
+        else:
+            a = a + ta
+    return a, b
+
+
+@triton.jit
+def segment_kernel(
+    values, bounds, out,
+    segments, width, steps,
+    OP: tl.constexpr, IDENTITY: tl.constexpr, DTYPE: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Reduce each stretch of rows, or take its softmax."""
+    for job in range(tl.program_id(0), segments * steps, tl.num_programs(0)):
+        segment = job // steps
+        begin = tl.load(bounds + segment).to(tl.int64)
+        end = tl.load(bounds + segment + 1).to(tl.int64)
+        column = (job % steps) * COLUMNS + tl.arange(0, COLUMNS)
+        there = column < width
+        if OP == "softmax":
+            a, b = state_of(values, column, there, begin, end, width, "logsumexp", IDENTITY, DTYPE, COLUMNS, ROWS)
+            shift = tl.where(tl.abs(a) == float("inf"), 0.0, a)
+            for first in range(begin, end, ROWS):
+                row = first + tl.arange(0, ROWS)
+                inside = there[:, None] & (row < end)[None, :]
+                at = row[None, :] * width + column[:, None]
+                value = tl.load(values + at, mask=inside, other=0).to(DTYPE)
+                result = tl.exp(value - shift[:, None]) / b[:, None]
+                tl.store(out + at, result.to(out.dtype.element_ty), mask=inside)
+        else:
+            if OP == "mean":
+                a, b = state_of(values, column, there, begin, end, width, "sum", IDENTITY, DTYPE, COLUMNS, ROWS)
+                a = a / (end - begin).to(DTYPE)
+            else:
+                a, b = state_of(values, column, there, begin, end, width, OP, IDENTITY, DTYPE, COLUMNS, ROWS)
+                if OP == "logsumexp":
+                    a = tl.log(b) + tl.where(tl.abs(a) == float("inf"), 0.0, a)
+            tl.store(out + segment * width + column, a.to(out.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def segment_backward_kernel(
+    grad, known, values, bounds, of_values,
+    segments, width, steps,
+    OP: tl.constexpr, DTYPE: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """The gradient of a reduction over stretches of rows; ``known`` is its result."""
+    for job in range(tl.program_id(0), segments * steps, tl.num_programs(0)):
+        segment = job // steps
+        begin = tl.load(bounds + segment).to(tl.int64)
+        end = tl.load(bounds + segment + 1).to(tl.int64)
+        column = (job % steps) * COLUMNS + tl.arange(0, COLUMNS)
+        there = column < width
+        g, k = tl.zeros((COLUMNS,), DTYPE), tl.zeros((COLUMNS,), DTYPE)
+        if OP != "softmax":
+            g = tl.load(grad + segment * width + column, mask=there, other=0).to(DTYPE)
+            k = tl.load(known + segment * width + column, mask=there, other=0).to(DTYPE)
+        if OP == "mean":
+            g = g / (end - begin).to(DTYPE)
+        total = tl.zeros((COLUMNS,), DTYPE)
+        if OP == "softmax" or OP == "amax" or OP == "amin":
+            for first in range(begin, end, ROWS):
+                row = first + tl.arange(0, ROWS)
+                inside = there[:, None] & (row < end)[None, :]
+                at = row[None, :] * width + column[:, None]
+                if OP == "softmax":
+                    slope = tl.load(grad + at, mask=inside, other=0).to(DTYPE)
+                    total += tl.sum(slope * tl.load(known + at, mask=inside, other=0).to(DTYPE), 1)
+                else:
+                    value = tl.load(values + at, mask=inside, other=0).to(DTYPE)
+                    total += tl.sum(tl.where(inside & (value == k[:, None]), 1.0, 0.0).to(DTYPE), 1)
+        for first in range(begin, end, ROWS):
+            row = first + tl.arange(0, ROWS)
+            inside = there[:, None] & (row < end)[None, :]
+            at = row[None, :] * width + column[:, None]
+            if OP == "softmax":
+                slope = tl.load(grad + at, mask=inside, other=0).to(DTYPE)
+                result = tl.load(known + at, mask=inside, other=0).to(DTYPE) * (slope - total[:, None])
+            elif OP == "sum" or OP == "mean":
+                result = tl.broadcast_to(g[:, None], (COLUMNS, ROWS))
+            else:
+                value = tl.load(values + at, mask=inside, other=0).to(DTYPE)
+                if OP == "logsumexp":
+                    result = tl.exp(value - k[:, None]) * g[:, None]
+                else:
+                    result = tl.where(value == k[:, None], (g / total)[:, None], 0.0)
+            tl.store(of_values + at, result.to(of_values.dtype.element_ty), mask=inside)

@@ -1,0 +1,103 @@
+"""Measuring on a GPU, with a device that is made up: what is timed, in what order, and what is refused."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import maskwise as mw
+from maskwise.benchmarks import cuda
+from maskwise.benchmarks.case import Case, Side, at_least, never_slower
+from maskwise.benchmarks.run import run_case
+from maskwise.cli.app import app
+
+
+class Device:
+    """A device that notes what it is asked for; each call takes it 3 ms."""
+
+    def __init__(self):
+        self.log = []
+        self.now = 0.0
+
+    def event(self, enable_timing):
+        assert enable_timing
+        device = self
+
+        class Event:
+            def record(self):
+                device.log.append("event")
+                self.at = device.now
+
+            def elapsed_time(self, other):
+                return other.at - self.at
+
+        return Event()
+
+    def call(self):
+        self.log.append("call")
+        self.now += 3.0
+        return torch.ones(2)
+
+
+@pytest.fixture
+def device(monkeypatch):
+    made_up = Device()
+    real_empty = torch.empty
+
+    class Scratch:
+        def zero_(self):
+            made_up.log.append("flush")
+
+    monkeypatch.setattr(torch.cuda, "Event", made_up.event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: made_up.log.append("wait"))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: type("P", (), {"L2_cache_size": 50 * 2**20})
+    )
+    monkeypatch.setattr(torch, "empty", lambda *a, **k: Scratch() if k.get("device") == "cuda" else real_empty(*a, **k))
+    return made_up
+
+
+def test_a_call_is_timed_by_events_after_a_flush_and_waited_for_once(device):
+    seconds = cuda.timer("cuda")(device.call, 2)
+    assert seconds == pytest.approx(6e-3)
+    assert device.log == ["flush", "event", "call", "event"] * 2 + ["wait"]
+
+
+def test_a_case_is_measured_with_the_device_time(device, monkeypatch):
+    monkeypatch.setattr(cuda, "moved", lambda inputs, device: inputs)
+    case = Case("family", "fn", "variant", lambda case: None, (Side("ours", lambda i: device.call, "ours"),))
+    result = run_case(case, quick=True, device="cuda")
+    assert result.ours.median == pytest.approx(3e-3)
+
+
+def test_every_tensor_mask_and_module_of_the_inputs_is_moved():
+    @dataclass(frozen=True)
+    class Inputs:
+        x: torch.Tensor
+        mask: mw.Mask
+        more: dict
+        dim: int
+
+    inputs = Inputs(torch.ones(2), mw.Mask.full((2,)), {"layers": [torch.nn.Linear(2, 2)]}, -1)
+    there = cuda.moved(inputs, "meta")
+    assert there.x.device.type == there.mask.device.type == "meta"
+    assert there.more["layers"][0].weight.device.type == "meta"
+    assert there.dim == -1
+    assert cuda.moved(inputs, "cpu") is inputs
+
+
+def test_on_a_gpu_only_never_to_be_slower_is_promised():
+    side = Side("ours", lambda i: lambda: None, "ours")
+    peer = Side("idiom", lambda i: lambda: None)
+    case = Case("reduce", "fn", "", lambda c: None, (side, peer), targets=(at_least(15, "idiom"), never_slower()))
+    assert cuda.for_device(case, "cuda").targets == (never_slower(),)
+    assert cuda.for_device(case, "cpu") is case
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize(("name", "told"), [("cuda", "no GPU to measure on"), ("tpu", "not on 'tpu'")])
+def test_without_a_gpu_it_says_so_before_anything_is_measured(name, told):
+    result = CliRunner().invoke(app, ["bench", "--device", name, "--filter", "sum 4x8"])
+    assert result.exit_code == 2
+    assert told in " ".join(result.output.replace("│", " ").split())

@@ -1,0 +1,238 @@
+"""Every op that has a Triton kernel, with inputs that make its launcher choose each of its configurations.
+
+Tensors are on the device "meta": launchers look at shapes, strides and dtypes, never at data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+
+import torch
+
+from maskwise.ops.fill import gpu as fill
+from maskwise.ops.gpu.launch import recording
+from maskwise.ops.linear import gpu as linear
+from maskwise.ops.loss import gpu as loss
+from maskwise.ops.loss.registered import SERVED
+from maskwise.ops.reduce import gpu as reduce
+from maskwise.ops.scan import gpu as scan
+from maskwise.ops.select import gpu as select
+from maskwise.ops.softmax import gpu as softmax
+from maskwise.plan.capability import FLOATING, INTEGRAL
+
+ALL = (*FLOATING, *INTEGRAL, torch.bool)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A shape, where its rows lie, and how the mask broadcasts."""
+
+    name: str
+    shape: tuple[int, ...]
+    dim: int
+    mask: tuple[int, ...] | None = None
+    step: int = 1
+
+    def tensors(self, dtype):
+        shape = (*self.shape[:-1], self.shape[-1] * self.step)
+        x = torch.empty(shape, dtype=dtype, device="meta")[..., :: self.step]
+        return x, torch.empty(self.mask or self.shape, dtype=torch.bool, device="meta")
+
+
+#: The first is the default: what docs/gpu.md tells of, and what must not spill.
+LAYOUTS = (
+    Layout("rows", (4096, 1024), -1),
+    Layout("short rows", (4096, 16), -1),
+    Layout("middling rows", (4096, 128), -1),
+    Layout("wide rows", (4096, 2048), -1),
+    Layout("wider rows", (4096, 4096), -1),
+    Layout("widest rows", (4096, 8192), -1),
+    Layout("long rows", (4096, 32768), -1),
+    Layout("few long rows", (2, 1 << 22), -1),
+    Layout("columns", (64, 1024, 512), 1),
+    Layout("short columns", (64, 32, 512), 1),
+    Layout("broadcast mask", (64, 1024, 512), 1, mask=(64, 1024, 1)),
+    Layout("odd rows", (63, 1001), -1),
+    Layout("strided rows", (63, 1001), -1, step=3),
+    Layout("64-bit rows", (1 << 22, 1024), -1),
+)
+
+
+@dataclass(frozen=True)
+class Call:
+    """An op: ``run(x, mask, dim)`` calls its launcher."""
+
+    name: str
+    run: Callable
+    dtypes: tuple = FLOATING
+
+    def launches(self, layout, dtype):
+        """What would be started."""
+        x, mask = layout.tensors(dtype)
+        with recording() as noted:
+            self.run(x, mask, [layout.dim % x.dim()])
+        return noted
+
+
+def row(x, dim):
+    """Like what a reduction gives."""
+    return torch.empty([n for d, n in enumerate(x.shape) if d not in dim], dtype=x.dtype, device="meta")
+
+
+def classes(x, dim):
+    """X with its rows as classes in dim 1, and a target."""
+    x = x.movedim(dim[0], 1)
+    return x, torch.empty((x.shape[0], *x.shape[2:]), dtype=torch.int64, device="meta")
+
+
+def cross_entropy(x, mask, dim):
+    x, target = classes(x, dim)
+    keep = mask.expand(mask.shape).select(dim[0], 0)
+    return loss.cross_entropy(x, target, keep, None, -100, 0.0, 2)
+
+
+def cross_entropy_backward(x, mask, dim):
+    x, target = classes(x, dim)
+    sums = torch.empty_like(target, dtype=torch.float64)
+    grad = torch.empty((), dtype=x.dtype, device="meta")
+    keep = mask.select(dim[0], 0)
+    return loss.cross_entropy_backward(grad, x, target, keep, None, sums, sums.new_empty(2), -100, 0.0, 2)
+
+
+def simple(module, name, *rest):
+    return lambda x, m, d: getattr(module, name)(x, m, d, *rest)
+
+
+def of_row(name, *rest):
+    return lambda x, m, d: getattr(reduce, name)(row(x, d), row(x, d), x, m, d, False, *rest)
+
+
+def scalar(x, dtype=None):
+    return torch.empty((), dtype=dtype or x.dtype, device="meta")
+
+
+def rows_of(x, dim):
+    """Rows to move, and the mask of them."""
+    x = x.movedim(dim[0], -1)
+    return x, torch.empty(x.shape[:-1], dtype=torch.bool, device="meta")
+
+
+def packed_of(x, dim):
+    """Half of the rows, and the mask of all of them."""
+    x, mask = rows_of(x, dim)
+    rows = x.reshape(-1, x.shape[-1])
+    return rows[: rows.shape[0] // 2], mask
+
+
+def stretches(x, dim):
+    """Rows, and 64 stretches of them."""
+    x = x.movedim(dim[0], -1)
+    return x.reshape(-1, x.shape[-1]), torch.empty(65, dtype=torch.int32, device="meta")
+
+
+def of_stretches(x, dim, op):
+    """A gradient, a result, rows and 64 stretches of them."""
+    rows, bounds = stretches(x, dim)
+    result = like(rows) if op == "softmax" else rows.new_empty(64, rows.shape[1])
+    return like(result), result, rows, bounds
+
+
+def blocks(x, dim):
+    """A batch, and a weight with 1024 outputs of which a quarter of the blocks is kept."""
+    x = x.movedim(dim[0], -1)
+    x = x.reshape(-1, x.shape[-1])
+    many = 16 * (-(-x.shape[1] // 16))
+    starts, columns = (torch.empty(n, dtype=torch.int32, device="meta") for n in (65, many))
+    return x, x.new_empty(many * 256), starts, columns
+
+
+def weight_gradient(x, dim):
+    x, _, starts, columns = blocks(x, dim)
+    return linear.sampled(x.new_empty(x.shape[0], 1024), x, starts, columns, 16, 16)
+
+
+def like(x):
+    return torch.empty_like(x)
+
+
+SEGMENTS = tuple(select.IDENTITIES)
+LOSSES = range(len(SERVED))
+CALLS = (
+    Call("sum", simple(reduce, "sum", False), ALL),
+    Call("sum backward", lambda x, m, d: reduce.sum_backward(row(x, d), m, list(x.shape), d, False)),
+    Call("prod", simple(reduce, "prod", False)),
+    Call("prod backward", of_row("prod_backward")),
+    Call("mean", simple(reduce, "mean", False)),
+    Call("mean backward", lambda x, m, d: reduce.mean_backward(row(x, d), m, list(x.shape), d, False)),
+    Call("var", simple(reduce, "var", False, 1.0)),
+    Call("var backward", lambda x, m, d: reduce.var_backward(row(x, d), x, m, d, False, 1.0, False)),
+    Call("std", simple(reduce, "std", False, 1.0)),
+    Call("std backward", lambda x, m, d: reduce.var_backward(row(x, d), x, m, d, False, 1.0, True)),
+    Call("norm", simple(reduce, "norm", False, 2.0)),
+    Call("norm backward", of_row("norm_backward", 2.0)),
+    *(Call(f"norm {p}", simple(reduce, "norm", False, p)) for p in (0.0, 1.0, 3.0, inf, -inf)),
+    *(Call(f"norm {p} backward", of_row("norm_backward", p)) for p in (1.0, 3.0, inf)),
+    Call("amax", simple(reduce, "amax", False), ALL),
+    Call("amax backward", of_row("extremum_backward", True)),
+    Call("amin", simple(reduce, "amin", False), ALL),
+    Call("argmax", simple(reduce, "argmax", False), (*FLOATING, *INTEGRAL)),
+    Call("argmin", simple(reduce, "argmin", False), (*FLOATING, *INTEGRAL)),
+    Call("logsumexp", simple(reduce, "logsumexp", False)),
+    Call("logsumexp backward", of_row("logsumexp_backward")),
+    Call("any", simple(reduce, "any", False), ALL),
+    Call("all", simple(reduce, "all", False), ALL),
+    Call("softmax", simple(softmax, "softmax")),
+    Call("softmax backward", lambda x, m, d: softmax.softmax_backward(torch.empty_like(x), x, m, d, False)),
+    Call("softmin", simple(softmax, "softmin")),
+    Call("log_softmax", simple(softmax, "log_softmax")),
+    Call("log_softmax backward", lambda x, m, d: softmax.log_softmax_backward(torch.empty_like(x), x, m, d)),
+    Call("normalize", simple(softmax, "normalize", 2.0, 1e-12)),
+    Call("normalize backward", lambda x, m, d: softmax.normalize_backward(torch.empty_like(x), x, m, d, 2.0, 1e-12)),
+    *(Call(f"normalize {p}", simple(softmax, "normalize", p, 1e-12)) for p in (0.0, 1.0, 3.0, inf)),
+    Call("standardize", simple(softmax, "standardize", 0.0, 1e-5)),
+    Call("standardize backward", lambda x, m, d: softmax.standardize_backward(torch.empty_like(x), x, m, d, 0.0, 1e-5)),
+    Call("cumsum", simple(scan, "cumsum"), ALL),
+    Call("cumsum backward", lambda x, m, d: scan.cumsum_backward(x, m, d)),
+    Call("cumprod", simple(scan, "cumprod"), ALL),
+    Call("cumprod backward", lambda x, m, d: scan.cumprod_backward(like(x), x, m, like(x), d)),
+    Call("cummax", simple(scan, "cummax"), ALL),
+    Call("cummin", simple(scan, "cummin"), ALL),
+    Call("cummax backward", lambda x, m, d: scan.cumextreme_backward(x, torch.empty_like(x, dtype=torch.int64), d)),
+    Call("logcumsumexp", simple(scan, "logcumsumexp")),
+    Call("logcumsumexp backward", lambda x, m, d: scan.logcumsumexp_backward(like(x), x, m, like(x), d)),
+    Call("fill", lambda x, m, d: fill.fill(x, m, torch.zeros((), dtype=x.dtype)), ALL),
+    Call("fill by a tensor", lambda x, m, d: fill.fill(x, m, torch.empty_like(x)), ALL),
+    *(
+        Call(f"loss {c} {r}", lambda x, m, d, c=c, r=r: loss.loss(x, like(x), m, c, 1.0, r))
+        for c in LOSSES
+        for r in (0, 2)
+    ),
+    *(
+        Call(
+            f"loss {c} {r} backward",
+            lambda x, m, d, c=c, r=r: loss.loss_backward(
+                scalar(x) if r else like(x), x, like(x), m, scalar(x, torch.float64), c, 1.0, r
+            ),
+        )
+        for c in LOSSES
+        for r in (0, 2)
+    ),
+    Call("pack", lambda x, m, d: select.pack_capacity(*rows_of(x, d), x.shape[0]), ALL),
+    Call("unpack", lambda x, m, d: select.unpack_capacity(*packed_of(x, d), scalar(x)), ALL),
+    *(Call(f"segment {op}", lambda x, m, d, op=op: select.segments(*stretches(x, d), op)) for op in SEGMENTS),
+    *(
+        Call(f"segment {op} backward", lambda x, m, d, op=op: select.segment_backward(*of_stretches(x, d, op), op))
+        for op in SEGMENTS
+    ),
+    Call("linear", lambda x, m, d: linear.product(*blocks(x, d), None, 1024, 16, 16), linear.DTYPES),
+    Call(
+        "linear with bias",
+        lambda x, m, d: linear.product(*blocks(x, d), x.new_empty(1024), 1024, 16, 16),
+        linear.DTYPES,
+    ),
+    Call("linear weight gradient", lambda x, m, d: weight_gradient(x, d), linear.DTYPES),
+    Call("cross_entropy", cross_entropy),
+    Call("cross_entropy backward", cross_entropy_backward),
+)

@@ -1,0 +1,167 @@
+"""Every function that has a Triton kernel, against the plain route in float64: shapes at the edges of tiles."""
+
+import os
+
+import pytest
+import torch
+
+from maskwise.ops.gpu import geometry, launch
+from maskwise.ops.registry import FUNCTIONS
+from maskwise.plan.capability import can_serve
+from maskwise.plan.planner import force
+from tests.laws.samples import differentiable, needed, outputs
+
+FAMILIES = ("reduce", "softmax", "scan", "fill")
+KERNELS = [f for f in FUNCTIONS.values() if f.family in FAMILIES]
+#: `make test-gpu` has every function in every test; the default run has each in a sample of them.
+EVERYTHING = os.environ.get("MASKWISE_INTERPRET_ALL") == "1"
+EACH = pytest.mark.parametrize("function", KERNELS, ids=[f.name for f in KERNELS])
+
+SOME, OTHERS = (
+    pytest.mark.parametrize("function", chosen, ids=[f.name for f in chosen])
+    for chosen in ((KERNELS, KERNELS) if EVERYTHING else (KERNELS[::2], KERNELS[1::2]))
+)
+
+
+@EACH
+def test_has_a_kernel_of_its_own(function):
+    assert can_serve(function.name, "cpu", torch.bfloat16) == (True, "")
+    assert len(KERNELS) == 24
+
+
+def sample(function, shape, mask_shape, dtype=torch.float32):
+    """Values and a mask; of products near 1, of either sign: one of thousands of them is still a number."""
+    generator = torch.Generator().manual_seed(sum(shape))
+    x = torch.randn(shape, generator=generator, dtype=torch.float64)
+    if "prod" in function.name:
+        x = x.sign() * (1.0 + 0.01 * x)
+    return x.to(dtype), torch.rand(mask_shape, generator=generator) < 0.6
+
+
+def run(function, x, mask, dim, route):
+    """Outputs, and the gradient of a weighted sum of them."""
+    kwargs = needed(function) | ({} if function.kind == "elementwise" else {"dim": dim})
+    x = x.detach().clone().as_strided(x.shape, x.stride()) if x.is_contiguous() else x.detach()
+    x = x.requires_grad_(function.gradient > 0)
+    with force(route):
+        result = function.call(x, mask, **kwargs)
+        total = 0.0
+        for out in differentiable(result) if function.gradient else []:
+            # Numbers that half precision has too: the gradient that comes in must be the same for every dtype.
+            weights = torch.arange(out.numel()).remainder(5).add(1).mul(0.5).reshape(out.shape).to(out.dtype)
+            total = total + (torch.where(out.isfinite(), out, 0.0) * weights).sum()
+        gradient = torch.autograd.grad(total, x) if function.gradient else ()
+    return [out.detach() for out in outputs(result)], list(gradient)
+
+
+def assert_as_plain(function, x, mask, dim, **tolerance):
+    mine, of_x = run(function, x, mask, dim, "kernel")
+    truth, of_truth = run(function, x.double(), mask, dim, "plain")
+    for a, b in zip((*mine, *of_x), (*truth, *of_truth), strict=True):
+        torch.testing.assert_close(a, b.to(a.dtype), equal_nan=True, **tolerance)
+
+
+SHAPES = [
+    ("1x1", (1, 1), (1, 1), -1),
+    ("129x7 down, broadcast mask", (129, 7), (129, 1), 0),
+    ("7x127", (7, 127), (7, 127), -1),
+    ("3x5x129 in the middle", (3, 5, 129), (5, 129), 1),
+]
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "mask_shape", "dim"),
+    [
+        pytest.param(f, *rest, id=f"{f.name}-{label}")
+        for i, f in enumerate(KERNELS)
+        for j, (label, *rest) in enumerate(SHAPES)
+        if EVERYTHING or (i + j) % 2
+    ],
+)
+def test_agrees_with_plain_torch_in_float64(function, shape, mask_shape, dim):
+    # Sums of a hundred float32 of size 1 are off by a few 1e-7 of their terms. To standardize two values that are
+    # nearly equal makes that 300 times more, which is 1 / sqrt(eps).
+    tolerance = 2e-3 if function.name == "standardize" else 2e-5
+    assert_as_plain(function, *sample(function, shape, mask_shape), dim, rtol=tolerance, atol=tolerance)
+
+
+@SOME
+def test_rows_longer_than_registers(function, monkeypatch):
+    monkeypatch.setattr(launch, "LONGEST", 64)
+    monkeypatch.setattr(launch, "WIDTHS", (16, 128))
+    shape = (3, 4097) if EVERYTHING else (3, 129)
+    assert_as_plain(function, *sample(function, shape, shape), -1, rtol=2e-4, atol=2e-4)
+
+
+@OTHERS
+def test_half_precision_is_added_up_in_float32(function):
+    x, mask = sample(function, (3, 127), (3, 127), torch.bfloat16)
+    # bfloat16 has 8 bits. The gradients of logarithms are made of the result, rounded: its exponential is then off by
+    # 2 % of what it is multiplied with, the sum of some 100 gradients.
+    tolerance = {"rtol": 5e-2, "atol": 1e-1} if "log" in function.name else {"rtol": 1.6e-2, "atol": 1e-2}
+    assert_as_plain(function, x, mask, -1, **tolerance)
+
+
+@EACH
+def test_poison_changes_no_bit_and_gets_no_gradient(function):
+    x, mask = sample(function, (5, 33), (5, 33))
+    mask[1] = False
+    clean = run(function, torch.where(mask, x, 0.0), mask, -1, "kernel")
+    dirty = run(function, torch.where(mask, x, float("nan")), mask, -1, "kernel")
+    for a, b in zip((*clean[0], *clean[1]), (*dirty[0], *dirty[1]), strict=True):
+        assert torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
+    if function.gradient:
+        assert torch.equal(dirty[1][0][~mask], torch.zeros_like(dirty[1][0][~mask]))
+
+
+@EACH
+def test_few_programs_do_the_tiles_of_many_with_64_bit_indices(function, monkeypatch):
+    monkeypatch.setattr(launch, "MOST_PROGRAMS", 2)
+    monkeypatch.setattr(geometry, "REACH", 0)
+    x, mask = sample(function, (70, 40), (70, 40))
+    assert_as_plain(function, x.T, mask.T, 0, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("function", [f for f in KERNELS if f.family == "reduce"], ids=lambda f: f.name)
+@pytest.mark.parametrize("parts", [1, 4] if EVERYTHING else [4])
+def test_a_long_row_cut_into_parts_is_one_row(function, parts, monkeypatch):
+    monkeypatch.setattr("maskwise.ops.reduce.gpu.splits_for", lambda *_: parts)
+    monkeypatch.setattr(launch, "WIDTHS", (16, 64))
+    x, mask = sample(function, (2, 300), (2, 300))
+    assert_as_plain(function, x, mask, -1, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("function", "dtype"),
+    [
+        pytest.param(f, dtype, id=f"{f.name}-{dtype}")
+        for f in KERNELS
+        for dtype in (torch.int64, torch.uint8, torch.bool)
+        if f.family in ("reduce", "scan") and can_serve(f.name, "cpu", dtype)[0]
+    ],
+)
+def test_integers_and_bools_are_exact(function, dtype):
+    x = torch.randint(0, 2 if dtype is torch.bool else 5, (5, 40)).to(dtype)
+    mask = torch.rand(5, 40) < 0.5
+    mask[3] = False
+    for dim in (0, 1):
+        with force("kernel"):
+            mine = outputs(function.call(x, mask, dim=dim, **needed(function)))
+        with force("plain"):
+            truth = outputs(function.call(x, mask, dim=dim, **needed(function)))
+        for a, b in zip(mine, truth, strict=True):
+            assert a.dtype == b.dtype
+            assert torch.equal(a, b)
+
+
+@EACH
+@pytest.mark.parametrize("shape", [(0, 4), (4, 0)])
+def test_no_elements_are_no_trouble(function, shape):
+    x, mask = torch.zeros(shape), torch.zeros(shape, dtype=torch.bool)
+    kwargs = needed(function) | ({} if function.kind == "elementwise" else {"dim": -1})
+    with force("kernel"):
+        mine = outputs(function.call(x, mask, **kwargs))
+    with force("plain"):
+        truth = outputs(function.call(x, mask, **kwargs))
+    for a, b in zip(mine, truth, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)

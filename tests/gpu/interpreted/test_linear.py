@@ -1,0 +1,68 @@
+"""Products with kept 16 x 16 blocks: the Triton kernels against the dense product in float64."""
+
+import pytest
+import torch
+
+from maskwise.ops.linear import SparseLayout, gpu, sparse_linear
+
+
+def sparse(outputs, inputs, dtype, density=0.5):
+    """A dense weight of kept blocks, its values, starts and columns; blocks at the edges are filled up with zeros."""
+    down, along = -(-outputs // 16), -(-inputs // 16)
+    kept = torch.rand(down, along) < density
+    kept[0] = False
+    rows, columns = kept.nonzero(as_tuple=True)
+    dense = torch.zeros(down * 16, along * 16, dtype=dtype)
+    dense[:outputs, :inputs] = torch.randn(outputs, inputs).to(dtype)
+    blocks = dense.reshape(down, 16, along, 16).transpose(1, 2)
+    dense = (blocks * kept[..., None, None]).transpose(1, 2).reshape(down * 16, along * 16)[:outputs, :inputs]
+    starts = torch.nn.functional.pad(torch.bincount(rows, minlength=down).cumsum(0), (1, 0)).int()
+    return dense, blocks[rows, columns].reshape(-1), starts, columns.int()
+
+
+SHAPES = [(1, 16, 16), (7, 40, 33), (129, 48, 127)]
+
+
+# The interpreter multiplies the bits of bfloat16, not its values; float16 is rounded in the same places.
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("batch", "outputs", "inputs"), SHAPES)
+def test_the_product_is_the_dense_one(batch, outputs, inputs, dtype):
+    dense, values, starts, columns = sparse(outputs, inputs, dtype)
+    x, bias = torch.randn(batch, inputs).to(dtype), torch.randn(outputs).to(dtype)
+    out = gpu.product(x, values, starts, columns, bias, outputs, 16, 16)
+    torch.testing.assert_close(out, torch.nn.functional.linear(x.double(), dense.double(), bias.double()).to(dtype))
+
+
+# The interpreter multiplies the bits of bfloat16, not its values; float16 is rounded in the same places.
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("batch", "outputs", "inputs"), SHAPES)
+def test_the_gradient_of_the_weight_is_that_of_kept_blocks(batch, outputs, inputs, dtype):
+    _, values, starts, columns = sparse(outputs, inputs, dtype)
+    x, grad = torch.randn(batch, inputs).to(dtype), torch.randn(batch, outputs).to(dtype)
+    of_weight = torch.nn.functional.pad(grad.double().mT @ x.double(), (0, -inputs % 16, 0, -outputs % 16))
+    blocks = of_weight.reshape(-(-outputs // 16), 16, -(-inputs // 16), 16).transpose(1, 2)
+    rows = torch.repeat_interleave(torch.arange(starts.shape[0] - 1), starts.diff().long())
+    mine = gpu.sampled(grad, x, starts, columns, 16, 16)
+    assert mine.shape == values.shape
+    # 129 terms of either sign are added up in float32, and near zero nothing is left but their rounding.
+    tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype is torch.float16 else {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(mine, blocks[rows, columns.long()].reshape(-1).to(dtype), **tolerance)
+
+
+def test_a_sparse_linear_layer_of_blocks_agrees_with_the_dense_one_in_all_its_gradients():
+    bits = (torch.rand(3, 4) < 0.5).repeat_interleave(16, 0).repeat_interleave(16, 1)
+    layout = SparseLayout.from_mask(bits, (16, 16))
+    weight, bias = torch.randn(48, 64), torch.randn(48)
+    results = []
+    for sparse_one in (True, False):
+        x = torch.linspace(-1, 1, 5 * 64).reshape(5, 64).requires_grad_()
+        values = layout.gather(weight).requires_grad_()
+        b = bias.clone().requires_grad_()
+        out = (
+            sparse_linear(x, values, layout, b)
+            if sparse_one
+            else torch.nn.functional.linear(x, layout.dense(values), b)
+        )
+        results.append((out.detach(), *torch.autograd.grad(out.square().sum(), (x, values, b))))
+    # Sums of up to 64 float32 of size 10.
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)

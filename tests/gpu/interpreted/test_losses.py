@@ -1,0 +1,100 @@
+"""The losses that have a Triton kernel, against the plain route in float64, with poison wherever it is dropped."""
+
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import maskwise as mw
+from maskwise.plan.planner import force
+
+#: `make test-gpu` has every loss in every layout; the default run has each in one of them.
+EVERYTHING = os.environ.get("MASKWISE_INTERPRET_ALL") == "1"
+ELEMENTS = [
+    (F.mse_loss, {}),
+    (F.l1_loss, {}),
+    (F.smooth_l1_loss, {"beta": 0.5}),
+    (F.huber_loss, {"delta": 0.7}),
+    (F.binary_cross_entropy_with_logits, {}),
+    (F.kl_div, {"log_target": False}),
+    (F.kl_div, {"log_target": True}),
+    (F.poisson_nll_loss, {"log_input": True}),
+    (F.poisson_nll_loss, {"log_input": False}),
+    (F.soft_margin_loss, {}),
+    (F.hinge_embedding_loss, {"margin": 0.5}),
+]
+
+
+def assert_as_plain(call, x, others, **tolerance):
+    results = []
+    for route, dtype in (("kernel", x.dtype), ("plain", torch.float64)):
+        with force(route):
+            leaf = x.detach().clone().to(dtype).requires_grad_()
+            out = call(leaf, *(t.to(dtype) if t.is_floating_point() else t for t in others))
+            weights = torch.linspace(0.5, 2.0, out.numel()).reshape(out.shape).to(dtype)
+            (gradient,) = torch.autograd.grad((out * weights).sum(), leaf)
+            results.append((out.detach(), gradient))
+    (mine, of_x), (truth, of_truth) = results
+    torch.testing.assert_close((mine, of_x), (truth.to(mine.dtype), of_truth.to(mine.dtype)), **tolerance)
+
+
+LAYOUTS = [
+    ((3, 4, 9), (4, 1), torch.float32),
+    ((1, 4097), (1, 4097), torch.float32),
+    ((5, 37), (5, 37), torch.bfloat16),
+]
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize(
+    ("fn", "kwargs", "shape", "mask_shape", "dtype"),
+    [
+        pytest.param(fn, kwargs, *layout, id=f"{fn.__name__}-{kwargs}-{layout[0]}")
+        for i, (fn, kwargs) in enumerate(ELEMENTS)
+        for j, layout in enumerate(LAYOUTS)
+        if EVERYTHING or (i + j) % 3 == 0
+    ],
+)
+def test_losses_of_elements(fn, kwargs, shape, mask_shape, dtype, reduction):
+    x, target = torch.randn(shape).mul(2).to(dtype), torch.rand(shape).to(dtype)
+    mask = torch.rand(mask_shape) < 0.5
+    if fn is F.poisson_nll_loss:
+        # A rate is positive.
+        x = x.abs() + 0.5
+    if fn in (F.soft_margin_loss, F.hinge_embedding_loss):
+        # A target is 1 or -1.
+        target = (target - 0.5).sign()
+    x = torch.where(mask, x, float("nan"))
+    # Half precision rounds the result, and a sum of its weights in the test; float32 adds 4097 terms.
+    tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype is torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
+    assert_as_plain(lambda x, t: mw.loss(fn, x, t, mask, reduction=reduction, **kwargs), x, (target,), **tolerance)
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize("option", ["", "weight", "label_smoothing"])
+@pytest.mark.parametrize("shape", [(6, 11), (3, 11, 5), (4, 1500)] if EVERYTHING else [(3, 11, 5), (2, 1100)])
+def test_cross_entropy(shape, option, reduction):
+    x, lead = torch.randn(shape).mul(2), (shape[0], *shape[2:])
+    mask, target = torch.rand(lead) < 0.6, torch.randint(0, shape[1], lead)
+    # Neither a class that does not exist nor a NaN is seen where it is dropped, or ignored.
+    target[~mask] = 99_999
+    target.view(-1)[0] = -100
+    x.movedim(1, -1)[~mask] = float("nan")
+    others = (target, torch.rand(shape[1])) if option == "weight" else (target,)
+
+    def call(x, target, weight=None):
+        smoothing = 0.2 if option == "label_smoothing" else 0.0
+        kwargs = {"label_smoothing": smoothing} if smoothing else {}
+        return mw.loss(F.cross_entropy, x, target, mask, reduction=reduction, weight=weight, **kwargs)
+
+    assert_as_plain(call, x, others, rtol=1e-5, atol=1e-5)
+
+
+def test_a_mean_of_nothing_is_zero_with_a_gradient_of_zero():
+    x, mask = torch.full((3, 4), float("nan"), requires_grad=True), torch.zeros(3, 4, dtype=torch.bool)
+    with force("kernel"):
+        out = mw.loss(F.mse_loss, x, torch.zeros(3, 4), mask)
+        (gradient,) = torch.autograd.grad(out, x)
+    assert out == 0
+    assert torch.equal(gradient, torch.zeros(3, 4))

@@ -1,0 +1,31 @@
+"""The Triton kernels run on the CPU, by Triton's interpreter, in a process of their own.
+
+`make test-gpu` runs the suites of laws and of ops that way too, in full.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="the kernels for GPUs are written in Triton")
+HERE = Path(__file__).parent
+
+
+@pytest.mark.parametrize("part", ["test_functions.py", "test_selection.py", "test_losses.py", "test_linear.py"])
+def test_the_kernels_hold_under_the_interpreter(part):
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    environment = {**os.environ, "MASKWISE_INTERPRET": "1"}
+    environment.pop("PYTEST_XDIST_WORKER", None)
+    told = subprocess.run(
+        [*command, str(HERE / "interpreted" / part)],
+        env=environment,
+        cwd=HERE.parent.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert told.returncode == 0, told.stdout[-4000:] + told.stderr[-2000:]
+    assert " passed" in told.stdout

@@ -1,0 +1,142 @@
+"""On a GPU nothing waits for data, and a compiled graph is one graph of what Inductor can fuse.
+
+Fake CUDA tensors have no data: whatever would read some raises.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import maskwise as mw
+from maskwise.plan import planner
+from tests.laws.samples import UNDER_LAW, outputs, samples
+from tests.mask.test_no_sync import BUILDS
+
+FUSED = ("reduce", "softmax", "fill", "loss")
+OPS = ("scan",)
+SHAPE = (3, 4)
+#: Constructors that the CPU build of torch cannot run on fake CUDA tensors, since they move or index them.
+NEEDS_CUDA = "this build of torch cannot move or index even a fake CUDA tensor"
+
+
+def caller(function):
+    """The function as ``call(x, mask)`` along the last dim."""
+    kwargs = {**next(iter(samples(function))).kwargs}
+    if function.kind != "elementwise":
+        kwargs["dim"] = -1
+    return lambda x, mask: function.call(x, mask, **kwargs)
+
+
+def others():
+    """The public functions that select, by name; each takes (x, mask)."""
+    return {
+        "pack": lambda x, mask: mw.pack(x, mask, capacity=12).values,
+        "unpack": lambda x, mask: mw.pack(x, mask, capacity=12).unpack(-1.0),
+        "apply": lambda x, mask: mw.apply(torch.exp, x, mask=mask),
+        "cross_entropy": lambda x, mask: mw.loss(F.cross_entropy, x, torch.zeros_like(x[:, 0]).long(), mask[:, 0]),
+    }
+
+
+CALLS = {f.name: caller(f) for f in UNDER_LAW} | others()
+
+
+def fake_x():
+    return torch.empty(SHAPE, device="cuda")
+
+
+def fake_mask():
+    return torch.empty(SHAPE, dtype=torch.bool, device="cuda")
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if name != "cross_entropy"])
+def test_a_call_on_fake_cuda_tensors_reads_no_data(name):
+    with FakeTensorMode():
+        for out in outputs(CALLS[name](fake_x(), fake_mask())):
+            assert out.device.type == "cuda"
+
+
+def every_function(kind, device):
+    """Call every function with one kind of mask, all on one device."""
+    mask = BUILDS[kind](device)
+    for name, call in CALLS.items():
+        if name not in others():
+            assert outputs(call(torch.empty(SHAPE, device=device), mask))[0].device.type == device
+
+
+@pytest.mark.parametrize("kind", BUILDS)
+def test_every_kind_of_mask_on_a_device_without_data(kind):
+    every_function(kind, "meta")
+
+
+@pytest.mark.parametrize("kind", BUILDS)
+def test_every_kind_of_mask_on_fake_cuda_tensors(kind):
+    with FakeTensorMode():
+        try:
+            every_function(kind, "cuda")
+        except RuntimeError as error:
+            if torch.backends.cuda.is_built() or "not linked with support for cuda" not in str(error):
+                raise
+            pytest.skip(NEEDS_CUDA)
+
+
+def traced(call, *operands):
+    """The targets of the one graph that a call is compiled into."""
+    torch._dynamo.reset()
+    graphs = []
+
+    def backend(module, _):
+        graphs.append(module)
+        return module.forward
+
+    torch.compile(call, fullgraph=True, backend=backend)(*operands)
+    (graph,) = graphs
+    return {str(node.target) for node in graph.graph.nodes if node.op.startswith("call")}
+
+
+@pytest.mark.parametrize("as_mask", [False, True], ids=["bool", "Mask"])
+@pytest.mark.parametrize("function", UNDER_LAW, ids=[f.name for f in UNDER_LAW])
+def test_compiled_for_cuda_it_is_one_graph_of_plain_operations_where_those_fuse(function, as_mask):
+    call = caller(function)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        wrapped = (lambda x, bits: call(x, mw.Mask(bits))) if as_mask else call
+        targets = traced(wrapped, fake_x(), fake_mask())
+    ours = {target for target in targets if target.startswith("maskwise.")}
+    if function.family in FUSED:
+        assert not ours
+        assert any("where" in target for target in targets)
+    elif function.family in OPS:
+        assert ours
+
+
+def test_pack_stays_an_op_in_a_graph_compiled_for_cuda():
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        targets = traced(others()["unpack"], fake_x(), fake_mask())
+    assert {"maskwise.pack_capacity.default", "maskwise.unpack_capacity.default"} <= targets
+
+
+@pytest.mark.parametrize("function", [f for f in UNDER_LAW if f.family in (*FUSED[:3], *OPS)], ids=lambda f: f.name)
+def test_large_inputs_on_cuda_are_planned_for_the_kernel(function):
+    plan = planner.make(function.name, (4096, 4096), torch.float32, "cuda", grad=True)
+    if function.gradient:
+        assert plan.route == "fused", plan
+    assert planner.make(function.name, (4096, 4096), torch.float32, "cuda", grad=False).route == "bare"
+
+
+@pytest.mark.parametrize("device", ["mps", "xpu"])
+def test_other_devices_are_served_by_plain_torch_which_says_why(device):
+    plan = planner.make("sum", (4096, 4096), torch.float32, device, grad=False)
+    assert plan.route == "plain"
+    assert plan.reason == f"sum has no kernel on {device}"
+
+
+def test_without_triton_plain_torch_serves_and_explain_says_so(monkeypatch):
+    from maskwise.ops.gpu import status
+
+    monkeypatch.setattr(status, "FOUND", False)
+    with FakeTensorMode(), planner.force(""), mw.explain() as log:
+        x = torch.empty(512, 512, device="cuda")
+        mw.sum(x, torch.empty(512, 512, dtype=torch.bool, device="cuda"), 1)
+    (call,) = log
+    assert call.route == "plain"
+    assert call.reason == "Triton is not installed, so plain torch serves: pip install triton"

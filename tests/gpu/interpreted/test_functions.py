@@ -85,7 +85,7 @@ def test_agrees_with_plain_torch_in_float64(function, shape, mask_shape, dim):
     assert_as_plain(function, *sample(function, shape, mask_shape), dim, rtol=tolerance, atol=tolerance)
 
 
-@SOME
+@OTHERS
 def test_rows_longer_than_registers(function, monkeypatch):
     monkeypatch.setattr(launch, "LONGEST", 64)
     monkeypatch.setattr(launch, "WIDTHS", (16, 128))
@@ -93,7 +93,7 @@ def test_rows_longer_than_registers(function, monkeypatch):
     assert_as_plain(function, *sample(function, shape, shape), -1, rtol=2e-4, atol=2e-4)
 
 
-@OTHERS
+@SOME
 def test_half_precision_is_added_up_in_float32(function):
     x, mask = sample(function, (3, 127), (3, 127), torch.bfloat16)
     # bfloat16 has 8 bits. The gradients of logarithms are made of the result, rounded: its exponential is then off by
@@ -114,7 +114,7 @@ def test_poison_changes_no_bit_and_gets_no_gradient(function):
         assert torch.equal(dirty[1][0][~mask], torch.zeros_like(dirty[1][0][~mask]))
 
 
-@EACH
+@SOME
 def test_few_programs_do_the_tiles_of_many_with_64_bit_indices(function, monkeypatch):
     monkeypatch.setattr(launch, "MOST_PROGRAMS", 2)
     monkeypatch.setattr(geometry, "REACH", 0)

@@ -21,7 +21,7 @@ namespace {
 // Sums of one task stay in the first cache: this many floats.
 constexpr int64_t kSums = 4096;
 // Packed strips of the batch are made for as much of it as fits here, so that scratch does not grow with the batch.
-constexpr int64_t kPacked = int64_t{1} << 22;
+constexpr int64_t kPacked = int64_t{1} << 19;
 
 const int32_t* ints(const Tensor& t) { return static_cast<const int32_t*>(t.const_data_ptr()); }
 
@@ -60,7 +60,7 @@ class Strips {
  public:
   Strips(const S* x, int64_t batch, int64_t inputs, int64_t padded, int64_t strip)
       : x_(x), batch_(batch), inputs_(inputs), padded_(padded), strip_(strip), count_(ceil_div(batch, strip)) {
-    const int64_t room = std::max<int64_t>(kPacked / std::max<int64_t>(1, padded * strip), 16);
+    const int64_t room = std::max<int64_t>(kPacked / std::max<int64_t>(1, padded * strip), 1);
     at_once_ = std::min(count_, room);
     memory_ = empty_cpu({std::max<int64_t>(1, at_once_ * padded * strip)}, ScalarType::Float);
     data_ = static_cast<float*>(memory_.mutable_data_ptr());
@@ -120,7 +120,7 @@ void rows_product(const Tensor& x, const Floats& values, const Tensor& starts, c
   }
   WalkRows run;
   int64_t strip;
-  MASKWISE_AT_ISA(row_walk(batch, &run, &strip));
+  MASKWISE_AT_ISA(row_walk(batch, inputs, &run, &strip));
   Strips<S> strips(static_cast<const S*>(x.const_data_ptr()), batch, inputs, inputs, strip);
   const int64_t chunk = kSums / strip, chunks = ceil_div(outputs, chunk);
   for (int64_t first = 0; first < strips.count(); first += strips.at_once()) {
@@ -174,6 +174,15 @@ void sampled(const Tensor& grad, const Tensor& x, const Tensor& starts, const Te
   MASKWISE_AT_ISA(sample_strip(&strip));
   const int64_t padded = ceil_div(outputs, rows) * rows, all = padded / rows, weights = columns.numel() * rows;
   const int64_t pieces = (starts.numel() - 1) / all;
+  if (batch == 1 && rows == 1) {
+    const Floats one(x), above(grad);
+    parallel(outputs, share(weights, outputs, 4), [&](int64_t begin, int64_t end) {
+      for (int64_t n = begin; n < end; ++n)
+        for (int64_t p = ints(starts)[n * pieces]; p < ints(starts)[(n + 1) * pieces]; ++p)
+          out[p] = above.data[n] * one.data[ints(columns)[p]];
+    });
+    return;
+  }
   Strips<S> in(static_cast<const S*>(x.const_data_ptr()), batch, inputs, inputs, strip);
   Strips<S> up(static_cast<const S*>(grad.const_data_ptr()), batch, outputs, padded, strip);
   const int64_t step = std::min(in.at_once(), up.at_once());

@@ -56,13 +56,16 @@ void walk_rows(const float* tile, const float* values, const int32_t* columns, c
   }
 }
 
-// The narrowest walk that holds a whole batch, and the widest for all that are larger.
-inline void row_walk(int64_t batch, WalkRows* run, int64_t* strip) {
+// The narrowest walk that holds a whole batch, and four vectors for all that are larger: with more, the strip of a usual
+// layer would leave the second cache; with fewer, broadcasting the weights would take as long as multiplying. Eight
+// vectors are best where all inputs of such a strip fit into the first cache.
+inline void row_walk(int64_t batch, int64_t inputs, WalkRows* run, int64_t* strip) {
+  constexpr int64_t kFirstCache = 6144;
   if (batch <= kStrip<1>)
     *run = &walk_rows<1>, *strip = kStrip<1>;
   else if (batch <= kStrip<2>)
     *run = &walk_rows<2>, *strip = kStrip<2>;
-  else if (batch <= kStrip<4>)
+  else if (batch <= kStrip<4> || inputs * kStrip<8> > kFirstCache)
     *run = &walk_rows<4>, *strip = kStrip<4>;
   else
     *run = &walk_rows<8>, *strip = kStrip<8>;

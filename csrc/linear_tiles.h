@@ -51,7 +51,12 @@ void pack_tile(const S* x, int64_t stride, int64_t rows, int64_t from, int64_t t
   for (; k + 8 <= to; k += 8) {
     for (int64_t t = 0; t < T; t += 8) {
       __m256 r[8];
-      for (int64_t i = 0; i < 8; ++i) r[i] = t + i < rows ? load_8(x + (t + i) * stride + k) : _mm256_setzero_ps();
+      // Apart, so that whole groups stay in registers: an index that is not constant would send them to memory.
+      if (t + 8 <= rows) {
+        for (int i = 0; i < 8; ++i) r[i] = load_8(x + (t + i) * stride + k);
+      } else {
+        for (int i = 0; i < 8; ++i) r[i] = t + i < rows ? load_8(x + (t + i) * stride + k) : _mm256_setzero_ps();
+      }
       transpose_8x8(r);
       for (int i = 0; i < 8; ++i) _mm256_storeu_ps(tile + (k + i) * T + t, r[i]);
     }
@@ -74,7 +79,11 @@ void unpack_tile(const float* sums, int64_t T, int64_t rows, int64_t count, cons
       for (int j = 0; j < 8; ++j) r[j] = _mm256_loadu_ps(sums + (i + j) * T + t);
       transpose_8x8(r);
       const __m256 b = bias == nullptr ? _mm256_setzero_ps() : _mm256_loadu_ps(bias + i);
-      for (int64_t j = 0; j < valid; ++j) store_8(y + (t + j) * stride + i, _mm256_add_ps(r[j], b));
+      if (valid == 8) {
+        for (int j = 0; j < 8; ++j) store_8(y + (t + j) * stride + i, _mm256_add_ps(r[j], b));
+      } else {
+        for (int64_t j = 0; j < valid; ++j) store_8(y + (t + j) * stride + i, _mm256_add_ps(r[j], b));
+      }
     }
   }
 #endif

@@ -94,7 +94,7 @@ def sparse_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
             of_x = grad @ layout.dense(values)
         else:
             square = 16 if rows == 16 else 1
-            of_x = product(grad, values[t_order], t_starts, t_columns, None, x.shape[1], square, square)
+            of_x = product(grad, values.index_select(0, t_order), t_starts, t_columns, None, x.shape[1], square, square)
     if ctx.needs_input_grad[1]:
         of_values = (reference.sampled if again else sampled)(grad, x, starts, columns, rows, width)
     if ctx.needs_input_grad[2]:

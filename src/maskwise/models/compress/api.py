@@ -48,7 +48,7 @@ def compress(
     fastest on what the example gives it: sparse, in blocks of 4x1 or 16x16, dense without dead inputs and outputs, or
     dense as it is. Along nn.Sequential, in torch's encoder layers, and in modules whose forward can be traced, units
     that are dead or that nobody reads are left out of both layers; what a dead unit's bias contributes goes into the
-    bias of the next. Where the whole model is not faster, nothing is done. The report says why a layer is what it is.
+    bias of the next. Where the whole model would be slower, nothing is done. The report says why a layer is what it is.
 
     Args:
         model: any module. It is not changed.
@@ -83,7 +83,7 @@ def compress(
     times = _whole(before, swapped.model, call, seconds)
     if not _fast_enough(times):
         # Layers were faster one by one, and are not together; or the model has a way of its own that needs its layers.
-        swapped.undo("the whole model is not faster with it")
+        swapped.undo("the whole model is slower with it")
         difference = largest_difference(expected, call.run(swapped.model), tolerance)
         times = _whole(before, swapped.model, call, seconds)
         if not _fast_enough(times):

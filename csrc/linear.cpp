@@ -101,6 +101,8 @@ int64_t share(int64_t weights, int64_t tasks, int64_t strip) {
 template <class S>
 void rows_product(const Tensor& x, const Floats& values, const Tensor& starts, const Tensor& columns,
                   const OptionalFloats& bias, int64_t outputs, Tensor& out) {
+  // Asking a tensor for its memory is a call across the library's border: once, not in a loop.
+  const int32_t *at_starts = ints(starts), *at_columns = ints(columns);
   const int64_t batch = x.size(0), inputs = x.size(1), weights = columns.numel();
   const int64_t pieces = (starts.numel() - 1) / outputs;
   auto* y = static_cast<S*>(out.mutable_data_ptr());
@@ -111,7 +113,7 @@ void rows_product(const Tensor& x, const Floats& values, const Tensor& starts, c
       for (int64_t task = first; task < last; ++task) {
         const int64_t begin = task * kRows, end = std::min(begin + kRows, outputs);
         float sums[kRows];
-        MASKWISE_AT_ISA(walk_vector(in.data, values.data, ints(columns), ints(starts), pieces, begin, end, sums));
+        MASKWISE_AT_ISA(walk_vector(in.data, values.data, at_columns, at_starts, pieces, begin, end, sums));
         for (int64_t n = begin; n < end; ++n)
           y[n] = static_cast<S>(sums[n - begin] + (bias.at(0) == nullptr ? 0.0f : *bias.at(n)));
       }
@@ -131,7 +133,7 @@ void rows_product(const Tensor& x, const Floats& values, const Tensor& starts, c
       for (int64_t task = from; task < to; ++task) {
         const int64_t within = task / chunks, s = first + within;
         const int64_t begin = task % chunks * chunk, end = std::min(begin + chunk, outputs);
-        run(strips.tile(within), values.data, ints(columns), ints(starts), pieces, begin, end, sums);
+        run(strips.tile(within), values.data, at_columns, at_starts, pieces, begin, end, sums);
         MASKWISE_AT_ISA(unpack_tile<S>(sums, strip, strips.rows(s), end - begin, bias.at(begin), y + s * strip * outputs + begin, outputs));
       }
     });
@@ -141,6 +143,7 @@ void rows_product(const Tensor& x, const Floats& values, const Tensor& starts, c
 template <class S>
 void blocks_product(const Tensor& x, const Floats& values, const Tensor& starts, const Tensor& columns,
                     const OptionalFloats& bias, int64_t outputs, int64_t rows, int64_t width, Tensor& out) {
+  const int32_t *at_starts = ints(starts), *at_columns = ints(columns);
   const int64_t batch = x.size(0), inputs = x.size(1), weights = columns.numel() * rows * width;
   auto* y = static_cast<S*>(out.mutable_data_ptr());
   WalkBlocks run;
@@ -158,7 +161,7 @@ void blocks_product(const Tensor& x, const Floats& values, const Tensor& starts,
         const int64_t within = task / chunks, s = first + within;
         const int64_t begin = task % chunks * each, end = std::min(begin + each, block_rows);
         for (int64_t r = begin; r < end; ++r)
-          run(strips.tile(within), values.data, ints(columns), ints(starts)[r], ints(starts)[r + 1], sums + (r - begin) * rows * strip);
+          run(strips.tile(within), values.data, at_columns, at_starts[r], at_starts[r + 1], sums + (r - begin) * rows * strip);
         const int64_t n = begin * rows, count = std::min(end * rows, outputs) - n;
         MASKWISE_AT_ISA(unpack_tile<S>(sums, strip, strips.rows(s), count, bias.at(n), y + s * strip * outputs + n, outputs));
       }
@@ -169,6 +172,7 @@ void blocks_product(const Tensor& x, const Floats& values, const Tensor& starts,
 // The gradient of the kept weights in float; pieces of columns, or blocks of 4 x 1.
 template <class S>
 void sampled(const Tensor& grad, const Tensor& x, const Tensor& starts, const Tensor& columns, int64_t rows, float* out) {
+  const int32_t *at_starts = ints(starts), *at_columns = ints(columns);
   const int64_t batch = x.size(0), inputs = x.size(1), outputs = grad.size(1);
   int64_t strip;
   MASKWISE_AT_ISA(sample_strip(&strip));
@@ -178,8 +182,8 @@ void sampled(const Tensor& grad, const Tensor& x, const Tensor& starts, const Te
     const Floats one(x), above(grad);
     parallel(outputs, share(weights, outputs, 4), [&](int64_t begin, int64_t end) {
       for (int64_t n = begin; n < end; ++n)
-        for (int64_t p = ints(starts)[n * pieces]; p < ints(starts)[(n + 1) * pieces]; ++p)
-          out[p] = above.data[n] * one.data[ints(columns)[p]];
+        for (int64_t p = at_starts[n * pieces]; p < at_starts[(n + 1) * pieces]; ++p)
+          out[p] = above.data[n] * one.data[at_columns[p]];
     });
     return;
   }
@@ -200,11 +204,11 @@ void sampled(const Tensor& grad, const Tensor& x, const Tensor& starts, const Te
         const float* grads = up.tile(within);
         const int64_t begin = from * kRows, end = std::min(to * kRows, all);
         if (rows == 1) {
-          MASKWISE_AT_ISA(sample_rows(grads, tile, ints(columns), ints(starts), pieces, begin, end, fresh, out));
+          MASKWISE_AT_ISA(sample_rows(grads, tile, at_columns, at_starts, pieces, begin, end, fresh, out));
         } else {
           for (int64_t r = begin; r < end; ++r) {
-            const int64_t a = ints(starts)[r], b = ints(starts)[r + 1];
-            MASKWISE_AT_ISA(sample_columns(grads + r * 4 * strip, tile, ints(columns), a, b, fresh, out));
+            const int64_t a = at_starts[r], b = at_starts[r + 1];
+            MASKWISE_AT_ISA(sample_columns(grads + r * 4 * strip, tile, at_columns, a, b, fresh, out));
           }
         }
       }
@@ -228,6 +232,7 @@ Tensor padded_floats(const Tensor& t, int64_t width) {
 }
 
 void sampled_squares(const Tensor& grad, const Tensor& x, const Tensor& starts, const Tensor& columns, float* out) {
+  const int32_t *at_starts = ints(starts), *at_columns = ints(columns);
   const bool as_is = x.scalar_type() == ScalarType::Float && x.size(1) % 16 == 0 && grad.size(1) % 16 == 0;
   const Tensor in = as_is ? x : padded_floats(x, 16), up = as_is ? grad : padded_floats(grad, 16);
   const int64_t batch = x.size(0), x_stride = in.size(1), grad_stride = up.size(1), all = starts.numel() - 1;
@@ -235,8 +240,8 @@ void sampled_squares(const Tensor& grad, const Tensor& x, const Tensor& starts, 
   const auto* above = static_cast<const float*>(up.const_data_ptr());
   parallel(all, share(columns.numel() * 256, all, batch), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r)
-      for (int64_t p = ints(starts)[r]; p < ints(starts)[r + 1]; ++p)
-        MASKWISE_AT_ISA(sample_block(above + r * 16, grad_stride, from + ints(columns)[p] * 16, x_stride, batch, out + p * 256));
+      for (int64_t p = at_starts[r]; p < at_starts[r + 1]; ++p)
+        MASKWISE_AT_ISA(sample_block(above + r * 16, grad_stride, from + at_columns[p] * 16, x_stride, batch, out + p * 256));
   });
 }
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from maskwise import nn as nn
     from maskwise.data import TokenBudgetSampler as TokenBudgetSampler
     from maskwise.models import unpad as unpad
+    from maskwise.models.compress import compress as compress
     from maskwise.ops.attention import attention as attention
     from maskwise.ops.fill import fill as fill
     from maskwise.ops.linear import linear as linear
@@ -70,6 +71,7 @@ __all__ = [
     "argmin",
     "argsort",
     "attention",
+    "compress",
     "count",
     "cummax",
     "cummin",
@@ -107,6 +109,7 @@ __all__ = [
 _HOMES = {
     "maskwise.data": "TokenBudgetSampler",
     "maskwise.models": "unpad",
+    "maskwise.models.compress": "compress",
     "maskwise.ops.attention": "attention",
     "maskwise.ops.fill": "fill",
     "maskwise.ops.linear": "linear",

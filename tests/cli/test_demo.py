@@ -3,7 +3,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from maskwise.benchmarks.cases import models
+from maskwise.benchmarks.cases import compress, models
 from maskwise.benchmarks.cases.reduce import SUM_AGAINST_WHERE
 from maskwise.cli import demo
 from maskwise.cli.app import app
@@ -14,6 +14,8 @@ def invoke(monkeypatch):
     # The walk is the same on small inputs, and takes no seconds.
     monkeypatch.setattr(demo, "SUM_AGAINST_WHERE", SUM_AGAINST_WHERE.shrunk())
     monkeypatch.setattr(demo, "run_case", run_quick)
+    small = compress.for_the_demo().shrunk()
+    monkeypatch.setattr(compress, "for_the_demo", lambda: small)
     # No test needs the real weights: without them the demo takes an encoder with random ones.
     monkeypatch.setattr(models, "no_minilm", lambda: "needs weights")
     monkeypatch.setattr(demo, "no_minilm", lambda: "needs weights")
@@ -29,7 +31,14 @@ def run_quick(case, on_round, **_):
 def test_the_demo_draws_stops_a_leak_times_and_explains(invoke):
     result = invoke()
     assert result.exit_code == 0, result.output
-    for heading in ("A mask says what is kept", "Nothing leaks", "costs nothing", "asked why", "without their padding"):
+    for heading in (
+        "A mask says what is kept",
+        "Nothing leaks",
+        "costs nothing",
+        "asked why",
+        "without their padding",
+        "Pruned weights",
+    ):
         assert heading in result.stdout
 
 
@@ -53,3 +62,12 @@ def test_the_model_it_shows_agrees_and_says_what_a_real_one_needs(invoke):
     assert 0.3 < model["kept"] < 0.7
     assert set(model["seconds"]) >= {"padded", "mw.unpad"}
     assert "A real model on real text needs weights" in invoke().stdout
+
+
+def test_the_pruned_block_it_shows_agrees(invoke):
+    pruned = json.loads(invoke("--json").stdout)["pruned"]
+    # Two layers in float32, of outputs near 1.
+    assert pruned["largest_difference"] < 1e-4
+    assert pruned["kept"] == 0.1
+    assert set(pruned["seconds"]) == {"mw.compress", "dense, with zeros"}
+    assert pruned["ratio"] > 0

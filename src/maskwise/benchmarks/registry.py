@@ -7,6 +7,7 @@ from functools import cache
 from maskwise.benchmarks.case import Case
 from maskwise.benchmarks.cases import (
     attention,
+    compress,
     fill,
     linear,
     loss,
@@ -35,6 +36,7 @@ FAMILIES = (
     selection.cases,
     linear.cases,
     models.cases,
+    compress.cases,
     attention.cases,
     masked_linear.cases,
     startup.cases,

@@ -13,7 +13,7 @@ from rich.rule import Rule
 
 import maskwise as mw
 from maskwise.benchmarks.case import Case
-from maskwise.benchmarks.cases import models
+from maskwise.benchmarks.cases import compress, models
 from maskwise.benchmarks.cases.reduce import SUM_AGAINST_WHERE
 from maskwise.benchmarks.cases.texts import no_minilm
 from maskwise.benchmarks.report import in_words
@@ -35,6 +35,9 @@ def run(*, json: bool = False) -> int:
     case = models.for_the_demo()
     agreement = _agreement(case)
     model = _time(case, "timing a model, padded and unpadded")
+    pruned_case = compress.for_the_demo()
+    pruned_difference = _difference(pruned_case)
+    pruned = _time(pruned_case, "timing a pruned block, dense and compressed")
     with mw.explain() as log:
         for size in (4, 1024):
             mw.sum(torch.ones(size, size), mw.Mask.causal(size), dim=-1)
@@ -56,12 +59,23 @@ def run(*, json: bool = False) -> int:
                 "seconds": {side.name: side.median for side in model.sides},
                 "ratio": model.side("padded").ratio.median,
             },
+            "pruned": {
+                "case": pruned.case.name,
+                "kept": pruned_case.density,
+                "largest_difference": pruned_difference,
+                "seconds": {side.name: side.median for side in pruned.sides},
+                "ratio": pruned.side(compress.DENSE).ratio.median,
+            },
             "explain": json_module.loads(log.to_json()),
         }
         typer.echo(json_module.dumps(found, indent=2))
     else:
         _show(Console(), mask, leak, result, log)
         _show_model(Console(), model, agreement)
+        _show_pruned(Console(), pruned, pruned_difference)
+        Console().print(
+            "\nNext: [bold]maskwise bench[/] measures everything, [bold]maskwise doctor[/] checks the install."
+        )
     return 0
 
 
@@ -90,6 +104,15 @@ def _agreement(case: Case) -> dict[str, float]:
     assert isinstance(unpadded, torch.Tensor)
     kept = padded.shape[0] / (case.shape[0] * case.shape[1])
     return {"difference": (padded - unpadded).abs().max().item(), "kept": kept}
+
+
+def _difference(case: Case) -> float:
+    """The largest difference between the outputs of the sides."""
+    inputs = case.setup(case)
+    first, second = (side.prepare(inputs)() for side in case.sides)
+    assert isinstance(first, torch.Tensor)
+    assert isinstance(second, torch.Tensor)
+    return (first - second).abs().max().item()
 
 
 def _time(case: Case, doing: str) -> Result:
@@ -146,4 +169,16 @@ def _show_model(console: Console, result: Result, agreement: dict[str, float]) -
     )
     if (reason := no_minilm()) is not None:
         console.print(f"  [dim]A real model on real text {escape(reason)}.[/]", highlight=False)
-    console.print("\nNext: [bold]maskwise bench[/] measures everything, [bold]maskwise doctor[/] checks the install.")
+
+
+def _show_pruned(console: Console, result: Result, difference: float) -> None:
+    console.print(Rule("6  Pruned weights, as fast as what is kept", align="left"))
+    console.print("[dim]>>>[/] model, report = mw.compress(model, example)", highlight=False)
+    console.print(f"{result.case.name}\n", highlight=False)
+    sides = sorted(result.sides, key=lambda side: side.name != compress.DENSE)
+    _bars(console, sides, max(len(side.name) for side in sides))
+    console.print(
+        f"\n  Compressed it is [bold green]{result.side(compress.DENSE).ratio.median:.1f} ×[/] as fast, and no output "
+        f"differs by more than [bold green]{difference:.0e}[/].",
+        highlight=False,
+    )

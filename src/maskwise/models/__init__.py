@@ -1,4 +1,4 @@
-"""Whole models without padding: ``mw.unpad(model)`` and ``mw.models.repad(model)``, and how to serve a new kind."""
+"""Whole models: without padding (``mw.unpad``), and with only the weights that are kept (``mw.compress``)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from maskwise.models.adapter import adapters as adapters
 from maskwise.models.adapter import register as register
 from maskwise.models.adapter import unregister as unregister
 from maskwise.models.attention import PackedMask as PackedMask
+from maskwise.models.compress import CompressionError as CompressionError
+from maskwise.models.compress import CompressionReport as CompressionReport
+from maskwise.models.compress import load_compressed as load_compressed
+from maskwise.models.compress import save_compressed as save_compressed
 from maskwise.models.hugging_face import HuggingFaceAdapter
 from maskwise.models.packing import Packing as Packing
 from maskwise.models.torch_modules import ADAPTERS
@@ -16,12 +20,16 @@ from maskwise.models.unpadding import unpad as unpad
 
 __all__ = [
     "Adapter",
+    "CompressionError",
+    "CompressionReport",
     "PackedMask",
     "Packing",
     "UnsupportedModelError",
     "adapters",
+    "load_compressed",
     "register",
     "repad",
+    "save_compressed",
     "unpad",
     "unregister",
 ]

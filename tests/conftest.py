@@ -28,6 +28,11 @@ if os.environ.get("MASKWISE_INTERPRET") == "1":
     interpreter.install()
 
 
+def pytest_collection_modifyitems(items):
+    """Keep every MASKWISE_SHARE-th test: the interpreter takes half an hour for all of them."""
+    items[:] = items[:: int(os.environ.get("MASKWISE_SHARE", "1"))]
+
+
 @pytest.fixture(autouse=True)
 def _same_start_for_every_test():
     """Seed, poison, and put back whatever a test changed, so that no test depends on the one before.

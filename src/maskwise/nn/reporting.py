@@ -13,6 +13,7 @@ from torch.nn.utils import parametrize
 
 from maskwise.nn.gated import Gated, gated
 from maskwise.nn.sparse_linear import SparseLinear
+from maskwise.plan.tabular import Tabular
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -40,7 +41,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Tabular):
     """The gated weights of a model. Print it for a table, iterate it, or take ``to_json()``."""
 
     rows: tuple[Row, ...]
@@ -94,17 +95,6 @@ class Report:
                 f"{row.flops:,} of {row.dense_flops:,}",
             )
         return table
-
-    def __rich__(self) -> Table:
-        return self.table()
-
-    def __str__(self) -> str:
-        from rich.console import Console
-
-        console = Console(width=140)
-        with console.capture() as capture:
-            console.print(self.table())
-        return capture.get()
 
 
 def report(model: nn.Module) -> Report:

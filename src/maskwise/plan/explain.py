@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from maskwise.mask import Mask
+from maskwise.plan.tabular import Tabular
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -41,7 +42,7 @@ class Call:
 
 
 @dataclass
-class Log:
+class Log(Tabular):
     """The calls seen so far. Print it for a table, or take it as JSON."""
 
     calls: list[Call] = field(default_factory=list)
@@ -75,17 +76,6 @@ class Log:
                 "; ".join(f"{route}: {reason}" for route, reason in call.refused),
             )
         return table
-
-    def __rich__(self) -> Table:
-        return self.table()
-
-    def __str__(self) -> str:
-        from rich.console import Console
-
-        console = Console(width=160)
-        with console.capture() as capture:
-            console.print(self.table())
-        return capture.get()
 
 
 @contextmanager

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from maskwise.plan.tabular import Tabular
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -43,7 +45,7 @@ class LayerReport:
 
 
 @dataclass(frozen=True)
-class CompressionReport:
+class CompressionReport(Tabular):
     """What `mw.compress` did. Print it for a table, iterate it, or take ``to_json()``.
 
     Attributes:
@@ -96,17 +98,6 @@ class CompressionReport:
         for row in self.layers:
             table.add_row(row.name or "(the model)", *_cells(row.before, row.after), row.reason)
         return table
-
-    def __rich__(self) -> Table:
-        return self.table()
-
-    def __str__(self) -> str:
-        from rich.console import Console
-
-        console = Console(width=160)
-        with console.capture() as capture:
-            console.print(self.table())
-        return capture.get()
 
 
 def _cells(before: Measured, after: Measured) -> tuple[str, str, str, str, str]:

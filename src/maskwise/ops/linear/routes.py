@@ -19,7 +19,7 @@ __all__ = ["Sizes", "build_cost", "choose", "dense_cost", "sparse_cost"]
 #: Multiply-adds a microsecond of two AVX2 cores: the dense product, and the kernels by block. Only ratios matter, and
 #: those hold for any number of cores.
 _DENSE = 72_000.0
-_RATE: dict[Block, float] = {(1, 1): 34_000.0, (4, 1): 45_000.0, (16, 16): 55_000.0}
+_RATE: dict[Block, float] = {(1, 1): 28_000.0, (4, 1): 40_000.0, (16, 16): 42_000.0}
 #: Bytes a microsecond: a small batch waits for the weight to come from memory.
 _STREAMED = 30_000.0
 #: What a strip of the batch is rounded up to, and what a call costs.

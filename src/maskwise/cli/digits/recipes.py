@@ -102,7 +102,7 @@ class _Scheduled(Dense):
 
     def gate(self) -> Gate:
         """A gate that keeps everything yet."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must say which gate is scheduled.")
 
     def __init__(self, model: nn.Module, steps: int) -> None:
         super().__init__(model, steps)

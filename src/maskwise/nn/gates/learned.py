@@ -46,7 +46,9 @@ class _Learned(Gate):
 
     def opening(self, weight: Tensor) -> Tensor:
         """How open each gate is, from 0 to 1, in weight's shape."""
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__} must override opening(weight), which says how open gates are."
+        )
 
     def forward(self, weight: Tensor) -> Tensor:
         """The weight times how open its gate is."""

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import maskwise as mw
-from maskwise.errors import ArgumentError, DtypeError, ShapeError
+from maskwise.errors import ArgumentError, DeviceError, DtypeError, ShapeError
 from maskwise.plan.planner import force
 
 BLOCKS = [(1, 1), (4, 1), (16, 16)]
@@ -303,3 +303,26 @@ def test_errors_name_the_argument_and_what_to_write_instead():
         layer.regrow(-1)
     with pytest.raises(ShapeError, match="`scores` must have the weight's shape"):
         layer.regrow(1, scores=torch.ones(37, 22))
+
+
+@pytest.mark.parametrize("density", [0.05, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64])
+def test_an_input_of_another_dtype_is_refused_on_every_route(dtype, density):
+    layer = mw.nn.SparseLinear(64, 256, density=density)
+    with pytest.raises(DtypeError, match=r"`input` must have the layer's dtype torch.float32, got .* Hint: input.to"):
+        layer(torch.ones(512, 64, dtype=dtype))
+
+
+def test_an_input_on_another_device_is_refused():
+    with pytest.raises(DeviceError, match=r"`input` must be on the layer's device cpu, got meta"):
+        mw.nn.SparseLinear(4, 2, density=0.5)(torch.ones(1, 4, device="meta"))
+
+
+def test_only_a_linear_has_a_sparse_form():
+    with pytest.raises(DtypeError, match=r"`linear` must be a torch.nn.Linear, got Conv2d"):
+        mw.nn.SparseLinear.from_linear(nn.Conv2d(1, 1, 1))
+
+
+def test_a_report_of_something_else_than_a_module_is_refused():
+    with pytest.raises(DtypeError, match=r"report: `model` must be a torch.nn.Module, got str"):
+        mw.nn.report("model")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 from torch.nn.utils import parametrize
 
+from maskwise.errors import DtypeError, say
 from maskwise.nn.gated import Gated, gated
 from maskwise.nn.sparse_linear import SparseLinear
 from maskwise.plan.tabular import Tabular
@@ -117,7 +118,12 @@ def report(model: nn.Module) -> Report:
 
     Returns:
         A Report, empty if nothing has a gate.
+
+    Raises:
+        DtypeError: ``model`` is not a module.
     """
+    if not isinstance(model, nn.Module):
+        raise DtypeError(say("report", "model", must="be a torch.nn.Module", got=type(model).__name__))
     by_module: dict[nn.Module, list[Row]] = {}
     for found in gated(model):
         by_module.setdefault(found.module, []).append(_row(found))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from maskwise.errors import ArgumentError, ShapeError, say
+from maskwise.errors import ArgumentError, DeviceError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
 from maskwise.nn.topology import carry, layout_problem, mask_bits, random_layout
 from maskwise.ops.arguments import MaskLike
@@ -111,6 +111,17 @@ class SparseLinear(nn.Module):
     @classmethod
     def from_linear(cls, linear: nn.Linear, mask: MaskLike | None = None, *, block: Block = (1, 1)) -> SparseLinear:
         """The sparse form of a torch.nn.Linear: of the weights that a mask keeps, or of those that are not 0."""
+        if not isinstance(linear, nn.Linear):
+            hint = "MaskedLinear.to_linear() gives one; convolutions have no sparse form"
+            raise DtypeError(
+                say(
+                    "SparseLinear.from_linear",
+                    "linear",
+                    must="be a torch.nn.Linear",
+                    got=type(linear).__name__,
+                    hint=hint,
+                )
+            )
         weight = linear.weight.detach()
         bits = weight != 0 if mask is None else mask
         has_bias = linear.bias is not None
@@ -244,10 +255,19 @@ class SparseLinear(nn.Module):
             raise ShapeError(say("SparseLinear", "input", must=must, got=tuple(input.shape)))
         values: Tensor = self.values
         bias: Tensor | None = self.bias
+        if input.device != values.device:
+            must, hint = f"be on the layer's device {values.device}", f"input.to({str(values.device)!r})"
+            raise DeviceError(say("SparseLinear", "input", must=must, got=input.device, hint=hint))
         device = input.device.type
         if torch.is_autocast_enabled(device):
             low = torch.get_autocast_dtype(device)
             input, values, bias = input.to(low), values.to(low), None if bias is None else bias.to(low)
+        if input.dtype != values.dtype:
+            must, hint = (
+                f"have the layer's dtype {values.dtype}",
+                f"input.to({values.dtype}), or layer.to({input.dtype})",
+            )
+            raise DtypeError(say("SparseLinear", "input", must=must, got=input.dtype, hint=hint))
         if self._is_sparse(input):
             indices = (self._starts, self.columns, self._t_starts, self._t_columns, self._t_order)
             return with_indices(input, values, bias, indices, self.out_features, self.block)

@@ -118,7 +118,7 @@ def page(results: Path) -> str:
         "Times are medians. A ratio is the best peer's time over ours, round by round, with its quartiles: above 1,",
         "ours is faster. The peers are the plain idioms, `torch.masked` and `torch.compile` of the idiom.",
         "**of copy_** is the bandwidth of ours as a part of what a plain `copy_` of 64 MiB had in the same rounds.",
-        "[benchmarks/](../benchmarks/README.md) tells how it is measured.",
+        "[Benchmarks](benchmarks.md) tells how it is measured.",
     ]
     for path in sorted(results.glob("*.csv")):
         rows = read(path)

@@ -1,6 +1,6 @@
-"""The figures in README.md and docs/figures.md, made from the committed CSV files in benchmarks/results/.
+"""The figures in README.md and in docs/, made from the committed CSV files in benchmarks/results/.
 
-``python -m maskwise.benchmarks.figures .`` writes both; the tests fail when one is stale.
+``python -m maskwise.benchmarks.figures .`` writes them; the tests fail when one is stale.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from maskwise.benchmarks import recipe_figures
+from maskwise.benchmarks.bars import Bar, bars
 from maskwise.benchmarks.report import HEADLINE, geometric_means, in_words
 
-__all__ = ["Row", "headline", "inserted", "page", "read"]
+__all__ = ["Row", "files", "headline", "inserted", "page", "picture", "read"]
 
 BEGIN, END = "<!-- figures: made by `make figures` -->", "<!-- end of figures -->"
 
@@ -142,12 +144,36 @@ def inserted(readme: str, figures: str) -> str:
     return f"{before}{BEGIN}\n\n{figures}\n\n{END}{rest.split(END)[1]}"
 
 
+def picture(results: Path) -> str:
+    """The README's picture: for each line of its table, how many times faster than the best peer."""
+    chosen = []
+    where = ""
+    for name, shown in SHOWN.items():
+        rows = {row.case: row for row in read(results / f"{name}.csv")}
+        for title, cases in shown:
+            # Of three densities the one in the middle.
+            row = rows[cases[len(cases) // 2]]
+            label = title.replace("`", "").replace("10 / 50 / 90 % kept", "50 % kept")
+            chosen.append(Bar(label, row.ratio, f"{row.ratio:.1f} x   {row.peer}", ours=True))
+            where = row.where
+    return bars(f"Times faster than the best peer, which is named at the end ({where})", chosen)
+
+
+def files(root: Path) -> dict[Path, str]:
+    """Every file with figures, as it should be."""
+    results, readme = root / "benchmarks" / "results", root / "README.md"
+    return {
+        root / "docs" / "figures.md": page(results),
+        readme: inserted(readme.read_text(encoding="utf-8"), headline(results)),
+        root / "docs" / "assets" / "headline.svg": picture(results),
+        **recipe_figures.files(root),
+    }
+
+
 def main(root: Path) -> None:
-    """Write the page, and the figures into the README."""
-    results = root / "benchmarks" / "results"
-    (root / "docs" / "figures.md").write_text(page(results), encoding="utf-8")
-    readme = root / "README.md"
-    readme.write_text(inserted(readme.read_text(encoding="utf-8"), headline(results)), encoding="utf-8")
+    """Write all of them."""
+    for path, text in files(root).items():
+        path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

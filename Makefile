@@ -69,10 +69,11 @@ pytest: install  ## Run the tests only
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 .PHONY: lint
-lint: install  ## ruff, mypy strict, import contracts
+lint: install  ## ruff, mypy strict, pyright, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
 .PHONY: format

@@ -9,7 +9,7 @@ from xml.sax.saxutils import escape
 __all__ = ["OTHER", "OURS", "Bar", "bars"]
 
 OURS, OTHER = "#0072B2", "#b8bfc7"
-WIDTH, LINE, ROOM = 760, 24, 150
+WIDTH, LINE = 760, 24
 LETTER = 6.7
 """About how wide a letter of the labels is, in pixels."""
 
@@ -32,8 +32,11 @@ def bars(title: str, rows: Sequence[Bar]) -> str:
     (3, 1)
     """
     left = round(max(len(row.label) for row in rows) * LETTER) + 16
+    room = round(max(len(row.text) for row in rows) * LETTER) + 20
     longest = max(row.value for row in rows)
     height = LINE * len(rows) + 38
+    # Where all are ours, there is nothing to stand out from.
+    mixed = not all(row.ours for row in rows)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
         'role="img" font-family="ui-monospace, Menlo, Consolas, monospace" font-size="11">',
@@ -43,8 +46,8 @@ def bars(title: str, rows: Sequence[Bar]) -> str:
     ]
     for number, row in enumerate(rows):
         top = 32 + LINE * number
-        length = max(1, round((WIDTH - left - ROOM) * row.value / longest))
-        weight = ' font-weight="bold"' if row.ours else ""
+        length = max(1, round((WIDTH - left - room) * row.value / longest))
+        weight = ' font-weight="bold"' if row.ours and mixed else ""
         middle = top + LINE // 2 + 2
         lines += [
             f'<text x="{left - 8}" y="{middle}" text-anchor="end" fill="#222222"{weight}>{escape(row.label)}</text>',

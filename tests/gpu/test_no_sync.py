@@ -3,8 +3,6 @@
 Fake CUDA tensors have no data: whatever would read some raises.
 """
 
-from contextlib import nullcontext
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -82,12 +80,11 @@ def test_a_call_on_fake_cuda_tensors_reads_no_data(name):
 
 
 @pytest.mark.parametrize("kind", BUILDS)
-@pytest.mark.parametrize("device", ["cuda", "meta"])
-def test_every_function_takes_every_kind_of_mask_and_reads_no_data(kind, device):
-    with FakeTensorMode() if device == "cuda" else nullcontext():
-        mask = BUILDS[kind](device)
+def test_every_function_takes_every_kind_of_mask_and_reads_no_data(kind):
+    with FakeTensorMode():
+        mask = BUILDS[kind]("cuda")
         for call in CALLS.values():
-            assert outputs(call(fake_x(device), mask))[0].device.type == device
+            assert outputs(call(fake_x(), mask))[0].device.type == "cuda"
 
 
 # torch's autograd runs in no thread of a device that is not there, so these have another one without data.

@@ -83,10 +83,11 @@ def key(launch):
     return (*configuration(launch), str(parts.signature), str(sorted(map(str, parts.attrs.items()))))
 
 
-def configuration(launch, dims=True):
-    """What a launcher chooses: constants, dtypes, which operands there are, by how many ``dims`` they lie, warps.
+def configuration(launch):
+    """What a launcher chooses: constants, dtypes, which operands there are, warps.
 
-    Triton compiles anew, besides, for sizes and strides that are 1 or that 16 divides; no launcher has a say in that.
+    Triton compiles anew, besides, for sizes and strides that are 1 or that 16 divides, and for each number of dims that
+    could not be put together; no launcher has a say in that.
     """
     chosen = []
     for parameter in launch.kernel.params:
@@ -94,7 +95,7 @@ def configuration(launch, dims=True):
         if isinstance(value, torch.Tensor):
             value = str(value.dtype)
         elif isinstance(value, tuple):
-            value = len(value) if dims else ""
+            continue
         elif value is not None and not parameter.is_constexpr:
             value = type(value).__name__
         chosen.append((parameter.name, str(value)))

@@ -155,7 +155,8 @@ def group(geometry: Geometry, itemsize: int) -> int:
 def splits_for(geometry: Geometry, blocks: Blocks) -> tuple[int, int]:
     """Into how many parts each row is cut, so that a few long rows keep a whole device busy, and the room for parts.
 
-    The room is the same for all numbers of parts, so that one kernel serves them; 0 where rows are not cut.
+    The room is the same for all numbers of parts, so that one kernel serves them; 0 where rows are not cut. Rows that
+    are have 64-bit indices, whether they need them or not, for the same reason.
     """
     if blocks.skip == "rows" and blocks.elements < WIDTHS[-1]:
         return 1, 0

@@ -91,7 +91,7 @@ def run(
             **dict(mask_outer=mask_at.outer, mask_inner=mask_at.inner, rows=rows, length=geometry.length),
             **dict(tiles=tiles, splits=splits, chunk=chunk, parameter=parameter),
             **dict(OP=kind.op, IDENTITY=kind.identity, ROOT=root, RAW=out is None, NEED_B=kind.b, NEED_N=kind.n),
-            **dict(DTYPE=triton_type(wide), WIDE=blocks.wide, ROWS=blocks.rows, ELEMENTS=blocks.elements),
+            **dict(DTYPE=triton_type(wide), WIDE=blocks.wide or room > 0, ROWS=blocks.rows, ELEMENTS=blocks.elements),
             **dict(GROUP=blocks.group, SKIP=blocks.skip, SPLITS=room),
         },
         warps=blocks.warps,

@@ -76,7 +76,7 @@ def run(
             **dict(rows=geometry.rows, length=geometry.length, tiles=tiles, parameter=parameter, eps=eps),
             **dict(sign=sign, OP=op, STATE=kind.state, IDENTITY=kind.identity, NEED_N=kind.n),
             **dict(BACKWARD=grad is not None, WHOLE=whole is not None, DTYPE=triton_type(accumulator(x.dtype))),
-            **dict(WIDE=blocks.wide, ROWS=blocks.rows, ELEMENTS=blocks.elements, GROUP=blocks.group),
+            **dict(WIDE=blocks.wide or whole is None, ROWS=blocks.rows, ELEMENTS=blocks.elements, GROUP=blocks.group),
             **dict(SKIP=blocks.skip),
         },
         warps=blocks.warps,

@@ -19,7 +19,7 @@ Block: TypeAlias = tuple[int, int]
 BLOCKS: tuple[Block, ...] = ((1, 1), (4, 1), (16, 16))
 
 #: Columns are walked in ranges of about this many, so that the inputs of a range stay in the second cache.
-_PIECE = 768
+_PIECE = 3072
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,14 @@ import torch
 
 import maskwise as mw
 from maskwise.errors import DtypeError, ShapeError
-from maskwise.ops.select import rowwise
-from maskwise.ops.select.rowwise import _skipping_pays
+from maskwise.ops.select.routes import choose
 
 
 @pytest.fixture(params=["packs", "dense"])
-def route(request, monkeypatch):
+def route(request):
     """Both ways down, whatever the planner would take."""
-    monkeypatch.setattr(rowwise, "_skipping_pays", lambda fn, lead: request.param == "packs")
-    return request.param
+    with mw.force("kept" if request.param == "packs" else "dense"):
+        yield request.param
 
 
 def test_fn_sees_only_kept_rows_and_the_layout_comes_back(route):
@@ -139,8 +138,8 @@ def test_rows_are_moved_where_that_pays_and_left_where_not():
     sparse, dense = mw.Mask.from_lengths([1, 1], max_len=10), mw.Mask.from_lengths([100, 99], max_len=100)
     half = mw.Mask.from_lengths([5, 5], max_len=10)
     linear = torch.nn.Linear(3, 3)
-    assert [_skipping_pays(linear, mask) for mask in (sparse, half, dense)] == [True, True, False]
-    assert [_skipping_pays(torch.exp, mask) for mask in (sparse, half, dense)] == [True, False, False]
+    assert [choose(linear, mask).route for mask in (sparse, half, dense)] == ["kept", "kept", "plain"]
+    assert [choose(torch.exp, mask).route for mask in (sparse, half, dense)] == ["kept", "plain", "plain"]
 
 
 ERRORS = [

@@ -22,6 +22,7 @@ from maskwise.ops.loss.call import check_mask, prepare
 from maskwise.ops.loss.kinds import KINDS, Kind
 from maskwise.ops.loss.registered import REDUCTIONS, Code, code_of, elements
 from maskwise.plan import Plan, planner
+from maskwise.plan.plan import Refusal
 
 __all__ = ["Quick", "find"]
 
@@ -96,7 +97,8 @@ class Asked:
 
     def by_kernel(self, run: Callable[..., Tensor]) -> Quick:
         """The call by a kernel."""
-        return Quick(Plan("loss", "fused" if self.grad else "bare", "one pass over what is kept", 0.0), run)
+        refused = (Refusal("plain", "it would write the loss of everything, and read it again"),)
+        return Quick(Plan("loss", "fused" if self.grad else "bare", "one pass over what is kept", 0.0, refused), run)
 
     @property
     def inner(self) -> int:

@@ -10,8 +10,15 @@ from maskwise.mask import Mask
 from maskwise.ops.arguments import Dim, MaskLike, dims_of
 from maskwise.ops.reduce import registered
 from maskwise.ops.reduce.api.shared import replace_empty
+from maskwise.plan import Plan
+from maskwise.plan.explain import listeners, record
+from maskwise.plan.plan import Refusal
 
 __all__ = ["all", "any", "count"]
+
+_COUNTS_ITSELF = Plan(
+    "count", "plain", "a Mask counts itself", 0.0, (Refusal("bare", "what a Mask knows need not be read again"),)
+)
 
 
 def any(
@@ -113,6 +120,10 @@ def count(
         OutOfRangeError: a dim that the mask does not have.
     """
     if isinstance(mask, Mask):
+        if listeners and not torch.compiler.is_compiling():
+            # The log wants to know a shape; the positions of a lazy mask may be more than memory holds.
+            positions = torch.zeros((), dtype=torch.bool, device=mask.device).expand(mask.shape)
+            record(_COUNTS_ITSELF, positions, mask)
         return count_of(mask, dim, keepdim)
     if not isinstance(mask, Tensor) or mask.dtype is not torch.bool:
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__

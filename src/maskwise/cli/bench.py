@@ -7,7 +7,6 @@ import shlex
 import sys
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from importlib.util import find_spec
 from pathlib import Path
 
 import typer
@@ -19,12 +18,11 @@ from maskwise.benchmarks import cuda, machine, registry
 from maskwise.benchmarks.case import Case
 from maskwise.benchmarks.report import Provenance, geometric_means, large_ratios, table, to_json, write_csv
 from maskwise.benchmarks.run import BenchmarkError, Result, run_case
+from maskwise.cli.pictures import check_picture, show_picture
 from maskwise.cli.progress import progress
 from maskwise.errors import ArgumentError
 
 __all__ = ["Options", "list_cases", "run"]
-
-PLOT_SUFFIXES = (".png", ".svg")
 
 
 @dataclass(frozen=True)
@@ -39,6 +37,7 @@ class Options:
     json: bool = False
     budget: float = 8.0
     device: str = "cpu"
+    open: bool = False
 
 
 def run(options: Options) -> int:
@@ -64,6 +63,7 @@ def run(options: Options) -> int:
         typer.echo(json.dumps(to_json(results, provenance), indent=2))
     else:
         _show(results, provenance, options)
+    show_picture(options.plot, options.open)
     missed = [verdict for result in results for verdict in result.verdicts if not verdict.holds]
     return 1 if failed or (options.check and missed) else 0
 
@@ -97,10 +97,7 @@ def _refuse_what_cannot_work(options: Options) -> None:
         raise typer.BadParameter(reason, param_hint="--device")
     if options.quick and options.check:
         raise typer.BadParameter("--quick runs shrunken inputs, whose times say nothing: drop it, or drop --check.")
-    if options.plot and options.plot.suffix not in PLOT_SUFFIXES:
-        raise typer.BadParameter(f"--plot writes {' or '.join(PLOT_SUFFIXES)}, not {options.plot.name!r}.")
-    if options.plot and find_spec("matplotlib") is None:
-        raise typer.BadParameter("--plot needs matplotlib: pip install 'maskwise[plot]'.")
+    check_picture(options.plot, options.open)
 
 
 def _chosen(options: Options) -> tuple[Case, ...]:

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "scan_layout.h"
+#include "turn.h"
 
 namespace maskwise {
 
@@ -122,11 +123,19 @@ inline void scan_columns(const Scan& scan, const ScanLayout& layout) {
       if (w <= 0) continue;
       for (int o = 0; o < scan.operands; ++o) home[o] += column * inner.stride[o];
       scan.start(state->bytes, w);
+      int64_t turned = -1;  // the first of the steps whose mask lies turned in its place
       const auto show = [&](int o, int64_t step, int copy) {
         char* here = home[o] + step * stride[o];
         if (staging.direct[o]) return here;
         if (o == scan.mask && inner.stride[o] == 0) return constant_mask(*here != 0);
         char* place = staging.place(copy, o);
+        if (const int64_t first = step - step % kTurned; o == scan.mask && stride[o] == 1 && first + kTurned <= n) {
+          // Eight rows of bytes take the room of one row of the widest elements.
+          if (turned != first)
+            turn(reinterpret_cast<const uint8_t*>(home[o]) + first, inner.stride[o], w, reinterpret_cast<uint8_t*>(place), w);
+          turned = first;
+          return place + (step - first) * w;
+        }
         if (o < scan.operands - scan.written)
           copy_strided(scan.bytes[o], place, scan.bytes[o], here, inner.stride[o], w);
         return place;

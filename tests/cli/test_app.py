@@ -16,7 +16,7 @@ def test_version_is_the_packages(invoke):
     assert (result.exit_code, result.stdout) == (0, f"maskwise {version('maskwise')}\n")
 
 
-@pytest.mark.parametrize("command", ["doctor", "demo", "bench", "draw"])
+@pytest.mark.parametrize("command", ["doctor", "demo", "bench", "draw", "calibrate"])
 def test_every_command_explains_itself(invoke, command):
     assert command in invoke("--help").stdout
     result = invoke(command, "--help")

@@ -169,3 +169,19 @@ def draw(expression: Expression, *, json: Json = False, plot: Drawing = None, op
     from maskwise.cli.drawing import command
 
     raise typer.Exit(command.run(command.Options(expression, json=json, plot=plot, open=open_)))
+
+
+Reset = Annotated[bool, typer.Option("--reset", help="Remove what was measured: built-in rates serve again.")]
+Show = Annotated[bool, typer.Option("--show", help="Show the rates in use, and measure nothing.")]
+
+
+@app.command()
+def calibrate(*, reset: Reset = False, show: Show = False, json: Json = False) -> None:
+    """Measure this machine for some seconds, so that plans are predicted from what it does.
+
+    The rates (of calls, memory, rows and products) are kept in the user's cache directory, for this processor, number
+    of threads, torch and maskwise; MASKWISE_CACHE_DIR puts them elsewhere. A GPU is measured too, if there is one.
+    """
+    from maskwise.cli import calibrate as command
+
+    raise typer.Exit(command.run(reset=reset, show=show, json=json))

@@ -26,8 +26,9 @@ __all__ = ["bits_from", "choose", "work_of"]
 
 #: How many torch calls a call of the kernel is worth, with what is made ready for it.
 _CALLS = 8
-#: Up to as many, nothing that could be skipped pays for looking at the mask.
-_SMALL_CALLS = 20
+#: Up to as many, nothing that could be skipped pays for looking at the mask: at a Mask, which remembers what was seen,
+#: and at a bool tensor, which is looked at for every call.
+_SMALL_CALLS, _SMALL_CALLS_OF_BITS = 20, 100
 
 _SMALL_REASON = "too small for blocks to pay"
 _SMALL_PLAN = Plan("attention", "whole", _SMALL_REASON, 0.0, (Refusal("blocks", _SMALL_REASON),))
@@ -54,7 +55,8 @@ def choose(
         return Plan("attention", "sdpa", why, 0.0, (Refusal("blocks", why),)), []
     rates, features = planner.rates_for("cpu"), q.shape[-1]
     in_one = _CALLS * rates.plain_call + 4 * prod(sizes) * features / rates.attention_flops
-    if in_one < _SMALL_CALLS * rates.plain_call and planner.forced() is None:
+    small = _SMALL_CALLS if isinstance(mask, Mask) or mask is None else _SMALL_CALLS_OF_BITS
+    if in_one < small * rates.plain_call and planner.forced() is None:
         return _SMALL_PLAN, []
     whole = work_of(1, prod(sizes), features)
     ok, why = serves(q, k, v)
@@ -68,7 +70,7 @@ def choose(
         return Plan("attention", "whole", why, in_one, (Refusal("blocks", why),), whole, whole), []
     pieces = _remembered(mask, index, is_causal, sizes)
     pairs = sum(map(_pairs, pieces)) * sizes.heads
-    work = work_of(len(pieces), pairs, features)
+    work = work_of(len(pieces), pairs, features, gathered=sum(map(_picked, pieces)) * k.shape[1] * k.element_size())
     cost = microseconds(work, rates.plain_call, rates)
     count = f"{len(pieces)} block{'s' if len(pieces) != 1 else ''}"
     if cost > in_one and planner.forced() not in ("blocks", "kernel"):
@@ -80,9 +82,12 @@ def choose(
     return Plan("attention", "blocks", reason, cost, (refused,), work, whole), pieces
 
 
-def work_of(calls: int, pairs: int, features: int) -> Work:
-    """What it is to score so many pairs of a query and a key, and to add up the values: two products."""
-    return Work(calls=calls * _CALLS, attention_flops=4 * pairs * features)
+def work_of(calls: int, pairs: int, features: int, gathered: int = 0) -> Work:
+    """What it is to score so many pairs of a query and a key, and to add up the values: two products.
+
+    ``gathered`` keys and values, in bytes for each feature, are moved together first: each is read and written.
+    """
+    return Work(calls=calls * _CALLS, attention_flops=4 * pairs * features, gathered=4 * gathered * features)
 
 
 def bits_from(mask: MaskLike | None, index: Index, sizes: Sizes) -> Tensor | None:
@@ -97,6 +102,11 @@ def _remembered(mask: MaskLike | None, index: Index, is_causal: bool, sizes: Siz
         return pieces_of(None if mask is None else lift(mask, index, sizes), is_causal, sizes)
     name = f"attention {index} {is_causal} {tuple(sizes)}"
     return mask._once(name, lambda: pieces_of(lift(mask, index, sizes), is_causal, sizes))
+
+
+def _picked(piece: Piece) -> int:
+    """How many keys a head has to move together, because they do not lie side by side."""
+    return (piece.batch[1] - piece.batch[0]) * piece.keys.shape[0] if isinstance(piece.keys, Tensor) else 0
 
 
 def _pairs(piece: Piece) -> int:

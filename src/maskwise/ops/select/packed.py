@@ -17,7 +17,7 @@ from maskwise.ops.arguments import MaskLike
 from maskwise.ops.gpu.status import DEVICE
 from maskwise.ops.select import conversions, reference, registered, sequences
 from maskwise.ops.select.room import check_room
-from maskwise.ops.select.routes import pack_plan
+from maskwise.ops.select.routes import is_few, pack_plan
 from maskwise.ops.select.rows import line_up
 from maskwise.plan.explain import listeners, record
 
@@ -244,6 +244,8 @@ def collect(x: Tensor, lead: Mask, *, capacity: int | None = None, out: Tensor |
     if bits.device.type == DEVICE and not torch.compiler.is_compiling() and lead.facts.count is not None:
         # What the host knows already, the device need not be asked for.
         return Packed(registered.pack_capacity(x, bits, lead.facts.count), lead)
+    if not torch.compiler.is_compiling() and is_few(x):
+        return Packed(x[bits], lead)
     return Packed(registered.pack_rows(x, bits), lead)
 
 

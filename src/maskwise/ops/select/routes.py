@@ -18,12 +18,12 @@ from maskwise.plan import Plan, planner
 from maskwise.plan.cost import Work, microseconds
 from maskwise.plan.plan import Refusal
 
-__all__ = ["choose", "pack_plan", "with_work"]
+__all__ = ["choose", "is_few", "pack_plan", "with_work"]
 
 #: From this density on, moving rows together costs more than it saves: for a 768-3072-768 network, 2 % of its time.
 _NEARLY_ALL = 0.98
-#: The same for functions that are as cheap as the moving itself.
-_CHEAP_ENOUGH = 0.3
+#: The same for functions that are as cheap as the moving itself, of an x whose rows lie apart in memory.
+_APART = 0.9
 _CHEAP = frozenset(
     {torch.abs, torch.neg, torch.exp, torch.log, torch.log1p, torch.expm1, torch.sqrt, torch.rsqrt, torch.square}
     | {torch.relu, torch.sigmoid, torch.tanh, torch.sin, torch.cos, torch.add, torch.sub, torch.mul, torch.div}
@@ -39,13 +39,13 @@ _DENSE = {
         "forced": "forced",
         "static": "how many rows are kept must not decide on shapes in a graph or a transform",
         "not counted": "nobody has counted what is kept, and the device is not waited for",
-        "cheap": "fn is as cheap as moving rows together is",
+        "cheap": "fn is as cheap as moving rows together is, which lie apart in memory",
         "nearly all": "nearly all is kept",
     }.items()
 }
 
 
-def choose(fn: Callable[..., Any], lead: Mask) -> Plan:
+def choose(fn: Callable[..., Any], x: Tensor, lead: Mask) -> Plan:
     """The plan of one call of apply; never waits for a device to find out."""
     if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
         return _DENSE["static"]
@@ -56,10 +56,22 @@ def choose(fn: Callable[..., Any], lead: Mask) -> Plan:
         return _DENSE["not counted"]
     if forced in ("kept", "kernel"):
         return _FORCED
-    cheap = fn in _CHEAP
-    if lead.numel() == 0 or lead.density < (_CHEAP_ENOUGH if cheap else _NEARLY_ALL):
+    count = lead.facts.count
+    if count is not None and count == lead.numel() > 0:
+        return _DENSE["nearly all"]
+    if lead.numel() == 0 or is_few(x) or lead.density < _APART:
         return _KEPT
-    return _DENSE["cheap" if cheap else "nearly all"]
+    if fn in _CHEAP and lead.facts.count != lead.numel():
+        # The dense way has two passes more, with a stand-in before fn and a choice after it.
+        return _KEPT if x.is_contiguous() else _DENSE["cheap"]
+    return _KEPT if lead.density < _NEARLY_ALL else _DENSE["nearly all"]
+
+
+def is_few(x: Tensor) -> bool:
+    """Whether so little is to be moved that torch's own indexing is quicker than a call of our kernel."""
+    rates = planner.rates_for("cpu")
+    # Indexing takes two calls, and some four times as long for what it moves.
+    return x.device.type == "cpu" and 3 * x.nbytes < rates.gathered * (rates.fused_call - 2 * rates.plain_call)
 
 
 def with_work(plan: Plan, x: Tensor, lead: Mask) -> Plan:

@@ -12,7 +12,7 @@ from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike
 from maskwise.ops.select.packed import Packed, collect
-from maskwise.ops.select.routes import choose, with_work
+from maskwise.ops.select.routes import choose, is_few, with_work
 from maskwise.ops.select.rows import line_up
 from maskwise.plan.explain import listeners, record
 
@@ -60,7 +60,7 @@ def apply(
     """
     lead = line_up("apply", x, mask)
     arguments = [_rows_of(value, lead) for value in (x, *more)]
-    plan = choose(fn, lead)
+    plan = choose(fn, x, lead)
     if listeners:
         record(with_work(plan, x, lead), x, lead)
     route = _packs if plan.route == "kept" else _runs_densely
@@ -98,10 +98,20 @@ def _rows_of(value: Any, lead: Mask) -> Any:
 
 
 def _packs(fn: Callable[..., Any], arguments: list[Any], lead: Mask, other: float | Tensor) -> Any:
+    x = arguments[0]
+    if len(arguments) == 1 and not isinstance(other, Tensor) and is_few(x):
+        bits = lead.to_bool()
+        rows = x[bits]
+        return _each(fn(rows), lambda out: _spread(_checked(out, rows.shape[0]), bits, other))
     capacity = None if lead.device.type == "cpu" else lead.facts.count
     rows = [collect(a, lead, capacity=capacity).values if isinstance(a, Tensor) and a.dim() else a for a in arguments]
     count = rows[0].shape[0]
     return _each(fn(*rows), lambda out: Packed(_checked(out, count), lead, capacity).unpack(other))
+
+
+def _spread(values: Tensor, bits: Tensor, fill: float) -> Tensor:
+    """Few rows back in their places, by torch's own indexing."""
+    return values.new_full((*bits.shape, *values.shape[1:]), fill).index_put((bits,), values)
 
 
 def _runs_densely(fn: Callable[..., Any], arguments: list[Any], lead: Mask, other: float | Tensor) -> Any:

@@ -42,7 +42,9 @@ inline Blocks make_blocks(const Layout& layout, int64_t columns_width, int64_t r
   const bool columns_touch = !layout.kept.empty() && layout.kept.back().x == 1 && layout.kept.back().size >= 4;
   const bool columns = !rows_touch && columns_touch;
   const int64_t run = columns ? layout.kept.back().size : layout.outputs;
-  const int64_t width = std::max<int64_t>(1, std::min(run, columns ? columns_width : rows_width));
+  int64_t width = std::max<int64_t>(1, std::min(run, columns ? columns_width : rows_width));
+  // One block of long columns: threads share lines rather than that one does it all.
+  if (columns && layout.outputs == width && width >= 16 && layout.length >= 4096) width = ceil_div(ceil_div(width, 4), 8) * 8;
   const int64_t each = ceil_div(run, width);
   return {columns, width, run, each, run == 0 ? 0 : layout.outputs / run * each};
 }

@@ -109,9 +109,14 @@ inline void scan_columns(const Scan& scan, const ScanLayout& layout) {
   const int64_t* stride = layout.steps.stride;
   const ScanLoop inner = layout.lines.back();
   const std::vector<ScanLoop> outer(layout.lines.begin(), layout.lines.end() - 1);
-  const int64_t blocks = ceil_div(inner.size, kScanColumns);
+  int64_t blocks = ceil_div(inner.size, kScanColumns);
   // Columns do not depend on each other, so equal blocks are as good as full ones; a multiple of 64 keeps lines whole.
-  const int64_t width = ceil_div(ceil_div(inner.size, blocks), 64) * 64;
+  int64_t width = ceil_div(ceil_div(inner.size, blocks), 64) * 64;
+  if (layout.count / inner.size * blocks == 1 && inner.size >= 16 && n >= 4096) {
+    // One block of many steps: threads share lines rather than that one does it all.
+    width = ceil_div(ceil_div(inner.size, 4), 8) * 8;
+    blocks = ceil_div(inner.size, width);
+  }
   parallel(layout.count / inner.size * blocks, n * std::min(width, inner.size), [&](int64_t begin, int64_t end) {
     const Staging staging(scan, inner, 2);
     auto state = std::make_unique<ScanState>();

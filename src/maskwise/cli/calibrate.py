@@ -26,6 +26,7 @@ MEANINGS = {
     "fresh": ("memory that is new", "GB/s"),
     "fresh_from": ("from this size on it is new", "MB"),
     "gathered": ("rows that are moved together", "GB/s"),
+    "indexed": ("elements that x[mask] gives", "GB/s"),
     "flops": ("a matrix product", "GFLOP/s"),
     "attention_flops": ("attention", "GFLOP/s"),
 }

@@ -28,9 +28,10 @@ class Rates:
     streamed: float = 20_000.0
     #: Bytes of memory that is new, and from how many of them on: smaller results the allocator has already.
     fresh: float = 2_000.0
-    fresh_from: float = float(1 << 20)
-    #: Bytes of rows that are moved together, or back.
-    gathered: float = 4_000.0
+    fresh_from: float = float(1 << 25)
+    #: Bytes of rows that are moved together, or back; and of elements that torch's own indexing by a mask gives.
+    gathered: float = 20_000.0
+    indexed: float = 360.0
     #: Floating point operations of a matrix product, and of attention, which has exponentials between its two.
     flops: float = 144_000.0
     attention_flops: float = 100_000.0
@@ -57,6 +58,7 @@ BUILT_IN = {
         streamed=1_500_000.0,
         fresh=1_500_000.0,
         gathered=700_000.0,
+        indexed=100_000.0,
         flops=20_000_000.0,
         attention_flops=10_000_000.0,
     ),

@@ -88,6 +88,8 @@ def _rows_of(value: Any, lead: Mask) -> Any:
     if not isinstance(value, Tensor) or value.dim() == 0:
         return value
     shape = (*lead.shape, *value.shape[lead.ndim :])
+    if value.shape == shape:
+        return value
     try:
         return value.expand(shape)
     except RuntimeError:
@@ -111,7 +113,7 @@ def _packs(fn: Callable[..., Any], arguments: list[Any], lead: Mask, other: floa
 
 def _spread(values: Tensor, bits: Tensor, fill: float) -> Tensor:
     """Few rows back in their places, by torch's own indexing."""
-    return values.new_full((*bits.shape, *values.shape[1:]), fill).index_put((bits,), values)
+    return values.new_full((*bits.shape, *values.shape[1:]), fill).index_put_((bits,), values)
 
 
 def _runs_densely(fn: Callable[..., Any], arguments: list[Any], lead: Mask, other: float | Tensor) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from maskwise.errors import ArgumentError, DeviceError, DtypeError, ShapeError, 
 from maskwise.mask import Mask
 from maskwise.nn.topology import carry, layout_problem, mask_bits, random_layout
 from maskwise.ops.arguments import MaskLike
-from maskwise.ops.linear import BLOCKS, Block, Sizes, SparseLayout, choose, with_indices
+from maskwise.ops.linear import BLOCKS, Block, Indices, Sizes, SparseLayout, choose, with_indices
 from maskwise.plan import planner
 from maskwise.plan.explain import listeners, record
 
@@ -253,7 +253,8 @@ class SparseLinear(nn.Module):
         if not input.dim() or input.shape[-1] != self.in_features:
             must = f"end in {self.in_features} features"
             raise ShapeError(say("SparseLinear", "input", must=must, got=tuple(input.shape)))
-        values: Tensor = self.values
+        held: Tensor = self.values
+        values: Tensor = held
         bias: Tensor | None = self.bias
         if input.device != values.device:
             must, hint = f"be on the layer's device {values.device}", f"input.to({str(values.device)!r})"
@@ -268,19 +269,22 @@ class SparseLinear(nn.Module):
                 f"input.to({values.dtype}), or layer.to({input.dtype})",
             )
             raise DtypeError(say("SparseLinear", "input", must=must, got=input.dtype, hint=hint))
-        if self._is_sparse(input):
-            indices = (self._starts, self.columns, self._t_starts, self._t_columns, self._t_order)
+        if self._is_sparse(input, held.numel()):
+            # Straight from where the module keeps them: after a product, which empties the caches, every step shows.
+            buffers = self._buffers
+            names = ("_starts", "columns", "_t_starts", "_t_columns", "_t_order")
+            indices = cast(Indices, tuple(buffers[name] for name in names))
             return with_indices(input, values, bias, indices, self.out_features, self.block)
-        return nn.functional.linear(input, self._dense(values), bias)
+        return nn.functional.linear(input, self._dense(held, values), bias)
 
-    def _is_sparse(self, input: Tensor) -> bool:
+    def _is_sparse(self, input: Tensor, kept: int) -> bool:
         """Whether the kernel is the faster way, which it is up to about half of the weights."""
         if torch.compiler.is_compiling():
             # The choice is a constant of the graph, so it does not ask for the size of the batch.
-            few = 2 * self.values.numel() < self.in_features * self.out_features
+            few = 2 * kept < self.in_features * self.out_features
             return few and planner.has_kernel("linear", input.dtype, input.device.type)
-        batch = input.numel() // max(1, self.in_features)
-        sizes = Sizes(batch, self.in_features, self.out_features, self.values.numel(), self.block)
+        inputs = self.in_features
+        sizes = Sizes(input.numel() // max(1, inputs), inputs, self.out_features, kept, self.block)
         transformed = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
         plan = choose("SparseLinear", sizes, input.dtype, input.device.type, transformed=transformed)
         if listeners:
@@ -290,12 +294,12 @@ class SparseLinear(nn.Module):
             record(plan, input.new_empty(()).expand(self.out_features, self.in_features), mask)
         return plan.route == "sparse"
 
-    def _dense(self, values: Tensor) -> Tensor:
+    def _dense(self, held: Tensor, values: Tensor) -> Tensor:
         """The dense weight; remembered as long as the values stay what they are and no gradient is asked for."""
         needed = values.requires_grad and torch.is_grad_enabled()
         if needed or torch.compiler.is_compiling() or values.is_inference():
             return self.layout.dense(values)
-        key = (self.values._version, self.values.data_ptr(), values.dtype)
+        key = (held._version, held.data_ptr(), values.dtype)
         if self._cached is None or self._cached[0] != key:
             self._cached = (key, self.layout.dense(values))
         return self._cached[1]

@@ -6,7 +6,7 @@ the product with its gradients, for which it takes the layout of the transposed 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from maskwise.ops.linear.layouts import Block, SparseLayout
 from maskwise.ops.register import define, differentiate, tape
 from maskwise.plan import capability, planner
 
-__all__ = ["product", "sampled", "sparse_linear", "with_indices"]
+__all__ = ["Indices", "product", "sampled", "sparse_linear", "with_indices"]
 
 DTYPES = (torch.float32, torch.bfloat16)
 #: On a GPU kernels serve blocks of 16 x 16; other blocks are made dense.
@@ -70,6 +70,10 @@ define(
 )
 product = torch.ops.maskwise.linear_product.default
 sampled = torch.ops.maskwise.linear_sampled.default
+
+
+#: Starts and columns; starts, columns and order of the transposed layout.
+Indices: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def run_sparse(x: Tensor, values: Tensor, bias: Tensor | None, starts: Tensor, columns: Tensor, *rest: Any) -> Tensor:
@@ -147,7 +151,7 @@ def with_indices(
     x: Tensor,  # (..., inputs)
     values: Tensor,  # (count,)
     bias: Tensor | None,  # (outputs,)
-    indices: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],  # starts, columns; transposed starts, columns and order
+    indices: Indices,
     outputs: int,
     block: Block,
 ) -> Tensor:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -58,6 +59,7 @@ def build_cost(sizes: Sizes) -> float:
     return 50.0 + sizes.inputs * sizes.outputs / _BUILT + sizes.kept / 20.0
 
 
+@lru_cache(maxsize=4096)
 def choose(op: str, sizes: Sizes, dtype: torch.dtype, device: str, *, transformed: bool = False) -> Plan:
     """The plan of one product, as if a layout were there."""
     if planner.forced() == "plain":
@@ -76,3 +78,6 @@ def choose(op: str, sizes: Sizes, dtype: torch.dtype, device: str, *, transforme
     if dense <= sparse:
         return Plan(op, "plain", told, dense, (Refusal("sparse", f"predicted {sparse:.0f} µs against {dense:.0f} µs"),))
     return Plan(op, "sparse", told, sparse, (Refusal("plain", f"predicted {dense:.0f} µs against {sparse:.0f} µs"),))
+
+
+planner.on_forget(choose.cache_clear)

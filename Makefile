@@ -128,7 +128,7 @@ test-gpu: install  ## The laws and the tests of Triton kernels, by Triton's inte
 
 .PHONY: test-gpu-compile
 test-gpu-compile: install  ## Compile every Triton kernel in every configuration for every GPU; no GPU needed
-	MASKWISE_COMPILE=all $(BIN)/python -m pytest -n $(WORKERS) tests/gpu/test_compile.py $(ARGS)
+	MASKWISE_COMPILE=all $(BIN)/python -m pytest -n $(WORKERS) tests/gpu/test_compile.py tests/gpu/test_page.py $(ARGS)
 
 .PHONY: wheel
 wheel: install $(WHEEL_VENV)/.torch  ## Build the abi3 wheel, install it into a clean venv, smoke-test it

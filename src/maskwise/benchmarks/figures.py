@@ -13,11 +13,13 @@ from pathlib import Path
 from maskwise.benchmarks import recipe_figures
 from maskwise.benchmarks.bars import Bar, bars
 from maskwise.benchmarks.report import HEADLINE, geometric_means, in_words
+from maskwise.benchmarks.sweeping import Line, Summary
 
 __all__ = ["Row", "files", "headline", "inserted", "page", "picture", "read"]
 
 BEGIN, END = "<!-- figures: made by `make figures` -->", "<!-- end of figures -->"
 
+SWEEP = "sweep"
 #: What the README shows of a file: a title, and the cases of which it gives the ratio.
 SHOWN = {
     "functions": [
@@ -131,6 +133,9 @@ def page(results: Path) -> str:
         "[Benchmarks](benchmarks.md) tells how it is measured.",
     ]
     for path in sorted(results.glob("*.csv")):
+        if path.stem == SWEEP:
+            lines += sweep_section(path)
+            continue
         rows = read(path)
         lines += ["", f"## {path.stem}", "", f"`{rows[0].command}`  ", f"{rows[0].where}", ""]
         means = geometric_means((row.function, row.ratio) for row in rows if row.large)
@@ -144,6 +149,41 @@ def page(results: Path) -> str:
             for told in ("; ".join(row.missed),)
         ]
     return "\n".join(lines) + "\n"
+
+
+def sweep_section(path: Path) -> list[str]:
+    """The sweep, a line a function: its thousand cases are in the file."""
+    with path.open(newline="", encoding="utf-8") as file:
+        table = list(csv.DictReader(file))
+    found: list[Line] = []
+    for case in dict.fromkeys(line["case"] for line in table):
+        sides = {line["side"]: line for line in table if line["case"] == case}
+        ours = next(line for line in sides.values() if line["kind"] == "ours")
+        routes = {name: float(line["median_us"]) for name, line in sides.items() if line["kind"] == "route"}
+        off = routes[ours["route"]] / min(routes.values()) if ours["route"] in routes and len(routes) > 1 else None
+        ratio = float(sides["idiom"]["ratio"])
+        found.append(Line(case, ours["function"], "MISS" in ours["targets"], ratio, off))
+    first = table[0]
+    lines = [
+        "",
+        f"## {path.stem}",
+        "",
+        f"`{first['command']}`  ",
+        f"{first['cpu']}, {first['threads']} threads, {first['simd']}, torch {first['torch']}, {first['date'][:10]}",
+        "",
+        "Every public function from 8 x 16 to 16 x 100,000, with 2, 50 and 98 % kept, contiguous and not: "
+        f"{Summary.of(found)}.",
+        "",
+        "| function | cases | slower | times faster, at worst | best route taken | times the best, at worst |",
+        "|---|---|---|---|---|---|",
+    ]
+    for function in dict.fromkeys(line.function for line in found):
+        of = Summary.of(line for line in found if line.function == function)
+        right = f"{100 * of.right / of.planned:.0f} %" if of.planned else ""
+        worst = "" if of.worst_off is None else f"{of.worst_off:.2f}"
+        lines.append(f"| {function} | {of.cases} | {of.slower} | {of.worst_ratio:.2f} | {right} | {worst} |")
+    slower = [f"- {line.case}: {line.ratio:.2f}" for line in found if line.slower]
+    return [*lines, *(["", "Slower than allowed:", "", *slower] if slower else [])]
 
 
 def inserted(readme: str, figures: str) -> str:

@@ -11,26 +11,12 @@ from torch import Tensor
 from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike
-from maskwise.ops.select.packed import Packed, pack
+from maskwise.ops.select.packed import Packed, collect
+from maskwise.ops.select.routes import choose, is_few, with_work
 from maskwise.ops.select.rows import line_up
-from maskwise.plan import Plan
 from maskwise.plan.explain import listeners, record
 
 __all__ = ["apply", "apply_"]
-
-#: From this density on, moving rows together costs more than it saves: for a 768-3072-768 network, 2 % of its time.
-_NEARLY_ALL = 0.98
-#: The same for functions that are as cheap as the moving itself.
-_CHEAP_ENOUGH = 0.3
-_CHEAP = frozenset(
-    {torch.abs, torch.neg, torch.exp, torch.log, torch.log1p, torch.expm1, torch.sqrt, torch.rsqrt, torch.square}
-    | {torch.relu, torch.sigmoid, torch.tanh, torch.sin, torch.cos, torch.add, torch.sub, torch.mul, torch.div}
-    | {torch.nn.functional.relu, torch.nn.functional.gelu, torch.nn.functional.silu, torch.reciprocal}
-)
-
-# What fn costs nobody can know beforehand, so these plans predict no time.
-_PACKS = Plan("apply", "kept", "fn runs on kept rows only", 0.0)
-_DENSE = Plan("apply", "plain", "nearly all is kept, or fn is cheap, or no count is at hand: fn runs on all rows", 0.0)
 
 
 def apply(
@@ -74,10 +60,10 @@ def apply(
     """
     lead = line_up("apply", x, mask)
     arguments = [_rows_of(value, lead) for value in (x, *more)]
-    pays = _skipping_pays(fn, lead)
+    plan = choose(fn, x, lead)
     if listeners:
-        record(_PACKS if pays else _DENSE, x, lead)
-    route = _packs if pays else _runs_densely
+        record(with_work(plan, x, lead), x, lead)
+    route = _packs if plan.route == "kept" else _runs_densely
     return route(fn, arguments, lead, fill if other is None else other)
 
 
@@ -102,6 +88,8 @@ def _rows_of(value: Any, lead: Mask) -> Any:
     if not isinstance(value, Tensor) or value.dim() == 0:
         return value
     shape = (*lead.shape, *value.shape[lead.ndim :])
+    if value.shape == shape:
+        return value
     try:
         return value.expand(shape)
     except RuntimeError:
@@ -111,21 +99,21 @@ def _rows_of(value: Any, lead: Mask) -> Any:
         ) from None
 
 
-def _skipping_pays(fn: Callable[..., Any], lead: Mask) -> bool:
-    """Whether to move the kept rows together; never waits for a device to find out."""
-    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
-        return False
-    if lead.device.type != "cpu" and lead.facts.count is None:
-        return False
-    limit = _CHEAP_ENOUGH if fn in _CHEAP else _NEARLY_ALL
-    return lead.numel() == 0 or lead.density < limit
-
-
 def _packs(fn: Callable[..., Any], arguments: list[Any], lead: Mask, other: float | Tensor) -> Any:
+    x = arguments[0]
+    if len(arguments) == 1 and not isinstance(other, Tensor) and is_few(x):
+        bits = lead.to_bool()
+        rows = x[bits]
+        return _each(fn(rows), lambda out: _spread(_checked(out, rows.shape[0]), bits, other))
     capacity = None if lead.device.type == "cpu" else lead.facts.count
-    rows = [pack(a, lead, capacity=capacity).values if isinstance(a, Tensor) and a.dim() else a for a in arguments]
+    rows = [collect(a, lead, capacity=capacity).values if isinstance(a, Tensor) and a.dim() else a for a in arguments]
     count = rows[0].shape[0]
     return _each(fn(*rows), lambda out: Packed(_checked(out, count), lead, capacity).unpack(other))
+
+
+def _spread(values: Tensor, bits: Tensor, fill: float) -> Tensor:
+    """Few rows back in their places, by torch's own indexing."""
+    return values.new_full((*bits.shape, *values.shape[1:]), fill).index_put_((bits,), values)
 
 
 def _runs_densely(fn: Callable[..., Any], arguments: list[Any], lead: Mask, other: float | Tensor) -> Any:

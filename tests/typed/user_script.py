@@ -248,6 +248,9 @@ def main() -> None:
     mask = masks()
     with mw.explain() as log:
         functions(x, mask)
+    with mw.force("dense"):
+        plan = mw.plan(mw.softmax, x, mask, dim=-1)
+    print(plan.route, plan.reason, plan.microseconds, [refusal.route for refusal in plan.refused])
     try:
         mw.sum(x, torch.ones(7, dtype=torch.bool))
     except MaskwiseError as error:

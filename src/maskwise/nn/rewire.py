@@ -106,7 +106,17 @@ class SET(Rewire):
     >>> layer.density
     0.1
 
-    The arguments are those of `Rewire`.
+    Call `step` after each ``optimizer.step()``.
+
+    Args:
+        model: a module, of which every SparseLinear is rewired, or the layers themselves.
+        optimizer: the one that trains them; its state follows the weights.
+        fraction: the share of live weights that is exchanged the first time; it falls along a cosine.
+        every: how many steps lie between exchanges.
+        until: the step after which nothing is exchanged any more.
+
+    Raises:
+        ArgumentError: there is no SparseLinear, or a number is out of range.
     """
 
 
@@ -122,13 +132,29 @@ class RigL(Rewire):
     True
 
     The gradient of all weights, living or not, is computed only in steps that end with an exchange; the hooks that see
-    to it are taken off by `close`. The arguments are those of `Rewire`.
+    to it are taken off by `close`. Call `step` after each ``optimizer.step()``.
+
+    Args:
+        model: a module, of which every SparseLinear is rewired, or the layers themselves.
+        optimizer: the one that trains them; its state follows the weights.
+        fraction: the share of live weights that is exchanged the first time; it falls along a cosine.
+        every: how many steps lie between exchanges.
+        until: the step after which nothing is exchanged any more.
+
+    Raises:
+        ArgumentError: there is no SparseLinear, or a number is out of range.
     """
 
     def __init__(
-        self, model: nn.Module | Iterable[SparseLinear], optimizer: torch.optim.Optimizer, **kwargs: Any
+        self,
+        model: nn.Module | Iterable[SparseLinear],
+        optimizer: torch.optim.Optimizer,
+        *,
+        fraction: float = 0.3,
+        every: int = 100,
+        until: int = 10_000,
     ) -> None:
-        super().__init__(model, optimizer, **kwargs)
+        super().__init__(model, optimizer, fraction=fraction, every=every, until=until)
         self._gradients: dict[SparseLinear, Tensor] = {}
         self._hooks = [layer.register_forward_hook(self._watch) for layer in self.layers]
 

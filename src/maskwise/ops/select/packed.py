@@ -261,7 +261,8 @@ def collect(x: Tensor, lead: Mask, *, capacity: int | None = None, out: Tensor |
         # What the host knows already, the device need not be asked for.
         return Packed(registered.pack_capacity(x, bits, lead.facts.count), lead)
     if not torch.compiler.is_compiling() and is_few(x):
-        return Packed(x[bits], lead)
+        # Of an x that is laid out otherwise, indexing gives rows that are not contiguous.
+        return Packed(x[bits].contiguous(), lead)
     return Packed(registered.pack_rows(x, bits), lead)
 
 

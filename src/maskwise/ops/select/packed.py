@@ -217,6 +217,12 @@ def pack(x: Tensor, mask: MaskLike, *, capacity: int | None = None, out: Tensor 
         DtypeError, DeviceError: ``out`` is of another dtype or device than x.
         ArgumentError: the mask keeps more than ``capacity``; or ``out`` cannot be written.
     """
+    if capacity is None and out is None and not listeners and type(x) is Tensor and type(mask) is Mask:
+        # A tiny call costs what is asked about it: so nothing is asked that the checks below would not find wrong.
+        if x.shape == mask.shape and not torch.compiler.is_compiling() and not _transformed() and is_few(x):
+            bits = mask.to_bool()
+            if bits.device == x.device:
+                return Packed(x.masked_select(bits), mask)
     lead = line_up("pack", x, mask)
     if listeners and not torch.compiler.is_compiling():
         record(pack_plan(x, lead), x, lead)
@@ -245,8 +251,13 @@ def collect(x: Tensor, lead: Mask, *, capacity: int | None = None, out: Tensor |
         # What the host knows already, the device need not be asked for.
         return Packed(registered.pack_capacity(x, bits, lead.facts.count), lead)
     if not torch.compiler.is_compiling() and is_few(x):
-        return Packed(x[bits], lead)
+        return Packed(picked(x, bits), lead)
     return Packed(registered.pack_rows(x, bits), lead)
+
+
+def picked(x: Tensor, bits: Tensor) -> Tensor:
+    """Few kept rows, by torch's own operations: those for single elements are the quicker ones."""
+    return x.masked_select(bits) if bits.dim() == x.dim() else x[bits].contiguous()
 
 
 def by_kernel(bits: Tensor, op: Callable[..., Tensor], plain: Callable[..., Tensor]) -> Callable[..., Tensor]:

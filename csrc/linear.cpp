@@ -7,21 +7,27 @@
 
 namespace maskwise {
 // The inner loops, as each SIMD level gives them: see linear_kernels.h for the arguments.
-using WalkRows = void (*)(const float*, const float*, const int32_t*, const int32_t*, int64_t, int64_t, int64_t, float*);
-using WalkBlocks = void (*)(const float*, const float*, const int32_t*, int64_t, int64_t, float*);
+using WalkRows = void (*)(const float*, const float*, const int32_t*, const int32_t*, int64_t, int64_t, int64_t, int64_t,
+                          int32_t, float*);
+using WalkFours = void (*)(const float*, const float*, const int32_t*, const int32_t*, int64_t, int64_t, float*);
+
+// Sums of one chunk of outputs stay in the first cache: at most this many floats.
+constexpr int64_t kSums = 4096;
+
+// How unstructured rows are walked: the loop, the batch rows of a strip, the ranges of columns at a time, and the sums.
+struct RowWalk {
+  WalkRows run;
+  int64_t strip, step, sums;
+};
 }  // namespace maskwise
 
 #define MASKWISE_COMPUTE_BOUND
 #define MASKWISE_KERNELS "linear_isa.h"
 #include "foreach_isa.h"
+#include "linear_strips.h"
 
 namespace maskwise {
 namespace {
-
-// Sums of one task stay in the first cache: this many floats.
-constexpr int64_t kSums = 4096;
-// Packed strips of the batch are made for as much of it as fits here, so that scratch does not grow with the batch.
-constexpr int64_t kPacked = int64_t{1} << 19;
 
 const int32_t* ints(const Tensor& t) { return static_cast<const int32_t*>(t.const_data_ptr()); }
 
@@ -51,169 +57,71 @@ struct OptionalFloats {
   explicit OptionalFloats(const std::optional<Tensor>& t) {
     if (t.has_value()) held.emplace(*t);
   }
-  const float* at(int64_t n) const { return held.has_value() ? held->data + n : nullptr; }
+  const float* data() const { return held.has_value() ? held->data : nullptr; }
 };
 
-// The batch as packed strips, a group of them at a time: run(group, first strip, strips) for each.
-template <class S>
-class Strips {
- public:
-  Strips(const S* x, int64_t batch, int64_t inputs, int64_t padded, int64_t strip)
-      : x_(x), batch_(batch), inputs_(inputs), padded_(padded), strip_(strip), count_(ceil_div(batch, strip)) {
-    const int64_t room = std::max<int64_t>(kPacked / std::max<int64_t>(1, padded * strip), 1);
-    at_once_ = std::min(count_, room);
-    memory_ = empty_cpu({std::max<int64_t>(1, at_once_ * padded * strip)}, ScalarType::Float);
-    data_ = static_cast<float*>(memory_.mutable_data_ptr());
-  }
+// Outputs of a batch of one row, in chunks of this many.
+constexpr int64_t kVector = 64;
 
-  int64_t count() const { return count_; }
-  int64_t at_once() const { return at_once_; }
-  int64_t rows(int64_t strip) const { return std::min(strip_, batch_ - strip * strip_); }
-  const float* tile(int64_t within) const { return data_ + within * padded_ * strip_; }
-
-  void pack(int64_t first, int64_t strips) {
-    constexpr int64_t kColumns = 128;
-    const int64_t pieces = std::max<int64_t>(1, ceil_div(padded_, kColumns));
-    parallel(strips * pieces, kColumns * strip_, [&](int64_t begin, int64_t end) {
-      for (int64_t task = begin; task < end; ++task) {
-        const int64_t within = task / pieces, strip = first + within;
-        const int64_t from = task % pieces * kColumns, to = std::min(from + kColumns, padded_);
-        float* tile = data_ + within * padded_ * strip_;
-        const int64_t real = std::max(from, std::min(to, inputs_));
-        MASKWISE_AT_ISA(pack_tile<S>(x_ + strip * strip_ * inputs_, inputs_, rows(strip), from, real, strip_, tile));
-        std::fill(tile + real * strip_, tile + to * strip_, 0.0f);
-      }
-    });
-  }
-
- private:
-  const S* x_;
-  int64_t batch_, inputs_, padded_, strip_, count_, at_once_;
-  Tensor memory_;
-  float* data_;
-};
-
-// The elements of work that a task over a share of all weights is, for the choice of how many threads to wake.
-int64_t share(int64_t weights, int64_t tasks, int64_t strip) {
-  return std::max<int64_t>(1, weights / std::max<int64_t>(1, tasks)) * strip / 4 + 1;
+// y = sums + bias for one row of inputs: walk(begin, end, sums) makes the sums of outputs [begin, end).
+template <class S, class Walk>
+void vector_product(int64_t outputs, int64_t weights, const float* bias, S* y, const Walk& walk) {
+  const int64_t tasks = ceil_div(outputs, kVector);
+  parallel(tasks, share(weights, tasks, 4), [&](int64_t first, int64_t last) {
+    float sums[kVector];
+    for (int64_t task = first; task < last; ++task) {
+      const int64_t begin = task * kVector, end = std::min(begin + kVector, outputs);
+      walk(begin, end, sums);
+      for (int64_t n = begin; n < end; ++n)
+        y[n] = static_cast<S>(sums[n - begin] + (bias == nullptr ? 0.0f : bias[n]));
+    }
+  });
 }
 
 template <class S>
-void rows_product(const Tensor& x, const Floats& values, const Tensor& starts, const Tensor& columns,
-                  const OptionalFloats& bias, int64_t outputs, Tensor& out) {
+void rows_product(const Tensor& x, const float* values, const Tensor& starts, const Tensor& columns, const float* bias,
+                  int64_t outputs, S* y) {
   // Asking a tensor for its memory is a call across the library's border: once, not in a loop.
   const int32_t *at_starts = ints(starts), *at_columns = ints(columns);
   const int64_t batch = x.size(0), inputs = x.size(1), weights = columns.numel();
   const int64_t pieces = (starts.numel() - 1) / outputs;
-  auto* y = static_cast<S*>(out.mutable_data_ptr());
   if (batch == 1) {
     const Floats in(x);
-    constexpr int64_t kRows = 64;
-    parallel(ceil_div(outputs, kRows), share(weights, outputs / kRows, 4), [&](int64_t first, int64_t last) {
-      for (int64_t task = first; task < last; ++task) {
-        const int64_t begin = task * kRows, end = std::min(begin + kRows, outputs);
-        float sums[kRows];
-        MASKWISE_AT_ISA(walk_vector(in.data, values.data, at_columns, at_starts, pieces, begin, end, sums));
-        for (int64_t n = begin; n < end; ++n)
-          y[n] = static_cast<S>(sums[n - begin] + (bias.at(0) == nullptr ? 0.0f : *bias.at(n)));
-      }
+    vector_product(outputs, weights, bias, y, [&](int64_t begin, int64_t end, float* sums) {
+      MASKWISE_AT_ISA(vector_rows(in.data, values, at_columns, at_starts, pieces, begin, end, sums));
     });
     return;
   }
-  WalkRows run;
-  int64_t strip;
-  MASKWISE_AT_ISA(row_walk(batch, inputs, &run, &strip));
-  Strips<S> strips(static_cast<const S*>(x.const_data_ptr()), batch, inputs, inputs, strip);
-  const int64_t chunk = kSums / strip, chunks = ceil_div(outputs, chunk);
-  for (int64_t first = 0; first < strips.count(); first += strips.at_once()) {
-    const int64_t now = std::min(strips.at_once(), strips.count() - first);
-    strips.pack(first, now);
-    parallel(now * chunks, share(weights, chunks, strip), [&](int64_t from, int64_t to) {
-      alignas(64) float sums[kSums];
-      for (int64_t task = from; task < to; ++task) {
-        const int64_t within = task / chunks, s = first + within;
-        const int64_t begin = task % chunks * chunk, end = std::min(begin + chunk, outputs);
-        run(strips.tile(within), values.data, at_columns, at_starts, pieces, begin, end, sums);
-        MASKWISE_AT_ISA(unpack_tile<S>(sums, strip, strips.rows(s), end - begin, bias.at(begin), y + s * strip * outputs + begin, outputs));
-      }
-    });
-  }
+  const RowWalk walk = MASKWISE_AT_ISA(row_walk(batch, inputs, outputs, pieces, weights));
+  // A column of zeros behind the inputs, for the weights that fill up a row's last four.
+  const Strips strips{batch, walk.strip, inputs + 1};
+  turned_product(static_cast<const S*>(x.const_data_ptr()), inputs, strips, outputs, walk.sums / walk.strip, weights, bias,
+                 y, [&](const float* tile, int64_t begin, int64_t end, float* sums) {
+                   walk.run(tile, values, at_columns, at_starts, pieces, walk.step, begin, end,
+                            static_cast<int32_t>(inputs), sums);
+                 });
 }
 
 template <class S>
-void blocks_product(const Tensor& x, const Floats& values, const Tensor& starts, const Tensor& columns,
-                    const OptionalFloats& bias, int64_t outputs, int64_t rows, int64_t width, Tensor& out) {
+void fours_product(const Tensor& x, const float* values, const Tensor& starts, const Tensor& columns, const float* bias,
+                   int64_t outputs, S* y) {
   const int32_t *at_starts = ints(starts), *at_columns = ints(columns);
-  const int64_t batch = x.size(0), inputs = x.size(1), weights = columns.numel() * rows * width;
-  auto* y = static_cast<S*>(out.mutable_data_ptr());
-  WalkBlocks run;
-  int64_t strip;
-  MASKWISE_AT_ISA(block_walk_of(rows, batch, &run, &strip));
-  Strips<S> strips(static_cast<const S*>(x.const_data_ptr()), batch, inputs, ceil_div(inputs, width) * width, strip);
-  const int64_t block_rows = ceil_div(outputs, rows), each = std::max<int64_t>(1, kSums / (strip * rows));
-  const int64_t chunks = ceil_div(block_rows, each);
-  for (int64_t first = 0; first < strips.count(); first += strips.at_once()) {
-    const int64_t now = std::min(strips.at_once(), strips.count() - first);
-    strips.pack(first, now);
-    parallel(now * chunks, share(weights, chunks, strip), [&](int64_t from, int64_t to) {
-      alignas(64) float sums[kSums];
-      for (int64_t task = from; task < to; ++task) {
-        const int64_t within = task / chunks, s = first + within;
-        const int64_t begin = task % chunks * each, end = std::min(begin + each, block_rows);
-        for (int64_t r = begin; r < end; ++r)
-          run(strips.tile(within), values.data, at_columns, at_starts[r], at_starts[r + 1], sums + (r - begin) * rows * strip);
-        const int64_t n = begin * rows, count = std::min(end * rows, outputs) - n;
-        MASKWISE_AT_ISA(unpack_tile<S>(sums, strip, strips.rows(s), count, bias.at(n), y + s * strip * outputs + n, outputs));
-      }
-    });
-  }
-}
-
-// The gradient of the kept weights in float; pieces of columns, or blocks of 4 x 1.
-template <class S>
-void sampled(const Tensor& grad, const Tensor& x, const Tensor& starts, const Tensor& columns, int64_t rows, float* out) {
-  const int32_t *at_starts = ints(starts), *at_columns = ints(columns);
-  const int64_t batch = x.size(0), inputs = x.size(1), outputs = grad.size(1);
-  int64_t strip;
-  MASKWISE_AT_ISA(sample_strip(&strip));
-  const int64_t padded = ceil_div(outputs, rows) * rows, all = padded / rows, weights = columns.numel() * rows;
-  const int64_t pieces = (starts.numel() - 1) / all;
-  if (batch == 1 && rows == 1) {
-    const Floats one(x), above(grad);
-    parallel(outputs, share(weights, outputs, 4), [&](int64_t begin, int64_t end) {
-      for (int64_t n = begin; n < end; ++n)
-        for (int64_t p = at_starts[n * pieces]; p < at_starts[(n + 1) * pieces]; ++p)
-          out[p] = above.data[n] * one.data[at_columns[p]];
+  const int64_t batch = x.size(0), inputs = x.size(1), weights = columns.numel() * 4;
+  if (batch == 1) {
+    const Floats in(x);
+    vector_product(outputs, weights, bias, y, [&](int64_t begin, int64_t end, float* sums) {
+      MASKWISE_AT_ISA(vector_fours(in.data, values, at_columns, at_starts, begin / 4, ceil_div(end, 4), sums));
     });
     return;
   }
-  Strips<S> in(static_cast<const S*>(x.const_data_ptr()), batch, inputs, inputs, strip);
-  Strips<S> up(static_cast<const S*>(grad.const_data_ptr()), batch, outputs, padded, strip);
-  const int64_t step = std::min(in.at_once(), up.at_once());
-  constexpr int64_t kRows = 16;
-  const int64_t chunks = ceil_div(all, kRows);
-  for (int64_t first = 0; first < in.count(); first += step) {
-    const int64_t now = std::min(step, in.count() - first);
-    in.pack(first, now);
-    up.pack(first, now);
-    // A task owns the weights of its outputs, so the sums do not depend on the number of threads.
-    parallel(chunks, share(weights, chunks, strip) * now, [&](int64_t from, int64_t to) {
-      for (int64_t within = 0; within < now; ++within) {
-        const bool fresh = first + within == 0;
-        const float* tile = in.tile(within);
-        const float* grads = up.tile(within);
-        const int64_t begin = from * kRows, end = std::min(to * kRows, all);
-        if (rows == 1) {
-          MASKWISE_AT_ISA(sample_rows(grads, tile, at_columns, at_starts, pieces, begin, end, fresh, out));
-        } else {
-          for (int64_t r = begin; r < end; ++r) {
-            const int64_t a = at_starts[r], b = at_starts[r + 1];
-            MASKWISE_AT_ISA(sample_columns(grads + r * 4 * strip, tile, at_columns, a, b, fresh, out));
-          }
-        }
-      }
-    });
-  }
+  WalkFours run;
+  int64_t strip;
+  MASKWISE_AT_ISA(four_walk(batch, inputs, &run, &strip));
+  const Strips strips{batch, strip, inputs};
+  turned_product(static_cast<const S*>(x.const_data_ptr()), inputs, strips, outputs, kSums / (strip * 4) * 4, weights, bias, y,
+                 [&](const float* tile, int64_t begin, int64_t end, float* sums) {
+                   run(tile, values, at_columns, at_starts, begin / 4, ceil_div(end, 4), sums);
+                 });
 }
 
 // A matrix with its columns filled up to whole blocks by zeros, as float.
@@ -231,6 +139,97 @@ Tensor padded_floats(const Tensor& t, int64_t width) {
   return out;
 }
 
+template <class S>
+void squares_product(const Tensor& x, const float* values, const Tensor& starts, const Tensor& columns,
+                     const float* bias, int64_t outputs, S* y) {
+  const int32_t *at_starts = ints(starts), *at_columns = ints(columns);
+  const int64_t batch = x.size(0), inputs = x.size(1), blocks = columns.numel(), weights = blocks * 256;
+  if (batch == 1) {
+    const Tensor padded = padded_floats(x, 16);
+    const auto* in = static_cast<const float*>(padded.const_data_ptr());
+    vector_product(outputs, weights, bias, y, [&](int64_t begin, int64_t end, float* sums) {
+      MASKWISE_AT_ISA(vector_squares(in, values, at_columns, at_starts, begin / 16, ceil_div(end, 16), sums));
+    });
+    return;
+  }
+  Tensor memory = empty_cpu({std::max<int64_t>(1, weights)}, ScalarType::Float);
+  auto* on_side = static_cast<float*>(memory.mutable_data_ptr());
+  parallel(blocks, 256, [&](int64_t begin, int64_t end) { MASKWISE_AT_ISA(turn_squares(values, begin, end, on_side)); });
+  // Batch rows that stay in the second cache while all rows of blocks pass.
+  constexpr int64_t kSecondCache = 81920, kGroup = 12, kMost = 8 * kGroup, kBlockRows = 8;
+  const int64_t padded = ceil_div(inputs, 16) * 16;
+  const int64_t room = std::max<int64_t>(1, kSecondCache / std::max<int64_t>(1, padded) / kGroup) * kGroup;
+  const Strips strips{batch, std::min(room, kMost), padded};
+  const int64_t block_rows = ceil_div(outputs, 16);
+  const auto* from = static_cast<const S*>(x.const_data_ptr());
+  strip_product(
+      strips, ceil_div(block_rows, kBlockRows), weights,
+      [&](int64_t s, int64_t begin, int64_t end, float* tile) {
+        MASKWISE_AT_ISA(pack_squares<S>(from + s * strips.size * inputs, inputs, strips.rows(s), begin, end, strips.size, tile));
+      },
+      [&](int64_t s, const float* tile, int64_t chunk) {
+        const int64_t end = std::min((chunk + 1) * kBlockRows, block_rows);
+        for (int64_t r = chunk * kBlockRows; r < end; ++r) {
+          const int64_t n = r * 16, count = std::min<int64_t>(16, outputs - n);
+          float shift[16] = {};
+          if (bias != nullptr) std::copy(bias + n, bias + n + count, shift);
+          MASKWISE_AT_ISA(walk_squares<S>(tile, strips.size, strips.rows(s), on_side, at_columns, at_starts[r],
+                                          at_starts[r + 1], shift, y + s * strips.size * outputs + n, outputs, count));
+        }
+      });
+}
+
+// The gradient of the kept weights in float; pieces of columns, or blocks of 4 x 1.
+template <class S>
+void sampled(const Tensor& grad, const Tensor& x, const Tensor& starts, const Tensor& columns, int64_t rows, float* out) {
+  const int32_t *at_starts = ints(starts), *at_columns = ints(columns);
+  const int64_t batch = x.size(0), inputs = x.size(1), outputs = grad.size(1);
+  int64_t strip;
+  MASKWISE_AT_ISA(sample_strip(&strip));
+  const int64_t all = ceil_div(outputs, rows), weights = columns.numel() * rows;
+  const int64_t pieces = (starts.numel() - 1) / all;
+  // Ranges of columns that stay in the second cache while all outputs of a thread pass.
+  const int64_t together = std::max<int64_t>(1, 49152 / std::max<int64_t>(1, ceil_div(inputs, pieces) * strip));
+  if (batch == 1 && rows == 1) {
+    const Floats one(x), above(grad);
+    parallel(outputs, share(weights, outputs, 4), [&](int64_t begin, int64_t end) {
+      for (int64_t n = begin; n < end; ++n)
+        for (int64_t p = at_starts[n * pieces]; p < at_starts[(n + 1) * pieces]; ++p)
+          out[p] = above.data[n] * one.data[at_columns[p]];
+    });
+    return;
+  }
+  const Strips in{batch, strip, inputs}, up{batch, strip, all * rows};
+  const int64_t step = std::min(in.at_once(), up.at_once());
+  Tensor in_memory = in.memory(step), up_memory = up.memory(step);
+  auto* in_tiles = static_cast<float*>(in_memory.mutable_data_ptr());
+  auto* up_tiles = static_cast<float*>(up_memory.mutable_data_ptr());
+  constexpr int64_t kRows = 16;
+  const int64_t chunks = ceil_div(all, kRows);
+  for (int64_t first = 0; first < in.count(); first += step) {
+    const int64_t now = std::min(step, in.count() - first);
+    pack_strips(in, first, now, in_tiles, turned(static_cast<const S*>(x.const_data_ptr()), inputs, in));
+    pack_strips(up, first, now, up_tiles, turned(static_cast<const S*>(grad.const_data_ptr()), outputs, up));
+    // A task owns the weights of its outputs, so the sums do not depend on the number of threads.
+    parallel(chunks, share(weights, chunks, strip) * now, [&](int64_t from, int64_t to) {
+      for (int64_t within = 0; within < now; ++within) {
+        const bool fresh = first + within == 0;
+        const float* tile = in_tiles + within * in.tile();
+        const float* grads = up_tiles + within * up.tile();
+        const int64_t begin = from * kRows, end = std::min(to * kRows, all);
+        if (rows == 1) {
+          MASKWISE_AT_ISA(sample_rows(grads, tile, at_columns, at_starts, pieces, together, begin, end, fresh, out));
+        } else {
+          for (int64_t r = begin; r < end; ++r) {
+            const int64_t a = at_starts[r], b = at_starts[r + 1];
+            MASKWISE_AT_ISA(sample_columns(grads + r * 4 * strip, tile, at_columns, a, b, fresh, out));
+          }
+        }
+      }
+    });
+  }
+}
+
 void sampled_squares(const Tensor& grad, const Tensor& x, const Tensor& starts, const Tensor& columns, float* out) {
   const int32_t *at_starts = ints(starts), *at_columns = ints(columns);
   const bool as_is = x.scalar_type() == ScalarType::Float && x.size(1) % 16 == 0 && grad.size(1) % 16 == 0;
@@ -246,18 +245,25 @@ void sampled_squares(const Tensor& grad, const Tensor& x, const Tensor& starts, 
 }
 
 Tensor linear_product(const Tensor& x, const Tensor& values, const Tensor& starts, const Tensor& columns,
-                      const std::optional<Tensor>& bias, int64_t outputs, int64_t rows, int64_t width) {
+                      const std::optional<Tensor>& bias, int64_t outputs, int64_t rows, int64_t) {
   const ScalarType dtype = x.scalar_type();
   STD_TORCH_CHECK(dtype == ScalarType::Float || dtype == ScalarType::BFloat16, "maskwise: linear takes float32 and bfloat16");
   Tensor out = empty_cpu({x.size(0), outputs}, dtype);
   if (out.numel() == 0) return out;
   const Floats weights(values);
   const OptionalFloats shift(bias);
-  const bool wide = dtype == ScalarType::Float;
-  if (rows == 1)
-    (wide ? rows_product<float> : rows_product<BFloat16>)(x, weights, starts, columns, shift, outputs, out);
+  const auto run = [&](auto* y) {
+    if (rows == 1)
+      rows_product(x, weights.data, starts, columns, shift.data(), outputs, y);
+    else if (rows == 4)
+      fours_product(x, weights.data, starts, columns, shift.data(), outputs, y);
+    else
+      squares_product(x, weights.data, starts, columns, shift.data(), outputs, y);
+  };
+  if (dtype == ScalarType::Float)
+    run(static_cast<float*>(out.mutable_data_ptr()));
   else
-    (wide ? blocks_product<float> : blocks_product<BFloat16>)(x, weights, starts, columns, shift, outputs, rows, width, out);
+    run(static_cast<BFloat16*>(out.mutable_data_ptr()));
   return out;
 }
 

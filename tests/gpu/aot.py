@@ -70,6 +70,8 @@ def source(launch):
         if parameter.is_constexpr:
             constants[(i,)] = value
             signature[parameter.name] = "constexpr"
+        elif parameter.do_not_specialize:
+            signature[parameter.name] = "i32"
         else:
             signature[parameter.name] = enter(value, (i,))
     return ASTSource(launch.kernel, signature, constants, attributes)
@@ -78,13 +80,26 @@ def source(launch):
 def key(launch):
     """What tells two compiled kernels apart."""
     parts = source(launch)
-    return (
-        launch.kernel.__name__,
-        str(parts.signature),
-        str(sorted(map(str, parts.constants.items()))),
-        str(sorted(map(str, parts.attrs.items()))),
-        launch.warps,
-    )
+    return (*configuration(launch), str(parts.signature), str(sorted(map(str, parts.attrs.items()))))
+
+
+def configuration(launch):
+    """What a launcher chooses: constants, dtypes, which operands there are, warps.
+
+    Triton compiles anew, besides, for sizes and strides that are 1 or that 16 divides, and for each number of dims that
+    could not be put together; no launcher has a say in that.
+    """
+    chosen = []
+    for parameter in launch.kernel.params:
+        value = launch.arguments[parameter.name]
+        if isinstance(value, torch.Tensor):
+            value = str(value.dtype)
+        elif isinstance(value, tuple):
+            continue
+        elif value is not None and not parameter.is_constexpr:
+            value = type(value).__name__
+        chosen.append((parameter.name, str(value)))
+    return launch.kernel.__name__, str(chosen), launch.warps
 
 
 _compiled: dict = {}

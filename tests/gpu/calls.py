@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 
 import torch
@@ -15,7 +16,6 @@ from maskwise.ops.fill import gpu as fill
 from maskwise.ops.gpu.launch import recording
 from maskwise.ops.linear import gpu as linear
 from maskwise.ops.loss import gpu as loss
-from maskwise.ops.loss.registered import SERVED
 from maskwise.ops.reduce import gpu as reduce
 from maskwise.ops.scan import gpu as scan
 from maskwise.ops.select import gpu as select
@@ -53,11 +53,24 @@ LAYOUTS = (
     Layout("few long rows", (2, 1 << 22), -1),
     Layout("columns", (64, 1024, 512), 1),
     Layout("short columns", (64, 32, 512), 1),
+    Layout("few long columns", (1 << 16, 64), 0),
     Layout("broadcast mask", (64, 1024, 512), 1, mask=(64, 1024, 1)),
-    Layout("odd rows", (63, 1001), -1),
+    Layout("middling broadcast mask", (64, 100, 512), 1, mask=(64, 100, 1)),
+    Layout("strided mask", (1024, 64, 512), 0, mask=(1024, 64, 1)),
     Layout("strided rows", (63, 1001), -1, step=3),
-    Layout("64-bit rows", (1 << 22, 1024), -1),
+    Layout("short strided rows", (63, 100), -1, step=3),
+    Layout("rows of one", (4096, 1), -1),
+    Layout("short rows, broadcast mask", (4096, 16), -1, mask=(4096, 1)),
+    Layout("middling rows, broadcast mask", (4096, 128), -1, mask=(4096, 1)),
+    Layout("many rows of one", (1 << 17, 1), -1),
+    Layout("many short rows", (1 << 17, 16), -1),
+    Layout("many rows", (1 << 17, 128), -1),
+    Layout("64-bit rows", (2, 1 << 31), -1),
+    Layout("64-bit columns", (1 << 22, 1024), 0),
+    Layout("64-bit strided rows", (2, 1 << 30), -1, step=3),
 )
+#: What Triton specialises by itself: sizes that 16 does not divide.
+ODD = Layout("odd rows", (63, 1001), -1)
 
 
 @dataclass(frozen=True)
@@ -87,18 +100,22 @@ def classes(x, dim):
     return x, torch.empty((x.shape[0], *x.shape[2:]), dtype=torch.int64, device="meta")
 
 
-def cross_entropy(x, mask, dim):
+def weights(x, weighted):
+    return torch.empty(x.shape[1], dtype=x.dtype, device="meta") if weighted else None
+
+
+def cross_entropy(x, mask, dim, smoothing=0.0, reduction=2, weighted=False):
     x, target = classes(x, dim)
-    keep = mask.expand(mask.shape).select(dim[0], 0)
-    return loss.cross_entropy(x, target, keep, None, -100, 0.0, 2)
+    keep = mask.select(dim[0], 0)
+    return loss.cross_entropy(x, target, keep, weights(x, weighted), -100, smoothing, reduction)
 
 
-def cross_entropy_backward(x, mask, dim):
+def cross_entropy_backward(x, mask, dim, smoothing=0.0, reduction=2, weighted=False):
     x, target = classes(x, dim)
     sums = torch.empty_like(target, dtype=torch.float64)
-    grad = torch.empty((), dtype=x.dtype, device="meta")
-    keep = mask.select(dim[0], 0)
-    return loss.cross_entropy_backward(grad, x, target, keep, None, sums, sums.new_empty(2), -100, 0.0, 2)
+    grad = torch.empty(() if reduction else target.shape, dtype=x.dtype, device="meta")
+    facts = (sums, sums.new_empty(2), -100, smoothing, reduction)
+    return loss.cross_entropy_backward(grad, x, target, mask.select(dim[0], 0), weights(x, weighted), *facts)
 
 
 def simple(module, name, *rest):
@@ -158,7 +175,6 @@ def like(x):
 
 
 SEGMENTS = tuple(select.IDENTITIES)
-LOSSES = range(len(SERVED))
 CALLS = (
     Call("sum", simple(reduce, "sum", False), ALL),
     Call("sum backward", lambda x, m, d: reduce.sum_backward(row(x, d), m, list(x.shape), d, False)),
@@ -185,12 +201,15 @@ CALLS = (
     Call("all", simple(reduce, "all", False), ALL),
     Call("softmax", simple(softmax, "softmax")),
     Call("softmax backward", lambda x, m, d: softmax.softmax_backward(torch.empty_like(x), x, m, d, False)),
-    Call("softmin", simple(softmax, "softmin")),
     Call("log_softmax", simple(softmax, "log_softmax")),
     Call("log_softmax backward", lambda x, m, d: softmax.log_softmax_backward(torch.empty_like(x), x, m, d)),
     Call("normalize", simple(softmax, "normalize", 2.0, 1e-12)),
     Call("normalize backward", lambda x, m, d: softmax.normalize_backward(torch.empty_like(x), x, m, d, 2.0, 1e-12)),
-    *(Call(f"normalize {p}", simple(softmax, "normalize", p, 1e-12)) for p in (0.0, 1.0, 3.0, inf)),
+    *(Call(f"normalize {p}", simple(softmax, "normalize", p, 1e-12)) for p in (0.0, 1.0, 3.0, inf, -inf)),
+    *(
+        Call(f"normalize {p} backward", lambda x, m, d, p=p: softmax.normalize_backward(like(x), x, m, d, p, 1e-12))
+        for p in (0.0, 1.0, 3.0, inf, -inf)
+    ),
     Call("standardize", simple(softmax, "standardize", 0.0, 1e-5)),
     Call("standardize backward", lambda x, m, d: softmax.standardize_backward(torch.empty_like(x), x, m, d, 0.0, 1e-5)),
     Call("cumsum", simple(scan, "cumsum"), ALL),
@@ -205,21 +224,19 @@ CALLS = (
     Call("fill", lambda x, m, d: fill.fill(x, m, torch.zeros((), dtype=x.dtype)), ALL),
     Call("fill by a tensor", lambda x, m, d: fill.fill(x, m, torch.empty_like(x)), ALL),
     *(
-        Call(f"loss {c} {r}", lambda x, m, d, c=c, r=r: loss.loss(x, like(x), m, c, 1.0, r))
-        for c in LOSSES
-        for r in (0, 2)
+        Call(f"loss{name}", lambda x, m, d, r=r: loss.loss(x, like(x), m, 0, 1.0, r))
+        for name, r in (("", 2), (" unreduced", 0))
     ),
     *(
         Call(
-            f"loss {c} {r} backward",
-            lambda x, m, d, c=c, r=r: loss.loss_backward(
-                scalar(x) if r else like(x), x, like(x), m, scalar(x, torch.float64), c, 1.0, r
+            f"loss{name} backward",
+            lambda x, m, d, r=r: loss.loss_backward(
+                scalar(x) if r else like(x), x, like(x), m, scalar(x, torch.float64), 0, 1.0, r
             ),
         )
-        for c in LOSSES
-        for r in (0, 2)
+        for name, r in (("", 2), (" unreduced", 0))
     ),
-    Call("pack", lambda x, m, d: select.pack_capacity(*rows_of(x, d), x.shape[0]), ALL),
+    Call("pack", lambda x, m, d: select.pack_capacity(*rows_of(x, d), x.numel() // x.shape[d[0]]), ALL),
     Call("unpack", lambda x, m, d: select.unpack_capacity(*packed_of(x, d), scalar(x)), ALL),
     *(Call(f"segment {op}", lambda x, m, d, op=op: select.segments(*stretches(x, d), op)) for op in SEGMENTS),
     *(
@@ -235,4 +252,13 @@ CALLS = (
     Call("linear weight gradient", lambda x, m, d: weight_gradient(x, d), linear.DTYPES),
     Call("cross_entropy", cross_entropy),
     Call("cross_entropy backward", cross_entropy_backward),
+    *(
+        Call(f"cross_entropy {name}", partial(run, **settings))
+        for kind, run in (("", cross_entropy), (" backward", cross_entropy_backward))
+        for name, settings in (
+            (f"smoothed{kind}", {"smoothing": 0.1}),
+            (f"unreduced{kind}", {"reduction": 0}),
+            (f"weighted{kind}", {"weighted": True}),
+        )
+    ),
 )

@@ -65,12 +65,10 @@ IDIOMS = {
     "cummax": (lambda x, m: kept(x, m, -torch.inf).cummax(-1).values, None),
     "logcumsumexp": (lambda x, m: kept(x, m, -torch.inf).logcumsumexp(-1), None),
     "fill": (lambda x, m: kept(x, m), None),
-    "loss 0 2": (mean_loss(F.mse_loss), None),
-    "loss 4 2": (mean_loss(F.binary_cross_entropy_with_logits), None),
+    "loss": (mean_loss(F.mse_loss), None),
 }
 NAMES = {
-    "loss 0 2": "loss(mse_loss)",
-    "loss 4 2": "loss(bce with logits)",
+    "loss": "loss(mse_loss)",
     "pack": "pack(capacity)",
     "linear": "linear, 1/4 of 16 x 16 blocks",
 }
@@ -85,18 +83,25 @@ HEAD = """# On the GPU
 On CUDA and ROCm every fused function is a [Triton](https://triton-lang.org) kernel: one launch forward, one or two
 backward, no waiting for the device. Masks are read as bytes, masks that broadcast by their strides; what is dropped is
 not read, wherever 16 bytes in a row are dropped. bfloat16 and float16 are added up in float32. The same laws hold as on
-the CPU, and are tested there by Triton's interpreter; the kernels are compiled ahead of time for sm_80, sm_90, sm_100
-and gfx942 in the tests. No kernel has been timed by the developers, who have no GPU: `maskwise bench --device cuda`
-does it on yours.
+the CPU, and are tested there by Triton's interpreter (`make test-gpu`). Every kernel is compiled ahead of time, in each
+configuration that its launcher can choose, for sm_80, sm_90, sm_100 and gfx942 (`make test-gpu-compile`). No kernel has
+been timed by the developers, who have no GPU: `maskwise bench --device cuda` does it on yours.
 
 - Without Triton (`pip install triton`), and on other devices, plain torch operations serve; `mw.explain()` says so.
 - Inside `torch.compile` on a GPU, reductions, softmax, fill and losses are traced as plain torch operations, which
   Inductor fuses with their neighbours; scans, pack and segments stay ops of their own.
-- `mw.pack(x, mask, capacity=n)` never asks how many are kept; `mw.pack(x, mask)` does, unless the mask knows. A mask of
-  more than 65,536 is counted by a launch of its own.
+- `mw.pack(x, mask, capacity=n)` never asks how many are kept; `mw.pack(x, mask)` does, unless the mask knows.
+- To pack or unpack with a mask of more than 65,536 takes two launches: the first counts what each 4,096 of the mask
+  keep, one byte read a row. Up to there every program of the one launch counts for itself. In a single pass over a
+  longer mask programs would have to wait for each other, and rows beyond the last kept one would be written twice,
+  since nobody knows how many are kept until the last one has counted.
 - Sparse layers of 16 x 16 blocks multiply kept blocks alone; other layouts, and `mw.linear` with a mask, are dense.
-- `sort`, `topk`, `median`, `quantile` and `attention` run on plain torch operations.
-- A class that does not exist makes a cross entropy on a GPU NaN; on the CPU it raises.
+- `sort`, `argsort`, `topk`, and the two reductions that sort, `median` and `quantile`, run on torch's own sort, and
+  `attention` on torch's attention: leak-proof and without waiting for the device like the rest, but not in one launch.
+- A class that does not exist makes a cross entropy NaN on a GPU, and the gradient of its row; the CPU raises. To look
+  would make the host wait, and torch's own loss, which asserts on the device, leaves a process that can use the device
+  no more. With `TRITON_DEBUG=1` in the environment ours asserts too, and says what is wrong.
+- The variance of values beyond 1e19 leaves the range of float32, as that of torch does on a GPU.
 """
 
 TABLE = """
@@ -108,8 +113,8 @@ a program reads again from the cache, as a block-sparse product does, is not cou
 """
 
 
-def ours(name):
-    """Launches, bytes an element, the fewest, registers and shared memory."""
+def ours(name, told=None):
+    """Launches, bytes an element, the fewest, registers and shared memory; the last two are ``told``, or compiled."""
     (call,) = [call for call in calls.CALLS if call.name == name]
     launches = call.launches(LAYOUT, torch.float32)
     elements = LAYOUT.tensors(torch.float32)[0].numel()
@@ -118,13 +123,10 @@ def ours(name):
     inner = read.keys() & written.keys()
     fewest = sum(bytes_of(t) for i, t in (read | written).items() if i not in inner)
     moved = sum(launch.moved for launch in launches)
-    needs = [aot.resources(launch, "sm_80") for launch in launches]
-    return (
-        str(len(launches)),
-        f"{moved / elements:.1f} ({fewest / elements:.1f})",
-        " + ".join(str(n.registers) for n in needs),
-        " + ".join(str(n.shared) for n in needs),
-    )
+    if told is None:
+        needs = [aot.resources(launch, "sm_80") for launch in launches]
+        told = (" + ".join(str(n.registers) for n in needs), " + ".join(str(n.shared) for n in needs))
+    return (str(len(launches)), f"{moved / elements:.1f} ({fewest / elements:.1f})", *told)
 
 
 def theirs(idiom, gradient):
@@ -140,24 +142,39 @@ def theirs(idiom, gradient):
     return str(launches), f"{moved / x.numel():.1f}"
 
 
-def table(gradient):
+def table(gradient, told):
     head = ("function", "launches", "bytes (fewest)", "registers", "shared", "idiom", "bytes", "torch.masked", "bytes")
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for name in (*IDIOMS, *ALONE):
         if gradient and name in NO_GRADIENT:
             continue
         idiom, peer = IDIOMS.get(name, (None, None))
-        row = (NAMES.get(name, name), *ours(f"{name} backward" if gradient else name))
+        op, label = f"{name} backward" if gradient else name, NAMES.get(name, name)
+        row = (label, *ours(op, told.get((label, gradient))))
         lines.append(f"| {' | '.join((*row, *theirs(idiom, gradient), *theirs(peer, gradient)))} |")
     if gradient:
-        lines.append(f"| {' | '.join(('linear (weight)', *ours('linear weight gradient'), *'––––'))} |")
+        label = "linear (weight)"
+        lines.append(f"| {' | '.join((label, *ours('linear weight gradient', told.get((label, True))), *'––––'))} |")
     return "\n".join(lines)
 
 
-def page():
-    """The page as markdown."""
-    told = TABLE.format(version=triton.__version__)
-    return f"{HEAD}\n## Launches, bytes, registers\n{told}\n{table(False)}\n\n### Gradients\n\n{table(True)}\n"
+def page(told=None):
+    """The page as markdown; what is ``told`` of registers and shared memory is taken for true, the rest is compiled."""
+    told = told or {}
+    first, second = table(False, told), table(True, told)
+    about = TABLE.format(version=triton.__version__)
+    return f"{HEAD}\n## Launches, bytes, registers\n{about}\n{first}\n\n### Gradients\n\n{second}\n"
+
+
+def told_by(text):
+    """{(function, whether of its gradient): (registers, shared memory)} of a page."""
+    found, gradient = {}, False
+    for line in text.splitlines():
+        gradient = gradient or line == "### Gradients"
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 9 and cells[1].isdigit():
+            found[cells[0], gradient] = (cells[3], cells[4])
+    return found
 
 
 if __name__ == "__main__":

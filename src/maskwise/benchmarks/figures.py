@@ -1,6 +1,6 @@
-"""The figures in README.md and docs/figures.md, made from the committed CSV files in benchmarks/results/.
+"""The figures in README.md and in docs/, made from the committed CSV files in benchmarks/results/.
 
-``python -m maskwise.benchmarks.figures .`` writes both; the tests fail when one is stale.
+``python -m maskwise.benchmarks.figures .`` writes them; the tests fail when one is stale.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from maskwise.benchmarks import recipe_figures
+from maskwise.benchmarks.bars import Bar, bars
 from maskwise.benchmarks.report import HEADLINE, geometric_means, in_words
 from maskwise.benchmarks.sweeping import Line, Summary
 
-__all__ = ["Row", "headline", "inserted", "page", "read"]
+__all__ = ["Row", "files", "headline", "inserted", "page", "picture", "read"]
 
 BEGIN, END = "<!-- figures: made by `make figures` -->", "<!-- end of figures -->"
 
@@ -96,9 +98,14 @@ def number(value: str) -> str:
 
 
 def headline(results: Path) -> str:
-    """The few lines that the README shows."""
-    lines = ["| work | times faster than the best peer | best peer |", "|---|---|---|"]
-    where = ""
+    """The picture and the few lines that the README shows, with the machine and the commands."""
+    lines = [
+        "![how many times faster than the fastest other way](docs/assets/headline.svg)",
+        "",
+        "| work | times faster than the best peer | best peer |",
+        "|---|---|---|",
+    ]
+    where, commands = "", []
     for name, shown in SHOWN.items():
         rows = {row.case: row for row in read(results / f"{name}.csv")}
         for title, cases in shown:
@@ -107,7 +114,10 @@ def headline(results: Path) -> str:
             peers = ", ".join(dict.fromkeys(f"`{row.peer}`" for row in chosen))
             lines.append(f"| {title} | {ratios} | {peers} |")
             where = chosen[-1].where
-    return "\n".join([*lines, "", f"Medians, {where}; float32. All cases: [docs/figures.md](docs/figures.md)."])
+        # Where the files go is no part of what was measured.
+        commands.append(next(iter(rows.values())).command.split(" --csv")[0])
+    told = f"Medians, {where}; float32.\nAll cases: [docs/figures.md](docs/figures.md). Taken with:"
+    return "\n".join([*lines, "", told, "", "```sh", *commands, "```"])
 
 
 def page(results: Path) -> str:
@@ -120,7 +130,7 @@ def page(results: Path) -> str:
         "Times are medians. A ratio is the best peer's time over ours, round by round, with its quartiles: above 1,",
         "ours is faster. The peers are the plain idioms, `torch.masked` and `torch.compile` of the idiom.",
         "**of copy_** is the bandwidth of ours as a part of what a plain `copy_` of 64 MiB had in the same rounds.",
-        "[benchmarks/](../benchmarks/README.md) tells how it is measured.",
+        "[Benchmarks](benchmarks.md) tells how it is measured.",
     ]
     for path in sorted(results.glob("*.csv")):
         if path.stem == SWEEP:
@@ -182,12 +192,37 @@ def inserted(readme: str, figures: str) -> str:
     return f"{before}{BEGIN}\n\n{figures}\n\n{END}{rest.split(END)[1]}"
 
 
+def picture(results: Path) -> str:
+    """The README's picture: for each line of its table, how many times faster than the best peer."""
+    chosen = []
+    for name, shown in SHOWN.items():
+        rows = {row.case: row for row in read(results / f"{name}.csv")}
+        before = ""
+        for title, cases in shown:
+            # Of three densities the one in the middle.
+            row = rows[cases[len(cases) // 2]]
+            label = title.replace("`", "").replace("10 / 50 / 90 % kept", "50 % kept").replace("the same", before)
+            peer = row.peer.replace("compile(", "torch.compile(")
+            chosen.append(Bar(label, row.ratio, f"{row.ratio:.1f} x {peer}", ours=True))
+            before = label.split(",")[0]
+    return bars("Times faster than the fastest other way to do it", sorted(chosen, key=lambda bar: -bar.value))
+
+
+def files(root: Path) -> dict[Path, str]:
+    """Every file with figures, as it should be."""
+    results, readme = root / "benchmarks" / "results", root / "README.md"
+    return {
+        root / "docs" / "figures.md": page(results),
+        readme: inserted(readme.read_text(encoding="utf-8"), headline(results)),
+        root / "docs" / "assets" / "headline.svg": picture(results),
+        **recipe_figures.files(root),
+    }
+
+
 def main(root: Path) -> None:
-    """Write the page, and the figures into the README."""
-    results = root / "benchmarks" / "results"
-    (root / "docs" / "figures.md").write_text(page(results), encoding="utf-8")
-    readme = root / "README.md"
-    readme.write_text(inserted(readme.read_text(encoding="utf-8"), headline(results)), encoding="utf-8")
+    """Write all of them."""
+    for path, text in files(root).items():
+        path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from maskwise.benchmarks.cases import (
     masked_linear,
     models,
     order,
+    recipes,
     reduce,
     reductions,
     scan,
@@ -40,6 +41,7 @@ FAMILIES = (
     compress.cases,
     attention.cases,
     masked_linear.cases,
+    recipes.cases,
     startup.cases,
 )
 

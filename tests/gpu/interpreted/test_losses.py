@@ -98,3 +98,48 @@ def test_a_mean_of_nothing_is_zero_with_a_gradient_of_zero():
         (gradient,) = torch.autograd.grad(out, x)
     assert out == 0
     assert torch.equal(gradient, torch.zeros(3, 4))
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize(
+    ("fn", "kwargs"),
+    [*ELEMENTS, (F.cross_entropy, {"label_smoothing": 0.1}), (F.cross_entropy, {"weight": [0.3, 0.7, 0.1]})],
+    ids=lambda each: getattr(each, "__name__", str(each)),
+)
+def test_float64_stays_float64(fn, kwargs, reduction):
+    x, target, mask = torch.rand(5, 3).add(0.1).double(), torch.rand(5, 3).double(), torch.rand(5, 3) < 0.6
+    if fn in (F.soft_margin_loss, F.hinge_embedding_loss):
+        target = (target - 0.5).sign()
+    if fn is F.cross_entropy:
+        target, mask = torch.randint(0, 3, (5,)), mask[:, 0]
+    kwargs = {name: torch.tensor(v).double() if isinstance(v, list) else v for name, v in kwargs.items()}
+
+    def call(x, target):
+        return mw.loss(fn, x, target, mask, reduction=reduction, **kwargs)
+
+    # A number that was rounded to float32 on the way would be off by 1e-8.
+    assert_as_plain(call, x, (target,), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("stray", [7, -3, 1 << 40])
+def test_a_class_that_does_not_exist_makes_its_row_nan_and_is_never_read(stray, weighted):
+    x, mask = torch.randn(4, 5, requires_grad=True), torch.tensor([True, True, True, False])
+    target, weight = torch.tensor([1, stray, 2, stray]), torch.rand(5) if weighted else None
+    settings = (mask, weight, -100, 0.0, 0)
+    out, sums, facts = torch.ops.maskwise.cross_entropy_fused_forward(x, target, *settings)
+    grad = torch.ops.maskwise.cross_entropy_fused_backward(
+        torch.ones(4), x, target, mask, weight, sums, facts, -100, 0.0, 0
+    )
+    expected = F.cross_entropy(x, target.clamp(0, 4), weight, reduction="none")
+    assert torch.equal(out.isnan(), torch.tensor([False, True, False, False]))
+    torch.testing.assert_close(out[::2], expected[::2].detach())
+    assert torch.equal(grad.isnan().all(1), torch.tensor([False, True, False, False]))
+    assert torch.equal(grad[3], torch.zeros(5))
+
+
+def test_an_infinite_margin_is_no_loss():
+    x, target = torch.tensor([[torch.inf, 1.0]]), torch.tensor([[1.0, -1.0]])
+    with force("kernel"):
+        out = mw.loss(F.soft_margin_loss, x, target, torch.ones(1, 2, dtype=torch.bool), reduction="none")
+    assert out[0, 0] == 0

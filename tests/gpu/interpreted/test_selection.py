@@ -30,6 +30,16 @@ def test_pack_and_unpack_move_every_bit(lead, rest, dtype, short, monkeypatch):
         assert torch.equal(gpu.unpack_capacity(packed, mask, other), reference.unpack_static(packed, mask, other))
 
 
+@pytest.mark.parametrize("short", [gpu.SHORT, 0], ids=["counted by everyone", "counted first"])
+def test_a_mask_that_broadcasts_is_read_by_its_strides(short, monkeypatch):
+    monkeypatch.setattr(gpu, "SHORT", short)
+    x, mask = torch.randn(5, 6, 3), (torch.rand(1, 6) < 0.5).expand(5, 6)
+    packed = gpu.pack_rows(x, mask)
+    assert torch.equal(packed, x[mask])
+    restored = gpu.unpack_capacity(packed, mask, torch.zeros(()))
+    assert torch.equal(restored, torch.where(mask[..., None], x, 0.0))
+
+
 def test_a_permuted_x_is_packed_where_it_lies():
     x, mask = torch.randn(6, 5, 4).permute(1, 0, 2), torch.rand(5, 6) < 0.5
     assert torch.equal(gpu.pack_rows(x, mask), x[mask])

@@ -34,8 +34,11 @@ class Segments(Structure):
     def predicate(self, *index: Tensor) -> Tensor:
         *batch, query, key = index
         ids = self.ids.to(query.device)
-        mine = ids[(*batch, query)]
-        return (mine == ids[(*batch, key)]) & (mine != self.padding)
+        # Brackets would ask the device for the value of an index of no dims.
+        at = torch.ops.aten.index.Tensor
+        mine = at(ids, [*batch, query])
+        kept: Tensor = (mine == at(ids, [*batch, key])) & (mine != self.padding)
+        return kept
 
     @override
     def materialize(self) -> Tensor:

@@ -113,7 +113,8 @@ def line_up(mask: MaskLike, q: Tensor, sizes: Sizes) -> Index:
             raise DtypeError(say(OP, "mask", must="be a Mask or a bool tensor", got=mask.dtype, hint=hint))
         hint = "mw.Mask(torch.as_tensor(mask))"
         raise DtypeError(say(OP, "mask", must="be a Mask or a bool tensor", got=type(mask).__name__, hint=hint))
-    if mask.device != q.device:
+    # A mask for "cuda" is for any CUDA device.
+    if mask.device not in (q.device, torch.device(q.device.type)):
         raise DeviceError(
             say(OP, "mask", must=f"be on q's device {q.device}", got=mask.device, hint="mask.to(q.device)")
         )

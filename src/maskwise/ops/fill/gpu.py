@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 
+import torch
 from torch import Tensor
 
 from maskwise.ops.fill.triton import fill_kernel
@@ -34,7 +35,7 @@ def fill(x: Tensor, mask: Tensor, value: Tensor) -> Tensor:
             **dict(mask_outer=mask_at.outer, mask_inner=mask_at.inner, values_outer=value_at.outer),
             **dict(values_inner=value_at.inner, out_outer=out_at.outer, out_inner=out_at.inner),
             **dict(rows=geometry.rows, length=geometry.length, tiles=tiles, steps=steps),
-            **dict(WIDE=geometry.wide, ROWS=blocks.rows, ELEMENTS=blocks.elements, GROUP=blocks.group),
+            **dict(WIDE=blocks.wide, ROWS=blocks.rows, ELEMENTS=blocks.elements, GROUP=blocks.group),
             **dict(SKIP=blocks.skip),
         },
         warps=blocks.warps,
@@ -45,22 +46,20 @@ def fill(x: Tensor, mask: Tensor, value: Tensor) -> Tensor:
 
 
 def number_of(value: Tensor) -> float | None:
-    """The value as a number that can be handed to a kernel: one that lies on the host, and that 32 bits can hold."""
+    """The value as a number that can be handed to a kernel, if it lies on the host; one of float64 by its bits."""
     if value.device.type != "cpu" or value.dim() > 0:
         return None
     number: float = value.item()
     if not value.dtype.is_floating_point:
         return int(number)
-    return number if single(number) or number != number else None
+    return bits_of(number) if value.dtype is torch.float64 else number
 
 
-def single(number: float) -> bool:
-    """Whether a number is one of float32.
+def bits_of(number: float) -> int:
+    """The 64 bits of a number as an integer.
 
-    >>> single(0.5), single(0.1), single(1e300)
-    (True, False, False)
+    >>> hex(bits_of(1.0))
+    '0x3ff0000000000000'
     """
-    try:
-        return bool(struct.unpack("f", struct.pack("f", number))[0] == number)
-    except OverflowError:
-        return False
+    (bits,) = struct.unpack("q", struct.pack("d", number))
+    return int(bits)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from maskwise.ops.gpu.triton import bases, cells, keeps, offsets
+from maskwise.ops.gpu.triton import bases, beginning, offsets, window
 
 __all__ = ["fill_kernel"]
 
@@ -19,16 +19,20 @@ def fill_kernel(
 ):  # fmt: skip
     """X where it is kept, elsewhere a number, or without one a value."""
     for job in range(tl.program_id(0), tiles * steps, tl.num_programs(0)):
-        row, real = bases(job // steps, rows, ROWS, WIDE)
-        index = cells((job % steps) * ELEMENTS, ELEMENTS, GROUP, WIDE)
-        inside = real[:, None, None] & (index < length)
+        row, real = bases(job // steps, rows, ROWS)
+        start = beginning(job % steps, ELEMENTS, WIDE)
         mask_base, x_base = offsets(row, outer, mask_outer), offsets(row, outer, x_outer)
-        keep, wanted = keeps(mask, mask_base, inner, mask_inner, index, inside, SKIP)
+        index, inside, keep, wanted = window(
+            mask, mask_base, inner, mask_inner, real, start, length, WIDE, ELEMENTS, GROUP, SKIP
+        )
         kept = tl.load(x + x_base[:, None, None] + offsets(index, inner, x_inner), mask=wanted, other=0)
         if number is None:
             at = offsets(row, outer, values_outer)[:, None, None] + offsets(index, inner, values_inner)
             other = tl.load(values + at, mask=inside & (keep == 0), other=0)
+        elif kept.dtype == tl.float64:
+            # A float that is handed to a kernel has 32 bits, so this one comes as the integer of its 64.
+            other = tl.cast(number, tl.int64).to(tl.float64, bitcast=True)
         else:
-            other = tl.full(kept.shape, 0, kept.dtype) + tl.cast(number, kept.dtype)
+            other = tl.cast(number, kept.dtype)
         at = offsets(row, outer, out_outer)[:, None, None] + offsets(index, inner, out_inner)
         tl.store(out + at, tl.where(keep, kept, other), mask=inside)

@@ -31,7 +31,7 @@ class Geometry(NamedTuple):
     outer: tuple[int, ...]
     inner: tuple[int, ...]
     operands: tuple[Strides, ...]
-    #: Whether indices need 64 bits.
+    #: Whether indices within a row need 64 bits; those of rows always have them.
     wide: bool
 
     @property
@@ -84,7 +84,7 @@ def lay_out(
     rows = [d for d in range(len(shape)) if d not in dims]
     outer, across = merge([shape[d] for d in rows], [[x.stride(d) for d in rows] for x in operands])
     inner, along = merge([shape[d] for d in dims], [[x.stride(d) for d in dims] for x in operands])
-    return Geometry(outer, inner, tuple(map(Strides, across, along)), wide(operands))
+    return Geometry(outer, inner, tuple(map(Strides, across, along)), wide(inner, along))
 
 
 def elementwise(*operands: Tensor) -> Geometry:
@@ -94,10 +94,10 @@ def elementwise(*operands: Tensor) -> Geometry:
     order = sorted(range(first.dim()), key=lambda d: (-strides[d], d))
     sizes, across = merge([first.shape[d] for d in order], [[x.stride(d) for d in order] for x in operands])
     pairs = tuple(Strides(each[:-1] or (0,), each[-1:]) for each in across)
-    return Geometry(sizes[:-1] or (1,), sizes[-1:], pairs, wide(operands))
+    return Geometry(sizes[:-1] or (1,), sizes[-1:], pairs, wide(sizes[-1:], [at.inner for at in pairs]))
 
 
-def wide(operands: Sequence[Tensor]) -> bool:
-    """Whether an element of an operand, or its index, is out of reach for 32 bits; blocks look a little beyond."""
-    last = max(sum((n - 1) * abs(s) for n, s in zip(x.shape, x.stride(), strict=True)) for x in operands)
-    return max(last, operands[0].numel()) + (1 << 16) > REACH
+def wide(sizes: tuple[int, ...], strides: Sequence[tuple[int, ...]]) -> bool:
+    """Whether an element of a row, or its index, is out of reach for 32 bits; blocks look a little beyond."""
+    last = max(sum((n - 1) * abs(s) for n, s in zip(sizes, each, strict=True)) for each in strides)
+    return max(last, prod(sizes)) + (1 << 16) > REACH

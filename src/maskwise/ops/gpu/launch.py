@@ -17,9 +17,10 @@ from maskwise.ops.gpu.geometry import Geometry
 
 __all__ = ["Blocks", "Launch", "blocks_for", "counters", "launch", "recording", "row_blocks", "splits_for"]
 
-#: Programs of the only axis of a grid; where there is more to do, each does several tiles.
-MOST_PROGRAMS = 2**31 - 1
-#: Elements of a tile: 16 for each of 128 threads.
+#: Programs of the only axis of a grid; where there is more to do, each does several tiles. ROCm takes 2**32 threads,
+#: and a program has up to 1024.
+MOST_PROGRAMS = 2**21
+#: Elements of a tile of short rows: 16 for each of 128 threads.
 TILE = 2048
 #: The longest row that a kernel holds in registers.
 LONGEST = 8192
@@ -36,6 +37,8 @@ class Blocks(NamedTuple):
     elements: int
     warps: int
     group: int
+    #: Whether indices within a row have 64 bits.
+    wide: bool
 
     @property
     def skip(self) -> str:
@@ -113,7 +116,8 @@ def power(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-#: The widths of tiles there are, so that the kernels there can be are few enough to compile them all.
+#: The widths of tiles there are, so that the kernels there can be are few enough to compile them all. A tile of the
+#: last one is part of one row, any other has as many rows as fit.
 WIDTHS = (16, 128, 1024)
 #: Columns are read side by side, 64 of them, 32 elements down.
 COLUMNS = (64, 32)
@@ -121,23 +125,25 @@ COLUMNS = (64, 32)
 
 def blocks_for(geometry: Geometry, itemsize: int, tile: int = TILE) -> Blocks:
     """The tile of a kernel that walks along rows."""
+    # Where neighbours are read one by one, indices are few for the elements of a tile: 64 bits cost nothing there.
     if geometry.columns:
-        return Blocks(*COLUMNS, warps=4, group=1)
-    if geometry.rows == 1 and geometry.length > WIDTHS[-1]:
-        return Blocks(1, tile, warps=4, group=group(geometry, itemsize))
-    width = next((w for w in WIDTHS if geometry.length <= w), WIDTHS[-1])
-    return Blocks(tile // width, width, warps=4, group=group(geometry, itemsize))
+        return Blocks(*COLUMNS, warps=4, group=1, wide=True)
+    side = group(geometry, itemsize)
+    if side == 1:
+        return Blocks(tile // WIDTHS[1], WIDTHS[1], warps=4, group=1, wide=True)
+    width = WIDTHS[-1] if geometry.wide else next((w for w in WIDTHS if geometry.length <= w), WIDTHS[-1])
+    return Blocks(1 if width == WIDTHS[-1] else tile // width, width, warps=4, group=side, wide=geometry.wide)
 
 
 def row_blocks(geometry: Geometry, itemsize: int) -> Blocks | None:
     """The tile of a kernel that holds whole rows in registers; None where they are too long for that."""
-    if geometry.length <= (COLUMNS[1] if geometry.columns else WIDTHS[-1]):
-        return blocks_for(geometry, itemsize)
-    if geometry.columns:
-        return None
-    if geometry.length <= LONGEST:
+    blocks = blocks_for(geometry, itemsize)
+    if geometry.length <= blocks.elements:
+        # Rows that are strided, or out of reach for 32 bits, are not worth a kernel of their own.
+        return blocks if geometry.columns or not blocks.wide else None
+    if blocks.elements == WIDTHS[-1] and geometry.length <= LONGEST and not blocks.wide:
         width = max(2048, power(geometry.length))
-        return Blocks(1, width, warps=width // 512, group=group(geometry, itemsize))
+        return Blocks(1, width, warps=width // 512, group=blocks.group, wide=False)
     return None
 
 
@@ -146,14 +152,19 @@ def group(geometry: Geometry, itemsize: int) -> int:
     return max(1, 16 // itemsize) if geometry.operands[0].inner[-1] == 1 else 1
 
 
-def splits_for(geometry: Geometry, blocks: Blocks) -> int:
-    """Into how many parts each row is cut, so that a few long rows keep a whole device busy."""
+def splits_for(geometry: Geometry, blocks: Blocks) -> tuple[int, int]:
+    """Into how many parts each row is cut, so that a few long rows keep a whole device busy, and the room for parts.
+
+    The room is the same for all numbers of parts, so that one kernel serves them; 0 where rows are not cut. Rows that
+    are have 64-bit indices, whether they need them or not, for the same reason.
+    """
+    if blocks.skip == "rows" and blocks.elements < WIDTHS[-1]:
+        return 1, 0
     tiles = -(-geometry.rows // blocks.rows)
     steps = -(-geometry.length // blocks.elements)
-    most = max(1, PARTS // blocks.rows)
-    wanted = min(most, BUSY // tiles, -(-steps // 4)) if tiles else 1
-    # A power of two, for the same reason as the widths.
-    return 1 if wanted < 2 else 1 << (wanted.bit_length() - 1)
+    room = min(BUSY, PARTS // blocks.rows)
+    splits = max(1, min(room, BUSY // tiles, -(-steps // 4))) if tiles else 1
+    return splits, room if splits > 1 or (blocks.wide and not geometry.columns) else 0
 
 
 _counters: dict[tuple[torch.device, int], Tensor] = {}

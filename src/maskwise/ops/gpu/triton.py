@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 
 __all__ = [
-    "bases", "cells", "flat", "greater", "keeps", "lesser", "lift", "merge", "norm_of", "offsets", "power", "put",
-    "take", "tl",
+    "bases", "beginning", "cells", "flat", "greater", "joined", "keeps", "lesser", "lift", "merge", "norm_of", "number",
+    "offsets", "power", "put", "read", "take", "tl", "window",
 ]  # fmt: skip
 
 
@@ -73,13 +73,48 @@ def put(out, base, sizes, strides, index, inside, value):
 
 
 @triton.jit
-def bases(tile, rows, ROWS: tl.constexpr, WIDE: tl.constexpr):
-    """The rows of a tile, and which of them there are."""
-    row = tl.arange(0, ROWS)
-    if WIDE:
-        row = row.to(tl.int64)
-    row = tile * ROWS + row
+def bases(tile, rows, ROWS: tl.constexpr):
+    """The rows of a tile, and which of them there are: in 64 bits, which cost little where there is one for a row."""
+    row = beginning(tile, ROWS, True) + tl.arange(0, ROWS)
     return row, row < rows
+
+
+@triton.jit
+def beginning(tile, SIZE: tl.constexpr, WIDE: tl.constexpr):
+    """Where a tile begins; its number alone would always fit 32 bits."""
+    if WIDE:
+        tile = tl.cast(tile, tl.int64)
+    return tile * SIZE
+
+
+@triton.jit
+def number(ROWS: tl.constexpr, WIDE: tl.constexpr, VALUE: tl.constexpr):
+    """An index or a count for each row."""
+    out = tl.full((ROWS,), VALUE, tl.int32)
+    if WIDE:
+        out = out.to(tl.int64)
+    return out
+
+
+@triton.jit
+def window(
+    mask, base, sizes, strides, real, start, end,
+    WIDE: tl.constexpr, ELEMENTS: tl.constexpr, GROUP: tl.constexpr, SKIP: tl.constexpr,
+):  # fmt: skip
+    """The indices of a tile's elements, and which of them there are, which are kept, and which are read."""
+    index = cells(start, ELEMENTS, GROUP, WIDE)
+    inside = real[:, None, None] & (index < end)
+    keep, wanted = keeps(mask, base, sizes, strides, index, inside, SKIP)
+    return index, inside, keep, wanted
+
+
+@triton.jit
+def read(
+    x, base, sizes, strides, index, wanted, keep, other,
+    DTYPE: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr,
+):  # fmt: skip
+    """The values of a tile as (ROWS, ELEMENTS), ``other`` where they are dropped."""
+    return flat(take(x, base, sizes, strides, index, wanted, keep, other, DTYPE), ROWS, ELEMENTS)
 
 
 # -- combinations of two -----------------------------------------------------------------------------------------------
@@ -199,6 +234,24 @@ def merge(a, b, n, OP: tl.constexpr, NEED_N: tl.constexpr):
         apart = a - out_a[:, None]
         out_b = tl.sum(b + weight * apart * apart, 1)
     return out_a, out_b, out_n
+
+
+@triton.jit
+def joined(a, b, n, ta, tb, tn, OP: tl.constexpr, NEED_N: tl.constexpr):
+    """Two states put together, the first being the earlier."""
+    if OP == "var" or OP == "logsumexp" or OP == "argmax" or OP == "argmin":
+        a, b, n = merge(tl.join(a, ta), tl.join(b, tb), tl.join(n, tn.to(n.dtype)), OP, NEED_N)
+    else:
+        if OP == "prod" or OP == "nonzeros":
+            a = a * ta
+        elif OP == "amax" or OP == "any" or OP == "norm_inf":
+            a = greater(a, ta)
+        elif OP == "amin" or OP == "all" or OP == "norm_-inf":
+            a = lesser(a, ta)
+        else:
+            a = a + ta
+        n = n + tn.to(n.dtype)
+    return a, b, n
 
 
 @triton.jit

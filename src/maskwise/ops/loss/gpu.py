@@ -12,11 +12,13 @@ from maskwise.ops.gpu.geometry import Geometry, elementwise, lay_out
 from maskwise.ops.gpu.launch import BUSY, TILE, Blocks, blocks_for, counters, launch
 from maskwise.ops.layout import room_like
 from maskwise.ops.loss.cross_entropy import like
+from maskwise.ops.loss.registered import REDUCTIONS
 from maskwise.ops.loss.triton import class_backward_kernel, class_kernel, element_backward_kernel, element_kernel
 
 __all__ = ["cross_entropy", "cross_entropy_backward", "loss", "loss_backward"]
 
 
+MEAN = REDUCTIONS["mean"]
 #: Elements of a tile: with two or three operands each, more would not fit into registers.
 HALF = TILE // 2
 
@@ -27,7 +29,7 @@ def facts_of(geometry: Geometry, blocks: Blocks, names: tuple[str, ...], dtype: 
     at |= {f"{name}_inner": strides.inner for name, strides in zip(names, geometry.operands, strict=True)}
     return {
         **dict(outer=geometry.outer, inner=geometry.inner, **at, rows=geometry.rows, length=geometry.length),
-        **dict(tiles=-(-geometry.rows // blocks.rows), DTYPE=triton_type(accumulator(dtype)), WIDE=geometry.wide),
+        **dict(tiles=-(-geometry.rows // blocks.rows), DTYPE=triton_type(accumulator(dtype)), WIDE=blocks.wide),
         **dict(ROWS=blocks.rows, ELEMENTS=blocks.elements, GROUP=blocks.group),
     }
 
@@ -55,7 +57,8 @@ def loss(x: Tensor, target: Tensor, mask: Tensor, code: int, parameter: float, r
         programs,
         {
             **dict(x=x, target=target, mask=as_bytes(mask), out=out, facts=kept, **room, **facts, steps=steps),
-            **dict(parameter=parameter, CODE=code, REDUCTION=reduction, SKIP=blocks.skip),
+            **dict(code=code, mean=int(reduction == MEAN), parameter=parameter, REDUCED=reduction > 0),
+            **dict(SKIP=blocks.skip),
         },
         warps=blocks.warps,
         reads={"x": 1, "target": 1, "mask": 1},
@@ -79,7 +82,8 @@ def loss_backward(
         facts["tiles"] * steps,
         {
             **dict(grad=grad, x=x, target=target, mask=as_bytes(mask), kept=kept, of_x=of_x, **facts, steps=steps),
-            **dict(parameter=parameter, CODE=code, REDUCTION=reduction, SKIP=blocks.skip),
+            **dict(code=code, mean=int(reduction == MEAN), parameter=parameter, REDUCED=reduction > 0),
+            **dict(SKIP=blocks.skip),
         },
         warps=blocks.warps,
         reads={"x": 1, "target": 1, "mask": 1, "grad": 1},
@@ -106,7 +110,7 @@ def cross_entropy(
         {
             **dict(x=x, target=target, mask=as_bytes(mask), weight=weight, out=out, sums=sums, facts=known),
             **sums_for(x, programs or 1, torch.float64),
-            **dict(**facts, ignored=ignored, smoothing=smoothing, REDUCTION=reduction),
+            **dict(**facts, ignored=ignored, mean=int(reduction == MEAN), smoothing=smoothing, REDUCED=reduction > 0),
         },
         warps=blocks.warps,
         reads={"x": 1, "target": 1, "mask": 1},
@@ -141,7 +145,7 @@ def cross_entropy_backward(
         {
             **dict(grad=grad.contiguous(), x=x, target=target, mask=as_bytes(mask), weight=weight, sums=sums),
             **dict(facts=facts, of_x=of_x, **known, steps=steps, ignored=ignored, smoothing=smoothing),
-            **dict(grad_stride=0 if reduction else 1, REDUCTION=reduction),
+            **dict(mean=int(reduction == MEAN), REDUCED=reduction > 0),
         },
         warps=blocks.warps,
         reads={"x": 1, "target": 1, "mask": 1, "grad": 1, "sums": 1},

@@ -52,12 +52,11 @@ def run(
     """Launch the kernel: into ``out``, or without it into the states of the rows, which are returned."""
     geometry = lay_out(dim, x, mask.expand(x.shape))
     blocks = blocks_for(geometry, x.element_size())
-    splits = splits_for(geometry, blocks)
+    splits, room = splits_for(geometry, blocks)
     tiles = -(-geometry.rows // blocks.rows)
     steps = -(-geometry.length // blocks.elements)
     chunk = -(-steps // splits) * blocks.elements
     wide = accumulator(x.dtype) if kind.op not in ("sum", "prod") or x.is_floating_point() else torch.int64
-    counted = torch.int64 if geometry.wide else torch.int32
     state = State(None, None, None)
     rows = geometry.rows
     if out is None:
@@ -65,15 +64,15 @@ def run(
         state = State(
             x.new_empty(rows, dtype=wide) if has_a else None,
             x.new_empty(rows, dtype=wide) if kind.b else None,
-            x.new_empty(rows, dtype=counted) if kind.n else None,
+            x.new_empty(rows, dtype=torch.int64) if kind.n else None,
         )
     parts: tuple[Tensor | None, ...] = (None, None, None, None)
-    if splits > 1:
+    if room:
         kept = torch.int32 if kind.op in ("any", "all") else wide
         parts = (
             x.new_empty(splits * rows, dtype=kept),
             x.new_empty(splits * rows, dtype=wide) if kind.b else None,
-            x.new_empty(splits * rows, dtype=counted) if kind.n else None,
+            x.new_empty(splits * rows, dtype=torch.int64) if kind.n else None,
             counters(x, tiles),
         )
     result = None if out is None else as_bytes(out)
@@ -92,8 +91,8 @@ def run(
             **dict(mask_outer=mask_at.outer, mask_inner=mask_at.inner, rows=rows, length=geometry.length),
             **dict(tiles=tiles, splits=splits, chunk=chunk, parameter=parameter),
             **dict(OP=kind.op, IDENTITY=kind.identity, ROOT=root, RAW=out is None, NEED_B=kind.b, NEED_N=kind.n),
-            **dict(DTYPE=triton_type(wide), WIDE=geometry.wide, ROWS=blocks.rows, ELEMENTS=blocks.elements),
-            **dict(GROUP=blocks.group, SKIP=blocks.skip, SPLITS=splits),
+            **dict(DTYPE=triton_type(wide), WIDE=blocks.wide or room > 0, ROWS=blocks.rows, ELEMENTS=blocks.elements),
+            **dict(GROUP=blocks.group, SKIP=blocks.skip, SPLITS=room),
         },
         warps=blocks.warps,
         reads={"mask": 1, **({} if x is mask else {"x": 1}), **({} if reference is None else {"reference": 1})},
@@ -224,7 +223,7 @@ def spread(
             **dict(OP=op, STATE=state.op if state else "", IDENTITY=state.identity if state else 0, NEED_X=need_x),
             **dict(NEED_OUT=out is not None, NEED_A=need_a, NEED_B=bool(state and state.b)),
             **dict(NEED_N=bool(state and state.n), WHOLE=whole is not None, DTYPE=triton_type(accumulator(grad.dtype))),
-            **dict(WIDE=geometry.wide, ROWS=blocks.rows, ELEMENTS=blocks.elements, GROUP=blocks.group),
+            **dict(WIDE=blocks.wide, ROWS=blocks.rows, ELEMENTS=blocks.elements, GROUP=blocks.group),
             **dict(SKIP=blocks.skip),
         },
         warps=blocks.warps,

@@ -10,18 +10,18 @@ import triton.language as tl
 
 from maskwise.ops.gpu.triton import (
     bases,
-    cells,
+    beginning,
     flat,
-    greater,
-    keeps,
-    lesser,
+    joined,
     lift,
     merge,
     norm_of,
+    number,
     offsets,
     power,
     put,
-    take,
+    read,
+    window,
 )
 
 __all__ = ["reduce_kernel", "spread_kernel"]
@@ -61,7 +61,7 @@ def reduce_kernel(
     """Reduce rows. A program has a tile of rows, or one part of each of them."""
     for job in range(tl.program_id(0), tiles * splits, tl.num_programs(0)):
         tile, part = job // splits, job % splits
-        row, real = bases(tile, rows, ROWS, WIDE)
+        row, real = bases(tile, rows, ROWS)
         x_base, mask_base = offsets(row, outer, x_outer), offsets(row, outer, mask_outer)
         mine = tl.zeros((ROWS,), DTYPE)
         if OP == "ties" or OP == "magnitude_ties":
@@ -72,25 +72,23 @@ def reduce_kernel(
             a = tl.full((ROWS,), IDENTITY, DTYPE)
         b = tl.zeros((ROWS,), DTYPE)
         if OP == "argmax" or OP == "argmin":
-            n = row * 0 - 1
+            n = number(ROWS, WIDE, -1)
         else:
-            n = row * 0
+            n = number(ROWS, WIDE, 0)
         begin = part * chunk
+        if WIDE:
+            begin = part.to(tl.int64) * chunk
         end = tl.minimum(begin + chunk, length)
         for start in range(begin, end, ELEMENTS):
-            index = cells(start, ELEMENTS, GROUP, WIDE)
-            inside = real[:, None, None] & (index < end)
-            keep, wanted = keeps(mask, mask_base, inner, mask_inner, index, inside, SKIP)
-            value = take(x, x_base, inner, x_inner, index, wanted, keep, IDENTITY, DTYPE)
-            place = tl.broadcast_to(index, inside.shape)
-            value, keep = flat(value, ROWS, ELEMENTS), flat(keep, ROWS, ELEMENTS)
-            la, lb, ln = lift(value, keep, flat(place, ROWS, ELEMENTS), mine[:, None], OP, parameter, IDENTITY)
+            index, inside, keep, wanted = window(
+                mask, mask_base, inner, mask_inner, real, start, end, WIDE, ELEMENTS, GROUP, SKIP
+            )
+            value = read(x, x_base, inner, x_inner, index, wanted, keep, IDENTITY, DTYPE, ROWS, ELEMENTS)
+            place = flat(tl.broadcast_to(index, inside.shape), ROWS, ELEMENTS)
+            la, lb, ln = lift(value, flat(keep, ROWS, ELEMENTS), place, mine[:, None], OP, parameter, IDENTITY)
             ta, tb, tn = merge(la, lb, ln, OP, NEED_N)
-            if OP == "var" or OP == "logsumexp" or OP == "argmax" or OP == "argmin":
-                a, b, n = merge(tl.join(a, ta), tl.join(b, tb), tl.join(n, tn.to(n.dtype)), OP, NEED_N)
-            else:
-                a, b, n = both(a, ta, b, n, tn, OP)
-        if SPLITS > 1:
+            a, b, n = joined(a, b, n, ta, tb, tn, OP, NEED_N)
+        if SPLITS > 0:
             at = part * rows + row
             tl.store(part_a + at, a, mask=real)
             if NEED_B:
@@ -128,25 +126,13 @@ def put_together(
         b = tl.load(part_b + at, mask=there, other=0, cache_modifier=".cg")
     n = tl.zeros((ROWS, SPLITS), tl.int32)
     if NEED_N:
-        n = tl.load(part_n + at, mask=there, other=0, cache_modifier=".cg")
+        # There are fewer parts than room for them, perhaps: the place of nobody is -1.
+        nobody: tl.constexpr = -1 if OP == "argmax" or OP == "argmin" else 0
+        n = tl.load(part_n + at, mask=there, other=nobody, cache_modifier=".cg")
     whole_a, whole_b, whole_n = merge(a, b, n, OP, NEED_N)
     write(
         out, out_a, out_b, out_n, row, real, whole_a, whole_b, whole_n, OP, parameter, ROOT, RAW, NEED_B, NEED_N
     )  # fmt: skip
-
-
-@triton.jit
-def both(a, ta, b, n, tn, OP: tl.constexpr):
-    """Two states of a reduction that needs no more than ``a`` and a count."""
-    if OP == "prod" or OP == "nonzeros":
-        a = a * ta
-    elif OP == "amax" or OP == "any" or OP == "norm_inf":
-        a = greater(a, ta)
-    elif OP == "amin" or OP == "all" or OP == "norm_-inf":
-        a = lesser(a, ta)
-    else:
-        a = a + ta
-    return a, b, n + tn
 
 
 @triton.jit
@@ -214,18 +200,20 @@ def spread_kernel(
     """Spread the gradient of each row over what was kept; with WHOLE, the state of a row is found on the way."""
     for job in range(tl.program_id(0), tiles * steps, tl.num_programs(0)):
         tile, step = job // steps, job % steps
-        row, real = bases(tile, rows, ROWS, WIDE)
-        index = cells(step * ELEMENTS, ELEMENTS, GROUP, WIDE)
-        inside = real[:, None, None] & (index < length)
+        row, real = bases(tile, rows, ROWS)
+        start = beginning(step, ELEMENTS, WIDE)
         mask_base, of_x_base = offsets(row, outer, mask_outer), offsets(row, outer, of_x_outer)
-        keep, wanted = keeps(mask, mask_base, inner, mask_inner, index, inside, SKIP)
+        index, inside, keep, wanted = window(
+            mask, mask_base, inner, mask_inner, real, start, length, WIDE, ELEMENTS, GROUP, SKIP
+        )
+        kept = flat(keep, ROWS, ELEMENTS)
         if NEED_X:
-            value = take(x, offsets(row, outer, x_outer), inner, x_inner, index, wanted, keep, IDENTITY, DTYPE)
+            x_base = offsets(row, outer, x_outer)
+            value = read(x, x_base, inner, x_inner, index, wanted, keep, IDENTITY, DTYPE, ROWS, ELEMENTS)
         else:
-            value = tl.zeros(keep.shape, DTYPE)
-        value, kept = flat(value, ROWS, ELEMENTS), flat(keep, ROWS, ELEMENTS)
+            value = tl.zeros((ROWS, ELEMENTS), DTYPE)
         g = tl.load(grad + row * grad_stride, mask=real, other=0).to(DTYPE)
-        a, b, n, result = g, g, row, g
+        a, b, n, result = g, g, number(ROWS, WIDE, 0), g
         if NEED_OUT:
             result = tl.load(out + row, mask=real, other=0).to(DTYPE)
         if WHOLE:

@@ -27,7 +27,7 @@ def facts_of(geometry: Geometry, blocks: Blocks, names: tuple[str, ...], dtype: 
     at |= {f"{name}_inner": strides.inner for name, strides in zip(names, geometry.operands, strict=True)}
     return {
         **dict(outer=geometry.outer, inner=geometry.inner, **at, rows=geometry.rows, length=geometry.length),
-        **dict(tiles=-(-geometry.rows // blocks.rows), DTYPE=triton_type(dtype), WIDE=geometry.wide),
+        **dict(tiles=-(-geometry.rows // blocks.rows), DTYPE=triton_type(dtype), WIDE=blocks.wide),
         **dict(ROWS=blocks.rows, ELEMENTS=blocks.elements, GROUP=blocks.group, SKIP=blocks.skip),
     }
 

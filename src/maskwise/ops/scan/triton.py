@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from maskwise.ops.gpu.triton import bases, cells, flat, keeps, offsets, put, take
+from maskwise.ops.gpu.triton import bases, beginning, cells, flat, keeps, number, offsets, put, read, window
 
 __all__ = ["product_backward_kernel", "scan_backward_kernel", "scan_kernel"]
 
@@ -75,17 +75,17 @@ def scan_kernel(
 ):  # fmt: skip
     """A running sum, product, extreme or sum of exponentials of what is kept."""
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
-        row, real = bases(tile, rows, ROWS, WIDE)
+        row, real = bases(tile, rows, ROWS)
         x_base, mask_base = offsets(row, outer, x_outer), offsets(row, outer, mask_outer)
         out_base = offsets(row, outer, out_outer)
         a = tl.full((ROWS, 1), IDENTITY, DTYPE)
         s = tl.zeros((ROWS, 1), DTYPE)
-        n = (row * 0 - 1)[:, None]
+        n = number(ROWS, WIDE, -1)[:, None]
         for start in range(0, length, ELEMENTS):
-            index = cells(start, ELEMENTS, GROUP, WIDE)
-            inside = real[:, None, None] & (index < length)
-            keep, wanted = keeps(mask, mask_base, inner, mask_inner, index, inside, SKIP)
-            value = flat(take(x, x_base, inner, x_inner, index, wanted, keep, IDENTITY, DTYPE), ROWS, ELEMENTS)
+            index, inside, keep, wanted = window(
+                mask, mask_base, inner, mask_inner, real, start, length, WIDE, ELEMENTS, GROUP, SKIP
+            )
+            value = read(x, x_base, inner, x_inner, index, wanted, keep, IDENTITY, DTYPE, ROWS, ELEMENTS)
             kept = flat(keep, ROWS, ELEMENTS)
             column = tl.arange(0, ELEMENTS)[None, :]
             last = ELEMENTS - 1
@@ -134,16 +134,16 @@ def scan_backward_kernel(
 ):  # fmt: skip
     """The gradient of a running sum, extreme (``known``: its places) or sum of exponentials (``known``: the result)."""
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
-        row, real = bases(tile, rows, ROWS, WIDE)
+        row, real = bases(tile, rows, ROWS)
         grad_base, of_x_base = offsets(row, outer, grad_outer), offsets(row, outer, of_x_outer)
         a = tl.zeros((ROWS, 1), DTYPE)
         s = tl.zeros((ROWS, 1), DTYPE)
-        n = (row * 0 - 2)[:, None]
+        n = number(ROWS, WIDE, -2)[:, None]
         column = tl.arange(0, ELEMENTS)[None, :]
         for step in range(steps):
-            index = cells((steps - 1 - step) * ELEMENTS, ELEMENTS, GROUP, WIDE)
+            index = cells(beginning(steps - 1 - step, ELEMENTS, WIDE), ELEMENTS, GROUP, WIDE)
             inside = real[:, None, None] & (index < length)
-            g = take(grad, grad_base, inner, grad_inner, index, inside, inside, 0.0, DTYPE)
+            g = read(grad, grad_base, inner, grad_inner, index, inside, inside, 0.0, DTYPE, ROWS, ELEMENTS)
             if OP == "extreme":
                 known_base = offsets(row, outer, known_outer)
                 place = tl.load(
@@ -151,7 +151,7 @@ def scan_backward_kernel(
                 )
                 here = tl.broadcast_to(index, inside.shape)
                 place, here = flat(place, ROWS, ELEMENTS), flat(here, ROWS, ELEMENTS)
-                total, key = tl.associative_scan((flat(g, ROWS, ELEMENTS), place), 1, add_of_same, reverse=True)
+                total, key = tl.associative_scan((g, place), 1, add_of_same, reverse=True)
                 total = tl.where((n == key), total + a, total)
                 a = tl.sum(tl.where(column == 0, total, 0), 1)[:, None]
                 n = tl.sum(tl.where(column == 0, key, 0), 1)[:, None].to(n.dtype)
@@ -161,15 +161,15 @@ def scan_backward_kernel(
                 keep, wanted = keeps(mask, mask_base, inner, mask_inner, index, inside, SKIP)
                 kept = flat(keep, ROWS, ELEMENTS)
                 if OP == "sum":
-                    total = a + tl.associative_scan(flat(g, ROWS, ELEMENTS), 1, add, reverse=True)
+                    total = a + tl.associative_scan(g, 1, add, reverse=True)
                     a = tl.sum(tl.where(column == 0, total, 0), 1)[:, None]
                     result = tl.where(kept, total, 0.0)
                 else:
                     x_base, known_base = offsets(row, outer, x_outer), offsets(row, outer, known_outer)
-                    value = flat(take(x, x_base, inner, x_inner, index, wanted, keep, 0.0, DTYPE), ROWS, ELEMENTS)
-                    out = take(known, known_base, inner, known_inner, index, inside, inside, 0.0, DTYPE)
-                    out, g = flat(out, ROWS, ELEMENTS), flat(g, ROWS, ELEMENTS)
-                    there = flat(inside, ROWS, ELEMENTS) & (out != -float("inf"))
+                    value = read(x, x_base, inner, x_inner, index, wanted, keep, 0.0, DTYPE, ROWS, ELEMENTS)
+                    out = read(known, known_base, inner, known_inner, index, inside, inside, 0.0, DTYPE, ROWS, ELEMENTS)
+                    # Nothing has a part in a sum that is empty, nor anything finite in one that is infinite.
+                    there = flat(inside, ROWS, ELEMENTS) & (tl.abs(out) != float("inf"))
                     exponent = tl.where(there, -out, -float("inf"))
                     high, total = tl.associative_scan(
                         (exponent, tl.where(there, g, 0.0)), 1, add_exponentials, reverse=True
@@ -179,7 +179,8 @@ def scan_backward_kernel(
                     finite = tl.where(tl.abs(high) == float("inf"), 0.0, high)
                     a = tl.sum(tl.where(column == 0, finite, 0.0), 1)[:, None]
                     s = tl.sum(tl.where(column == 0, total, 0.0), 1)[:, None]
-                    result = tl.where(kept & (value != -float("inf")), tl.exp(value + finite) * total, 0.0)
+                    part = kept & (value != -float("inf")) & ((total != 0.0) | (value == float("inf")))
+                    result = tl.where(part, tl.exp(value + finite) * total, 0.0)
             put(of_x, of_x_base, inner, of_x_inner, index, inside, result)
 
 
@@ -198,17 +199,18 @@ def product_backward_kernel(
     and back through it they are summed.
     """
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
-        row, real = bases(tile, rows, ROWS, WIDE)
+        row, real = bases(tile, rows, ROWS)
         grad_base, x_base = offsets(row, outer, grad_outer), offsets(row, outer, x_outer)
         mask_base, of_x_base = offsets(row, outer, mask_outer), offsets(row, outer, of_x_outer)
         column = tl.arange(0, ELEMENTS)[None, :]
         a = tl.full((ROWS, 1), 1.0, DTYPE)
         zeros = tl.zeros((ROWS, 1), tl.int32)
         for step in range(steps):
-            index = cells(step * ELEMENTS, ELEMENTS, GROUP, WIDE)
-            inside = real[:, None, None] & (index < length)
-            keep, wanted = keeps(mask, mask_base, inner, mask_inner, index, inside, SKIP)
-            value = flat(take(x, x_base, inner, x_inner, index, wanted, keep, 1.0, DTYPE), ROWS, ELEMENTS)
+            start = beginning(step, ELEMENTS, WIDE)
+            index, inside, keep, wanted = window(
+                mask, mask_base, inner, mask_inner, real, start, length, WIDE, ELEMENTS, GROUP, SKIP
+            )
+            value = read(x, x_base, inner, x_inner, index, wanted, keep, 1.0, DTYPE, ROWS, ELEMENTS)
             zero = (value == 0).to(tl.int32)
             product, count = tl.associative_scan((tl.where(value == 0, 1.0, value), zero), 1, first_zero)
             product, count = product * a, count + zeros
@@ -219,20 +221,18 @@ def product_backward_kernel(
         before = tl.zeros((ROWS, 1), DTYPE)
         after = tl.zeros((ROWS, 1), DTYPE)
         for step in range(steps):
-            index = cells((steps - 1 - step) * ELEMENTS, ELEMENTS, GROUP, WIDE)
-            inside = real[:, None, None] & (index < length)
-            keep, wanted = keeps(mask, mask_base, inner, mask_inner, index, inside, SKIP)
-            value = flat(take(x, x_base, inner, x_inner, index, wanted, keep, 1.0, DTYPE), ROWS, ELEMENTS)
+            start = beginning(steps - 1 - step, ELEMENTS, WIDE)
+            index, inside, keep, wanted = window(
+                mask, mask_base, inner, mask_inner, real, start, length, WIDE, ELEMENTS, GROUP, SKIP
+            )
+            value = read(x, x_base, inner, x_inner, index, wanted, keep, 1.0, DTYPE, ROWS, ELEMENTS)
             zero = (value == 0).to(tl.int32)
             # How many zeros there are up to each place: those of the row, less those behind it.
             behind = tl.associative_scan(zero, 1, add, reverse=True)
             count = zeros - behind + zero
             zeros = zeros - tl.sum(zero, 1)[:, None]
-            product = flat(
-                take(scratch, of_x_base, inner, of_x_inner, index, inside, inside, 0.0, DTYPE), ROWS, ELEMENTS
-            )
-            g = flat(take(grad, grad_base, inner, grad_inner, index, inside, inside, 0.0, DTYPE), ROWS, ELEMENTS)
-            g = g * product
+            product = read(scratch, of_x_base, inner, of_x_inner, index, inside, inside, 0.0, DTYPE, ROWS, ELEMENTS)
+            g = read(grad, grad_base, inner, grad_inner, index, inside, inside, 0.0, DTYPE, ROWS, ELEMENTS) * product
             none = before + tl.associative_scan(tl.where(count == 0, g, 0.0), 1, add, reverse=True)
             one = after + tl.associative_scan(tl.where(count == 1, g, 0.0), 1, add, reverse=True)
             before = tl.sum(tl.where(column == 0, none, 0), 1)[:, None]

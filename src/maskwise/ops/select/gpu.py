@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from maskwise.ops.gpu.dtypes import accumulator, as_bytes, triton_type
-from maskwise.ops.gpu.geometry import lay_out
+from maskwise.ops.gpu.geometry import Geometry, lay_out
 from maskwise.ops.gpu.launch import launch
 from maskwise.ops.select.triton import (
     count_kernel,
@@ -35,15 +35,22 @@ def tile_for(width: int) -> tuple[int, int]:
     return TILES[0] if width > 16 else TILES[1] if width > 1 else TILES[2]
 
 
-def counts_of(bits: Tensor) -> tuple[Tensor | None, int]:
+def lines_of(mask: Tensor, rest: torch.Size, moved: Tensor) -> Geometry:
+    """The rows that are moved, and what is in them: of the operand that is not packed, and of the mask."""
+    lead = mask.reshape(*mask.shape, *[1] * len(rest)).expand(moved.shape)
+    return lay_out(list(range(mask.dim(), moved.dim())), moved, lead)
+
+
+def counts_of(mask: Tensor, rows: Geometry) -> tuple[Tensor | None, int]:
     """How many are kept in each block of a mask that is too long to be counted by everyone."""
-    length = bits.shape[0]
+    length = mask.numel()
     if length <= SHORT:
         return None, 0
     blocks = -(-length // BLOCK)
-    counts = bits.new_empty(blocks, dtype=torch.int32)
-    arguments = dict(mask=bits, counts=counts, length=length, blocks=blocks, BLOCK=BLOCK)
-    launch(count_kernel, blocks, arguments, warps=4, reads={"mask": 1}, writes=("counts",))
+    counts = mask.new_empty(blocks, dtype=torch.int32)
+    at = rows.operands[1].outer
+    arguments = dict(mask=as_bytes(mask), counts=counts, outer=rows.outer, mask_outer=at, length=length, blocks=blocks)
+    launch(count_kernel, blocks, arguments | dict(BLOCK=BLOCK), warps=4, reads={"mask": 1}, writes=("counts",))
     return counts, blocks
 
 
@@ -55,21 +62,20 @@ def pack_capacity(
     """The kept rows in the first of ``capacity`` rows, the rest zero."""
     rest = x.shape[mask.dim() :]
     out = x.new_empty((capacity, *rest))
-    geometry = lay_out(list(range(mask.dim(), x.dim())), x)
-    bits = as_bytes(mask.reshape(-1))
-    counts, blocks = counts_of(bits)
-    length, width = bits.shape[0], prod(rest)
+    geometry = lines_of(mask, rest, x)
+    counts, blocks = counts_of(mask, geometry)
+    length, width = mask.numel(), prod(rest)
     rows, elements = tile_for(width)
     tiles, steps = -(-max(length, capacity) // rows), -(-width // elements)
-    (at,) = geometry.operands
+    x_at, mask_at = geometry.operands
     launch(
         pack_kernel,
         tiles * steps,
         {
-            **dict(x=as_bytes(x), mask=bits, counts=counts, out=as_bytes(out), outer=geometry.outer),
-            **dict(inner=geometry.inner, x_outer=at.outer, x_inner=at.inner, length=length, width=width),
-            **dict(blocks=blocks, capacity=capacity, tiles=tiles, steps=steps, ROWS=rows, ELEMENTS=elements),
-            **dict(WIDE=geometry.wide or out.numel() >= 2**31, BLOCK=BLOCK),
+            **dict(x=as_bytes(x), mask=as_bytes(mask), counts=counts, out=as_bytes(out), outer=geometry.outer),
+            **dict(inner=geometry.inner, x_outer=x_at.outer, x_inner=x_at.inner, mask_outer=mask_at.outer),
+            **dict(length=length, width=width, blocks=blocks, capacity=capacity, tiles=tiles, steps=steps),
+            **dict(ROWS=rows, ELEMENTS=elements, BLOCK=BLOCK),
         },
         warps=4,
         reads={"x": 1, "mask": 1},
@@ -95,22 +101,20 @@ def unpack_capacity(
         return other.expand(shape).clone(memory_format=torch.contiguous_format)
     out = values.new_empty(shape)
     other = other.expand(shape)
-    geometry = lay_out(list(range(mask.dim(), len(shape))), other)
-    bits = as_bytes(mask.reshape(-1))
-    counts, blocks = counts_of(bits)
-    length, width = bits.shape[0], prod(rest)
+    geometry = lines_of(mask, rest, other)
+    counts, blocks = counts_of(mask, geometry)
+    length, width = mask.numel(), prod(rest)
     rows, elements = tile_for(width)
     tiles, steps = -(-length // rows), -(-width // elements)
-    (at,) = geometry.operands
+    other_at, mask_at = geometry.operands
     launch(
         unpack_kernel,
         tiles * steps,
         {
-            **dict(values=as_bytes(values.contiguous()), mask=bits, counts=counts, other=as_bytes(other)),
-            **dict(out=as_bytes(out), outer=geometry.outer, inner=geometry.inner, other_outer=at.outer),
-            **dict(other_inner=at.inner, length=length, width=width, blocks=blocks, many=values.shape[0]),
-            **dict(tiles=tiles, steps=steps, ROWS=rows, ELEMENTS=elements, BLOCK=BLOCK),
-            **dict(WIDE=geometry.wide or out.numel() >= 2**31),
+            **dict(values=as_bytes(values.contiguous()), mask=as_bytes(mask), counts=counts, other=as_bytes(other)),
+            **dict(out=as_bytes(out), outer=geometry.outer, inner=geometry.inner, other_outer=other_at.outer),
+            **dict(other_inner=other_at.inner, mask_outer=mask_at.outer, length=length, width=width, blocks=blocks),
+            **dict(many=values.shape[0], tiles=tiles, steps=steps, ROWS=rows, ELEMENTS=elements, BLOCK=BLOCK),
         },
         warps=4,
         reads={"values": 1, "mask": 1, "other": 1},

@@ -164,10 +164,26 @@ class Packed:
         return NotImplemented
 
     # -- sequences -----------------------------------------------------------------------------------------------------
-    lengths = property(sequences.lengths)
-    cu_seqlens = property(sequences.cu_seqlens)
-    sequence_ids = property(sequences.sequence_ids)
-    position_ids = property(sequences.position_ids)
+    @property
+    def lengths(self) -> Tensor:
+        """How many rows each sequence has: int64, the mask's shape without its last dim."""
+        return sequences.lengths(self)
+
+    @property
+    def cu_seqlens(self) -> Tensor:
+        """Where each sequence starts among the values, and where the last ends: int32."""
+        return sequences.cu_seqlens(self)
+
+    @property
+    def sequence_ids(self) -> Tensor:
+        """Which sequence each row belongs to: int64, (n,); rows of a capacity that hold nothing have the last id."""
+        return sequences.sequence_ids(self)
+
+    @property
+    def position_ids(self) -> Tensor:
+        """Where each row stood along the mask's last dim: int64, (n,)."""
+        return sequences.position_ids(self)
+
     sum = sequences.sum
     mean = sequences.mean
     amax = sequences.amax

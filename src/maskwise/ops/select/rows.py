@@ -34,6 +34,9 @@ def line_up(
     if not isinstance(x, Tensor):
         raise DtypeError(say(op, "x", must="be a tensor", got=type(x).__name__, hint="torch.as_tensor(x)"))
     lead = as_mask(op, mask)
+    if lead.device.index is None and lead.device.type == x.device.type and lead.device != x.device:
+        # A mask for "cuda" is for any CUDA device.
+        lead = lead.to(x.device)
     if lead.device != x.device:
         raise DeviceError(
             say(op, "mask", must=f"be on x's device {x.device}", got=lead.device, hint="mask.to(x.device)")

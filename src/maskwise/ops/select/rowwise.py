@@ -119,13 +119,13 @@ def _spread(values: Tensor, bits: Tensor, fill: float) -> Tensor:
 
 def _runs_densely(fn: Callable[..., Any], arguments: list[Any], lead: Mask, other: float | Tensor) -> Any:
     bits = lead.to_bool()
-    flat = bits.reshape(-1)
-    count = flat.shape[0]
+    count = bits.numel()
     # Where nothing is dropped, nothing needs a stand-in, and nothing is put back.
     full = not torch.compiler.is_compiling() and lead.facts.count == count
     rows = [a.reshape(count, *a.shape[lead.ndim :]) if isinstance(a, Tensor) and a.dim() else a for a in arguments]
-    if not full:
-        rows = [_harmless(row, flat) if isinstance(row, Tensor) and row.dim() else row for row in rows]
+    if not full and not _keeps_apart(fn, rows):
+        flat = bits.reshape(-1)
+        rows = [_harmless(row, flat, fn) if isinstance(row, Tensor) and row.dim() else row for row in rows]
 
     def place(out: Tensor) -> Tensor:
         out = _checked(out, count).reshape(*lead.shape, *out.shape[1:])
@@ -137,9 +137,30 @@ def _runs_densely(fn: Callable[..., Any], arguments: list[Any], lead: Mask, othe
     return _each(fn(*rows), place)
 
 
+#: Functions of single elements, which are never wrong about 1.
+_ELEMENTWISE = frozenset(
+    {torch.abs, torch.neg, torch.exp, torch.log, torch.log1p, torch.expm1, torch.sqrt, torch.rsqrt, torch.square}
+    | {torch.relu, torch.sigmoid, torch.tanh, torch.sin, torch.cos, torch.add, torch.sub, torch.mul, torch.div}
+    | {torch.nn.functional.relu, torch.nn.functional.gelu, torch.nn.functional.silu, torch.reciprocal}
+)
+
+
+def _keeps_apart(fn: Callable[..., Any], rows: list[Any]) -> bool:
+    """Whether what a dropped place holds reaches no other, so that nothing harmless need stand there.
+
+    In a gradient it would: a gradient of 0 times a dropped NaN is NaN. Graphs and transforms do not say whether there
+    will be one.
+    """
+    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    learns = torch.is_grad_enabled() and any(isinstance(row, Tensor) and row.requires_grad for row in rows)
+    return fn in _ELEMENTWISE and not learns
+
+
 def _harmless(
     rows: Tensor,  # (count, *rest)
     kept: Tensor,  # (count,) bool
+    fn: Callable[..., Any],
 ) -> Tensor:
     """The rows with a kept one in the place of each dropped one: what fn can take there, it can take everywhere.
 
@@ -147,6 +168,8 @@ def _harmless(
     """
     if rows.shape[0] == 0:
         return rows
+    if fn in _ELEMENTWISE:
+        return torch.where(kept.reshape(-1, *[1] * (rows.dim() - 1)), rows, torch.ones((), dtype=rows.dtype).to(rows))
     first = rows.detach().index_select(0, kept.to(torch.uint8).argmax().unsqueeze(0))
     stand_in = torch.where(kept.any(), first, torch.ones_like(first))
     return torch.where(kept.reshape(-1, *[1] * (rows.dim() - 1)), rows, stand_in)

@@ -9,30 +9,36 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from maskwise.ops.gpu.triton import greater, lesser, lift, merge, offsets
+from maskwise.ops.gpu.triton import beginning, joined, lift, merge, number, offsets
 
 __all__ = ["count_kernel", "pack_kernel", "segment_backward_kernel", "segment_kernel", "unpack_kernel"]
 
 
 @triton.jit
-def count_kernel(mask, counts, length, blocks, BLOCK: tl.constexpr):
+def kept_at(mask, outer, mask_outer, row, length):
+    """Which of the rows are kept."""
+    return tl.load(mask + offsets(row, outer, mask_outer), mask=row < length, other=0) != 0
+
+
+@triton.jit
+def count_kernel(mask, counts, outer, mask_outer, length, blocks, BLOCK: tl.constexpr):
     """How many are kept in each block of a mask."""
     for block in range(tl.program_id(0), blocks, tl.num_programs(0)):
-        at = block * tl.full((1,), BLOCK, tl.int64) + tl.arange(0, BLOCK)
-        keep = tl.load(mask + at, mask=at < length, other=0) != 0
+        row = beginning(block, BLOCK, True) + tl.arange(0, BLOCK)
+        keep = kept_at(mask, outer, mask_outer, row, length)
         tl.store(counts + block, tl.sum(keep.to(tl.int32), 0))
 
 
 @triton.jit
-def kept_before(mask, counts, length, blocks, start, BLOCK: tl.constexpr):
+def kept_before(mask, counts, outer, mask_outer, length, blocks, start, BLOCK: tl.constexpr):
     """How many are kept before a place, and how many in all."""
     before, total = start * 0, start * 0
     if counts is None:
         for block in range(0, length, BLOCK):
-            at = block + tl.arange(0, BLOCK)
-            keep = (tl.load(mask + at, mask=at < length, other=0) != 0).to(tl.int32)
+            row = start * 0 + block + tl.arange(0, BLOCK)
+            keep = kept_at(mask, outer, mask_outer, row, length).to(tl.int32)
             total += tl.sum(keep, 0)
-            before += tl.sum(tl.where(at < start, keep, 0), 0)
+            before += tl.sum(tl.where(row < start, keep, 0), 0)
     else:
         mine = start // BLOCK
         for first in range(0, blocks, BLOCK):
@@ -40,36 +46,33 @@ def kept_before(mask, counts, length, blocks, start, BLOCK: tl.constexpr):
             count = tl.load(counts + block, mask=block < blocks, other=0).to(tl.int64)
             total += tl.sum(count, 0)
             before += tl.sum(tl.where(block < mine, count, 0), 0)
-        at = mine * BLOCK + tl.arange(0, BLOCK)
-        keep = (tl.load(mask + at, mask=(at < start) & (at < length), other=0) != 0).to(tl.int32)
-        before += tl.sum(keep, 0)
+        row = mine * BLOCK + tl.arange(0, BLOCK)
+        keep = kept_at(mask, outer, mask_outer, row, length) & (row < start)
+        before += tl.sum(keep.to(tl.int32), 0)
     return before, total
 
 
 @triton.jit
 def pack_kernel(
     x, mask, counts, out,
-    outer, inner, x_outer, x_inner,
+    outer, inner, x_outer, x_inner, mask_outer,
     length, width, blocks, capacity, tiles, steps,
-    WIDE: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr, BLOCK: tl.constexpr,
+    ROWS: tl.constexpr, ELEMENTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Kept rows to the front, in order; what is left of ``capacity`` is zero.
 
     A dropped row has no value to move, and makes one of the last rows zero instead: so no row is written twice.
     """
     for job in range(tl.program_id(0), tiles * steps, tl.num_programs(0)):
-        if WIDE:
-            start = job // steps * tl.full((), ROWS, tl.int64)
-        else:
-            start = job // steps * ROWS
-        before, total = kept_before(mask, counts, length, blocks, start, BLOCK)
+        start = beginning(job // steps, ROWS, True)
+        before, total = kept_before(mask, counts, outer, mask_outer, length, blocks, start, BLOCK)
         row = start + tl.arange(0, ROWS)
-        keep = tl.load(mask + row, mask=row < length, other=0) != 0
+        keep = kept_at(mask, outer, mask_outer, row, length)
         rank = before + tl.cumsum(keep.to(tl.int32), 0) - keep.to(tl.int32)
         zeroed = capacity - 1 - (row - rank)
         goal = tl.where(keep, rank, zeroed)
         written = tl.where(keep, rank < capacity, (zeroed >= total) & (zeroed >= 0))
-        column = (job % steps) * ELEMENTS + tl.arange(0, ELEMENTS)
+        column = beginning(job % steps, ELEMENTS, True) + tl.arange(0, ELEMENTS)
         there = (column < width)[None, :]
         at = offsets(row, outer, x_outer)[:, None] + offsets(column, inner, x_inner)[None, :]
         value = tl.load(x + at, mask=keep[:, None] & there, other=0)
@@ -79,22 +82,19 @@ def pack_kernel(
 @triton.jit
 def unpack_kernel(
     values, mask, counts, other, out,
-    outer, inner, other_outer, other_inner,
+    outer, inner, other_outer, other_inner, mask_outer,
     length, width, blocks, many, tiles, steps,
-    WIDE: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr, BLOCK: tl.constexpr,
+    ROWS: tl.constexpr, ELEMENTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The rows back in their places, and ``other`` in all other places."""
     for job in range(tl.program_id(0), tiles * steps, tl.num_programs(0)):
-        if WIDE:
-            start = job // steps * tl.full((), ROWS, tl.int64)
-        else:
-            start = job // steps * ROWS
-        before, _ = kept_before(mask, counts, length, blocks, start, BLOCK)
+        start = beginning(job // steps, ROWS, True)
+        before, _ = kept_before(mask, counts, outer, mask_outer, length, blocks, start, BLOCK)
         row = start + tl.arange(0, ROWS)
-        keep = tl.load(mask + row, mask=row < length, other=0) != 0
+        keep = kept_at(mask, outer, mask_outer, row, length)
         rank = before + tl.cumsum(keep.to(tl.int32), 0) - keep.to(tl.int32)
         rank = tl.minimum(rank, many - 1)
-        column = (job % steps) * ELEMENTS + tl.arange(0, ELEMENTS)
+        column = beginning(job % steps, ELEMENTS, True) + tl.arange(0, ELEMENTS)
         there = (row < length)[:, None] & (column < width)[None, :]
         value = tl.load(values + rank[:, None] * width + column[None, :], mask=keep[:, None] & there, other=0)
         at = offsets(row, outer, other_outer)[:, None] + offsets(column, inner, other_inner)[None, :]
@@ -116,16 +116,8 @@ def state_of(values, column, there, begin, end, width, OP: tl.constexpr, IDENTIT
         value = tl.load(values + row[None, :] * width + column[:, None], mask=inside, other=0).to(DTYPE)
         value = tl.where(inside, value, IDENTITY)
         la, lb, ln = lift(value, inside, value, value, OP, 0, IDENTITY)
-        ta, tb, _ = merge(la, lb, ln, OP, False)
-        if OP == "logsumexp":
-            n = tl.zeros((COLUMNS,), tl.int32)
-            a, b, n = merge(tl.join(a, ta), tl.join(b, tb), tl.join(n, n), OP, False)
-        elif OP == "amax":
-            a = greater(a, ta)
-        elif OP == "amin":
-            a = lesser(a, ta)
-        else:
-            a = a + ta
+        ta, tb, tn = merge(la, lb, ln, OP, False)
+        a, b, _ = joined(a, b, number(COLUMNS, False, 0), ta, tb, tn, OP, False)
     return a, b
 
 
@@ -137,7 +129,7 @@ def segment_kernel(
 ):  # fmt: skip
     """Reduce each stretch of rows, or take its softmax."""
     for job in range(tl.program_id(0), segments * steps, tl.num_programs(0)):
-        segment = job // steps
+        segment = (job // steps).to(tl.int64)
         begin = tl.load(bounds + segment).to(tl.int64)
         end = tl.load(bounds + segment + 1).to(tl.int64)
         column = (job % steps) * COLUMNS + tl.arange(0, COLUMNS)
@@ -171,7 +163,7 @@ def segment_backward_kernel(
 ):  # fmt: skip
     """The gradient of a reduction over stretches of rows; ``known`` is its result."""
     for job in range(tl.program_id(0), segments * steps, tl.num_programs(0)):
-        segment = job // steps
+        segment = (job // steps).to(tl.int64)
         begin = tl.load(bounds + segment).to(tl.int64)
         end = tl.load(bounds + segment + 1).to(tl.int64)
         column = (job % steps) * COLUMNS + tl.arange(0, COLUMNS)

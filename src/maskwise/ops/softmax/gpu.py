@@ -25,14 +25,21 @@ class Kind(NamedTuple):
     state: str
     identity: float
     n: bool = False
+    #: Whether rows that fit into registers are held there.
+    common: bool = True
 
 
 NOTHING = Kind("", 0.0)
 EXPONENTIALS = Kind("logsumexp", -inf)
 MOMENTS = Kind("var", 0.0, n=True)
-NORMS = {0.0: Kind("norm_0", 0.0), 1.0: Kind("norm_1", 0.0), 2.0: Kind("norm_2", 0.0), inf: Kind("norm_inf", 0.0)}
-NORMS[-inf] = Kind("norm_-inf", inf, n=True)
-POWER = Kind("norm_p", 0.0, n=True)
+NORMS = {
+    0.0: Kind("norm_0", 0.0, common=False),
+    1.0: Kind("norm_1", 0.0),
+    2.0: Kind("norm_2", 0.0),
+    inf: Kind("norm_inf", 0.0, common=False),
+    -inf: Kind("norm_-inf", inf, n=True, common=False),
+}
+POWER = Kind("norm_p", 0.0, n=True, common=False)
 
 
 def run(
@@ -45,14 +52,15 @@ def run(
     grad: Tensor | None = None,
     parameter: float = 0.0,
     eps: float = 0.0,
-    negate: bool = False,
+    sign: float = 1.0,
 ) -> Tensor:
     """Launch the kernel for a function of x, or for its gradient."""
     out = torch.empty_like(x)
     mask = mask.expand(x.shape)
     second = out if grad is None else grad
     geometry = lay_out(dim, x, second, mask, out)
-    whole = row_blocks(geometry, x.element_size())
+    # Norms that are seldom asked for read long rows twice; that is half of the kernels there would be of them.
+    whole = row_blocks(geometry, x.element_size()) if kind.common else None
     blocks = whole or blocks_for(geometry, x.element_size())
     x_at, grad_at, mask_at, out_at = geometry.operands
     tiles = -(-geometry.rows // blocks.rows)
@@ -66,9 +74,9 @@ def run(
             **dict(x_outer=x_at.outer, x_inner=x_at.inner, grad_outer=grad_at.outer, grad_inner=grad_at.inner),
             **dict(mask_outer=mask_at.outer, mask_inner=mask_at.inner, out_outer=out_at.outer, out_inner=out_at.inner),
             **dict(rows=geometry.rows, length=geometry.length, tiles=tiles, parameter=parameter, eps=eps),
-            **dict(OP=op, STATE=kind.state, IDENTITY=kind.identity, NEED_N=kind.n, NEGATE=negate),
+            **dict(sign=sign, OP=op, STATE=kind.state, IDENTITY=kind.identity, NEED_N=kind.n),
             **dict(BACKWARD=grad is not None, WHOLE=whole is not None, DTYPE=triton_type(accumulator(x.dtype))),
-            **dict(WIDE=geometry.wide, ROWS=blocks.rows, ELEMENTS=blocks.elements, GROUP=blocks.group),
+            **dict(WIDE=blocks.wide or whole is None, ROWS=blocks.rows, ELEMENTS=blocks.elements, GROUP=blocks.group),
             **dict(SKIP=blocks.skip),
         },
         warps=blocks.warps,
@@ -85,7 +93,7 @@ def softmax(x: Tensor, mask: Tensor, dim: list[int]) -> Tensor:
 
 def softmin(x: Tensor, mask: Tensor, dim: list[int]) -> Tensor:
     """The softmax of -x."""
-    return run("softmax", EXPONENTIALS, x, mask, dim, negate=True)
+    return run("softmax", EXPONENTIALS, x, mask, dim, sign=-1.0)
 
 
 def log_softmax(x: Tensor, mask: Tensor, dim: list[int]) -> Tensor:
@@ -105,7 +113,7 @@ def standardize(x: Tensor, mask: Tensor, dim: list[int], correction: float, eps:
 
 def softmax_backward(grad: Tensor, out: Tensor, mask: Tensor, dim: list[int], negate: bool) -> Tensor:
     """The gradient of softmax, or of softmin."""
-    return run("softmax", NOTHING, out, mask, dim, grad=grad, negate=negate)
+    return run("softmax", NOTHING, out, mask, dim, grad=grad, sign=-1.0 if negate else 1.0)
 
 
 def log_softmax_backward(grad: Tensor, out: Tensor, mask: Tensor, dim: list[int]) -> Tensor:

@@ -233,12 +233,9 @@ def pack(x: Tensor, mask: MaskLike, *, capacity: int | None = None, out: Tensor 
         DtypeError, DeviceError: ``out`` is of another dtype or device than x.
         ArgumentError: the mask keeps more than ``capacity``; or ``out`` cannot be written.
     """
-    if capacity is None and out is None and not listeners and type(x) is Tensor and type(mask) is Mask:
-        # A tiny call costs what is asked about it: so nothing is asked that the checks below would not find wrong.
-        if x.shape == mask.shape and not torch.compiler.is_compiling() and not _transformed() and is_few(x):
-            bits = mask.to_bool()
-            if bits.device == x.device:
-                return Packed(x.masked_select(bits), mask)
+    if capacity is None and out is None and type(mask) is Mask and _is_tiny(x, mask):
+        # A tiny call costs what is asked about it, so nothing is asked that is not needed.
+        return Packed(x.masked_select(mask.to_bool()), mask)
     lead = line_up("pack", x, mask)
     if listeners and not torch.compiler.is_compiling():
         record(pack_plan(x, lead), x, lead)
@@ -269,6 +266,13 @@ def collect(x: Tensor, lead: Mask, *, capacity: int | None = None, out: Tensor |
     if not torch.compiler.is_compiling() and is_few(x):
         return Packed(picked(x, bits), lead)
     return Packed(registered.pack_rows(x, bits), lead)
+
+
+def _is_tiny(x: Tensor, mask: Mask) -> bool:
+    """Whether x and its mask fit each other, element by element, and are few; and nobody listens."""
+    if type(x) is not Tensor or listeners or x.shape != mask.shape or torch.compiler.is_compiling() or _transformed():
+        return False
+    return is_few(x) and mask.device == x.device
 
 
 def picked(x: Tensor, bits: Tensor) -> Tensor:

@@ -103,8 +103,8 @@ def _packs(fn: Callable[..., Any], arguments: list[Any], lead: Mask, other: floa
     x = arguments[0]
     if len(arguments) == 1 and not isinstance(other, Tensor) and is_few(x):
         bits = lead.to_bool()
-        rows = picked(x, bits)
-        return _each(fn(rows), lambda out: _spread(_checked(out, rows.shape[0]), bits, other))
+        few = picked(x, bits)
+        return _each(fn(few), lambda out: _spread(_checked(out, few.shape[0]), bits, other))
     capacity = None if lead.device.type == "cpu" else lead.facts.count
     rows = [collect(a, lead, capacity=capacity).values if isinstance(a, Tensor) and a.dim() else a for a in arguments]
     count = rows[0].shape[0]

@@ -248,6 +248,9 @@ def main() -> None:
     mask = masks()
     with mw.explain() as log:
         functions(x, mask)
+    with mw.force("dense"):
+        route: str = mw.plan(mw.sum, x, mask, dim=-1).route
+    print(route)
     try:
         mw.sum(x, torch.ones(7, dtype=torch.bool))
     except MaskwiseError as error:

@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from maskwise.benchmarks import recipe_figures
+from maskwise.benchmarks import means, recipe_figures
 from maskwise.benchmarks.bars import Bar, bars
 from maskwise.benchmarks.report import HEADLINE, geometric_means, in_words
 from maskwise.benchmarks.sweeping import Line, Summary
@@ -55,6 +55,8 @@ class Row:
     large: bool
     where: str
     command: str
+    ratios: tuple[tuple[str, float], ...]
+    """Of every side."""
 
 
 def read(path: Path) -> list[Row]:
@@ -83,6 +85,7 @@ def read(path: Path) -> list[Row]:
                 large=bool(bandwidth) and "backward" not in case,
                 where=where,
                 command=ours["command"],
+                ratios=tuple((line["side"], float(line["ratio"])) for line in sides),
             )
         )
     return rows
@@ -138,10 +141,13 @@ def page(results: Path) -> str:
             continue
         rows = read(path)
         lines += ["", f"## {path.stem}", "", f"`{rows[0].command}`  ", f"{rows[0].where}", ""]
-        means = geometric_means((row.function, row.ratio) for row in rows if row.large)
-        if means:
-            told = ", ".join(f"{function} {mean:.1f}" for function, mean in means.items())
+        of_functions = geometric_means((row.function, row.ratio) for row in rows if row.large)
+        if of_functions:
+            told = ", ".join(f"{function} {mean:.1f}" for function, mean in of_functions.items())
             lines += [f"Geometric mean of the ratios, over the large cases without gradient: {told}.", ""]
+        judged = means.judged([(row.case, side, ratio) for row in rows for side, ratio in row.ratios])
+        lines += [f"- {mean.text}: {value:.2f}, {'met' if holds else 'missed'}" for mean, value, holds in judged]
+        lines += [""] if judged else []
         lines += ["| case | time | times faster | best peer | of copy_ | missed |", "|---|---|---|---|---|---|"]
         lines += [
             f"| {row.case} | {in_words(row.ours)} | {row.spread} | `{row.peer}` | {row.bandwidth} | {told} |"

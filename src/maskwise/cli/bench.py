@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from maskwise.benchmarks import cuda, machine, registry, sweeping
+from maskwise.benchmarks import cuda, machine, means, registry, sweeping
 from maskwise.benchmarks.case import Case
 from maskwise.benchmarks.report import Provenance, geometric_means, large_ratios, table, to_json, write_csv
 from maskwise.benchmarks.run import BenchmarkError, Result, run_case
@@ -60,12 +60,17 @@ def run(options: Options) -> int:
 
         write_plot(options.plot, results, provenance)
     if options.json:
-        typer.echo(json.dumps({**to_json(results, provenance), **_swept_data(results)}, indent=2))
+        typer.echo(
+            json.dumps(
+                {**to_json(results, provenance), **_swept_data(results), **_means_data(results, options)}, indent=2
+            )
+        )
     else:
         _show(results, provenance, options)
     show_picture(options.plot, options.open)
     missed = [verdict for result in results for verdict in result.verdicts if not verdict.holds]
-    return 1 if failed or (options.check and missed) else 0
+    missed_means = [mean for mean, _, holds in _means(results, options) if not holds]
+    return 1 if failed or (options.check and (missed or missed_means)) else 0
 
 
 def list_cases(options: Options) -> int:
@@ -140,6 +145,20 @@ def _swept_data(results: list[Result]) -> dict[str, object]:
     return {"sweep": sweeping.summarise(found).as_data()} if found else {}
 
 
+def _means(results: list[Result], options: Options) -> list[tuple[means.Mean, float, bool]]:
+    if options.quick:
+        return []
+    return means.judged(
+        [(result.case.name, side.name, side.ratio.median) for result in results for side in result.sides]
+    )
+
+
+def _means_data(results: list[Result], options: Options) -> dict[str, object]:
+    found = _means(results, options)
+    told = [{"text": mean.text, "measured": value, "holds": holds} for mean, value, holds in found]
+    return {"means": told} if told else {}
+
+
 def _show(results: list[Result], provenance: Provenance, options: Options) -> None:
     console = Console()
     of_sweep = sweeping.swept(results)
@@ -159,10 +178,13 @@ def _show(results: list[Result], provenance: Provenance, options: Options) -> No
         "ok shows the targets that hold (--list names them).",
         style="dim",
     )
-    means = geometric_means(large_ratios(results))
-    if means:
-        told = ", ".join(f"{function} {mean:.1f}" for function, mean in means.items())
+    of_functions = geometric_means(large_ratios(results))
+    if of_functions:
+        told = ", ".join(f"{function} {mean:.1f}" for function, mean in of_functions.items())
         console.print(f"geometric mean of × best peer over the large forward cases: {told}", soft_wrap=True)
+    for asked, value, holds in _means(results, options):
+        word = "[green]met:[/]" if holds else "[red]missed:[/]"
+        console.print(f"{word} {escape(asked.text)}, measured × {value:.2f}", soft_wrap=True, highlight=False)
     for result in results:
         for verdict in result.verdicts:
             if not verdict.holds:

@@ -18,8 +18,8 @@ Block: TypeAlias = tuple[int, int]
 #: The blocks that kernels serve: (outputs, inputs).
 BLOCKS: tuple[Block, ...] = ((1, 1), (4, 1), (16, 16))
 
-#: Rows are cut into ranges of about this many columns, whose inputs stay in the first cache. Kernels take one or more of
-#: them at a time.
+#: Rows are cut into ranges of about this many columns, whose inputs stay in the first cache. Kernels take one or more
+#: of them at a time.
 _PIECE = 96
 
 

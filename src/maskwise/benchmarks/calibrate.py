@@ -140,7 +140,7 @@ def _fresh(b: Bench) -> dict[str, float]:
 def _gathered(b: Bench) -> dict[str, float]:
     rows, features = b.size(16384), 256
     x, mask = b.rand(rows, features), mw.Mask(torch.arange(rows, device=b.device) % 2 == 0)
-    moved, room = 2 * (x.nbytes // 2), torch.empty(rows // 2 + rows % 2, features, device=b.device)
+    moved, room = 2 * (x.nbytes // 2), x.new_empty(rows // 2 + rows % 2, features)
     mask.count()
     elements, keep = b.rand(64, 128), b.rand(64, 128) > 0.5
     return {

@@ -32,6 +32,13 @@ def selections(draw):
     return x, mask
 
 
+@pytest.fixture(autouse=True)
+def _by_the_kernel():
+    """Small inputs would be moved by torch."""
+    with mw.force("kernel"):
+        yield
+
+
 @pytest.mark.kernel
 @given(selections())
 def test_packing_is_boolean_indexing_and_unpacking_undoes_it(case):
@@ -189,3 +196,12 @@ def test_bad_arguments_get_an_error_that_teaches(call, error, message):
     with pytest.raises(error, match=message) as caught:
         call(torch.ones(2, 3, 4))
     assert str(caught.value).startswith("pack: ")
+
+
+def test_few_rows_are_packed_by_torch_and_lie_together_all_the_same():
+    x, mask = torch.rand(1, 2, 2).transpose(1, 2), torch.tensor([True])
+    with mw.force(None):
+        packed = mw.pack(x, mask)
+        assert torch.equal(packed.values, x)
+        assert packed.values.is_contiguous()
+        assert torch.equal(packed.unpack(), x)

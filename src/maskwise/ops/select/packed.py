@@ -233,6 +233,9 @@ def pack(x: Tensor, mask: MaskLike, *, capacity: int | None = None, out: Tensor 
         DtypeError, DeviceError: ``out`` is of another dtype or device than x.
         ArgumentError: the mask keeps more than ``capacity``; or ``out`` cannot be written.
     """
+    if capacity is None and out is None and type(mask) is Mask and _is_tiny(x, mask):
+        # A tiny call costs what is asked about it, so nothing is asked that is not needed.
+        return Packed(x.masked_select(mask.to_bool()), mask)
     lead = line_up("pack", x, mask)
     if listeners and not torch.compiler.is_compiling():
         record(pack_plan(x, lead), x, lead)
@@ -261,9 +264,20 @@ def collect(x: Tensor, lead: Mask, *, capacity: int | None = None, out: Tensor |
         # What the host knows already, the device need not be asked for.
         return Packed(registered.pack_capacity(x, bits, lead.facts.count), lead)
     if not torch.compiler.is_compiling() and is_few(x):
-        # Of an x that is laid out otherwise, indexing gives rows that are not contiguous.
-        return Packed(x[bits].contiguous(), lead)
+        return Packed(picked(x, bits), lead)
     return Packed(registered.pack_rows(x, bits), lead)
+
+
+def _is_tiny(x: Tensor, mask: Mask) -> bool:
+    """Whether x and its mask fit each other, element by element, and are few; and nobody listens."""
+    if type(x) is not Tensor or listeners or x.shape != mask.shape or torch.compiler.is_compiling() or _transformed():
+        return False
+    return is_few(x) and mask.device == x.device
+
+
+def picked(x: Tensor, bits: Tensor) -> Tensor:
+    """Few kept rows, by torch's own operations: those for single elements are the quicker ones."""
+    return x.masked_select(bits) if bits.dim() == x.dim() else x[bits].contiguous()
 
 
 def by_kernel(bits: Tensor, op: Callable[..., Tensor], plain: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -73,7 +73,7 @@ def is_few(x: Tensor) -> bool:
     """Whether so little is to be moved that torch's own indexing is quicker than a call of our kernel."""
     # Tensor.nbytes says the same, and takes as long as all the rest.
     size = x.numel() * x.element_size()
-    if size > _MANY:
+    if size > _MANY or planner.forced() in ("kernel", "kept"):
         return False
     rates = planner.rates_for("cpu")
     # Indexing takes two calls, and what our kernel does to each byte is next to nothing beside it.

@@ -11,7 +11,7 @@ from torch import Tensor
 from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike
-from maskwise.ops.select.packed import Packed, collect
+from maskwise.ops.select.packed import Packed, collect, picked
 from maskwise.ops.select.routes import choose, is_few, with_work
 from maskwise.ops.select.rows import line_up
 from maskwise.plan.explain import listeners, record
@@ -103,8 +103,8 @@ def _packs(fn: Callable[..., Any], arguments: list[Any], lead: Mask, other: floa
     x = arguments[0]
     if len(arguments) == 1 and not isinstance(other, Tensor) and is_few(x):
         bits = lead.to_bool()
-        rows = x[bits]
-        return _each(fn(rows), lambda out: _spread(_checked(out, rows.shape[0]), bits, other))
+        few = picked(x, bits)
+        return _each(fn(few), lambda out: _spread(_checked(out, few.shape[0]), bits, other))
     capacity = None if lead.device.type == "cpu" else lead.facts.count
     rows = [collect(a, lead, capacity=capacity).values if isinstance(a, Tensor) and a.dim() else a for a in arguments]
     count = rows[0].shape[0]
@@ -113,7 +113,8 @@ def _packs(fn: Callable[..., Any], arguments: list[Any], lead: Mask, other: floa
 
 def _spread(values: Tensor, bits: Tensor, fill: float) -> Tensor:
     """Few rows back in their places, by torch's own indexing."""
-    return values.new_full((*bits.shape, *values.shape[1:]), fill).index_put_((bits,), values)
+    out = values.new_full((*bits.shape, *values.shape[1:]), fill)
+    return out.masked_scatter_(bits, values) if values.dim() == 1 else out.index_put_((bits,), values)
 
 
 def _runs_densely(fn: Callable[..., Any], arguments: list[Any], lead: Mask, other: float | Tensor) -> Any:

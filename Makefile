@@ -69,10 +69,11 @@ pytest: install  ## Run the tests only
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 .PHONY: lint
-lint: install  ## ruff, mypy strict, import contracts
+lint: install  ## ruff, mypy strict, pyright, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
 .PHONY: format
@@ -91,6 +92,18 @@ gpu-page: install  ## Write docs/gpu.md from the launchers and the compiled kern
 .PHONY: figures
 figures: install  ## Write docs/figures.md and the README's figures from benchmarks/results/
 	$(BIN)/python -m maskwise.benchmarks.figures .
+
+# Apart from the tools of every day, because only this target needs them.
+$(VENV)/.docs: $(VENV)/.installed
+	@echo "→ installing what builds the documents"
+	MASKWISE_BUILD_EXTENSION=0 $(BIN)/python $(PIP_INSTALL) --no-build-isolation --editable '.[docs]'
+	@touch $@
+
+.PHONY: docs
+docs: install $(VENV)/.docs  ## Build the documents into site/, strictly: a broken link fails
+	$(BIN)/python -m tests.docs.api_pages docs/api
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "→ site/index.html"
 
 # The sanitizer runtimes must be in the process before Python is, hence LD_PRELOAD; libstdc++ goes with them so that
 # AddressSanitizer finds the exception machinery it intercepts. Python itself leaks by design: no leak detection.
@@ -138,7 +151,7 @@ test-pure: $(PURE_VENV)/.torch  ## Install a build that saw no torch: it must wo
 # -- housekeeping ------------------------------------------------------------------------------------------------------
 .PHONY: clean
 clean:  ## Remove everything that make built, the venvs included
-	rm -rf $(VENV) build dist src/*.egg-info src/maskwise/_C*.so .*_cache .hypothesis
+	rm -rf $(VENV) build dist site docs/api src/*.egg-info src/maskwise/_C*.so .*_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .PHONY: help

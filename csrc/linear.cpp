@@ -7,9 +7,18 @@
 
 namespace maskwise {
 // The inner loops, as each SIMD level gives them: see linear_kernels.h for the arguments.
-using WalkRows = void (*)(const float*, const float*, const int32_t*, const int32_t*, int64_t, int64_t, int64_t, int32_t,
-                          float*);
+using WalkRows = void (*)(const float*, const float*, const int32_t*, const int32_t*, int64_t, int64_t, int64_t, int64_t,
+                          int32_t, float*);
 using WalkFours = void (*)(const float*, const float*, const int32_t*, const int32_t*, int64_t, int64_t, float*);
+
+// Sums of one chunk of outputs stay in the first cache: at most this many floats.
+constexpr int64_t kSums = 4096;
+
+// How unstructured rows are walked: the loop, the batch rows of a strip, the ranges of columns at a time, and the sums.
+struct RowWalk {
+  WalkRows run;
+  int64_t strip, step, sums;
+};
 }  // namespace maskwise
 
 #define MASKWISE_COMPUTE_BOUND
@@ -83,14 +92,13 @@ void rows_product(const Tensor& x, const float* values, const Tensor& starts, co
     });
     return;
   }
-  WalkRows run;
-  int64_t strip;
-  MASKWISE_AT_ISA(row_walk(batch, ceil_div(inputs, pieces), &run, &strip));
+  const RowWalk walk = MASKWISE_AT_ISA(row_walk(batch, inputs, outputs, pieces, weights));
   // A column of zeros behind the inputs, for the weights that fill up a row's last four.
-  const Strips strips{batch, strip, inputs + 1};
-  turned_product(static_cast<const S*>(x.const_data_ptr()), inputs, strips, outputs, 1, weights, bias, y,
-                 [&](const float* tile, int64_t begin, int64_t end, float* sums) {
-                   run(tile, values, at_columns, at_starts, pieces, begin, end, static_cast<int32_t>(inputs), sums);
+  const Strips strips{batch, walk.strip, inputs + 1};
+  turned_product(static_cast<const S*>(x.const_data_ptr()), inputs, strips, outputs, walk.sums / walk.strip, weights, bias,
+                 y, [&](const float* tile, int64_t begin, int64_t end, float* sums) {
+                   walk.run(tile, values, at_columns, at_starts, pieces, walk.step, begin, end,
+                            static_cast<int32_t>(inputs), sums);
                  });
 }
 
@@ -110,7 +118,7 @@ void fours_product(const Tensor& x, const float* values, const Tensor& starts, c
   int64_t strip;
   MASKWISE_AT_ISA(four_walk(batch, inputs, &run, &strip));
   const Strips strips{batch, strip, inputs};
-  turned_product(static_cast<const S*>(x.const_data_ptr()), inputs, strips, outputs, 4, weights, bias, y,
+  turned_product(static_cast<const S*>(x.const_data_ptr()), inputs, strips, outputs, kSums / (strip * 4) * 4, weights, bias, y,
                  [&](const float* tile, int64_t begin, int64_t end, float* sums) {
                    run(tile, values, at_columns, at_starts, begin / 4, ceil_div(end, 4), sums);
                  });
@@ -180,6 +188,8 @@ void sampled(const Tensor& grad, const Tensor& x, const Tensor& starts, const Te
   MASKWISE_AT_ISA(sample_strip(&strip));
   const int64_t all = ceil_div(outputs, rows), weights = columns.numel() * rows;
   const int64_t pieces = (starts.numel() - 1) / all;
+  // Ranges of columns that stay in the second cache while all outputs of a thread pass.
+  const int64_t together = std::max<int64_t>(1, 49152 / std::max<int64_t>(1, ceil_div(inputs, pieces) * strip));
   if (batch == 1 && rows == 1) {
     const Floats one(x), above(grad);
     parallel(outputs, share(weights, outputs, 4), [&](int64_t begin, int64_t end) {
@@ -208,7 +218,7 @@ void sampled(const Tensor& grad, const Tensor& x, const Tensor& starts, const Te
         const float* grads = up_tiles + within * up.tile();
         const int64_t begin = from * kRows, end = std::min(to * kRows, all);
         if (rows == 1) {
-          MASKWISE_AT_ISA(sample_rows(grads, tile, at_columns, at_starts, pieces, begin, end, fresh, out));
+          MASKWISE_AT_ISA(sample_rows(grads, tile, at_columns, at_starts, pieces, together, begin, end, fresh, out));
         } else {
           for (int64_t r = begin; r < end; ++r) {
             const int64_t a = at_starts[r], b = at_starts[r + 1];

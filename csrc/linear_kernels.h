@@ -90,7 +90,7 @@ inline void add_four(const FourWeights& weights, const float* tile, const int32_
 template <int V>
 inline void walk_row(const float* tile, const float* values, const int32_t* columns, int64_t begin, int64_t end,
                      int32_t zeros, bool first, float* sums) {
-  constexpr int L = kLanes<float>, A = V >= 4 ? 2 : 4;
+  constexpr int L = kLanes<float>, A = V >= 8 ? 1 : V >= 4 ? 2 : 4;
   Vec<float> a[A][V];
 #pragma GCC unroll 8
   for (int v = 0; v < V; ++v) a[0][v] = first ? Vec<float>{} : load_raw<Vec<float>>(sums + v * L);
@@ -111,29 +111,42 @@ inline void walk_row(const float* tile, const float* values, const int32_t* colu
   }
 }
 
-// Rows [begin, end) of the weight over one strip; starts has `pieces` entries a row, one for each range of columns that
-// stays in the cache while all rows walk over it.
+// Rows [begin, end) of the weight over one strip; starts has `pieces` entries a row, one for each range of columns, and
+// all rows walk over `step` ranges, which stay in a cache, before any goes on to the next.
 template <int V>
 void walk_rows(const float* tile, const float* values, const int32_t* columns, const int32_t* starts, int64_t pieces,
-               int64_t begin, int64_t end, int32_t zeros, float* sums) {
-  for (int64_t piece = 0; piece < pieces; ++piece) {
+               int64_t step, int64_t begin, int64_t end, int32_t zeros, float* sums) {
+  // Rows in several ranges are read in leaps, which no hardware foresees: while one chunk of rows is walked, the next is
+  // asked for, a little at a time.
+  int64_t ahead = starts[end * pieces];
+  const int64_t turns = ceil_div(pieces, step) * (end - begin), share = (ahead - starts[begin * pieces]) / turns + 1;
+  for (int64_t piece = 0; piece < pieces; piece += step) {
+    const int64_t next = std::min(piece + step, pieces);
     for (int64_t n = begin; n < end; ++n) {
-      const int32_t* at = starts + n * pieces + piece;
-      walk_row<V>(tile, values, columns, at[0], at[1], zeros, piece == 0, sums + (n - begin) * kStrip<V>);
+      const int32_t* row = starts + n * pieces;
+      if (step < pieces) {
+        for (const int64_t until = ahead + share; ahead < until; ahead += 16) {
+          __builtin_prefetch(values + ahead, 0, 2);
+          __builtin_prefetch(columns + ahead, 0, 2);
+        }
+      }
+      walk_row<V>(tile, values, columns, row[piece], row[next], zeros, piece == 0, sums + (n - begin) * kStrip<V>);
     }
   }
 }
 
-// The narrowest walk that holds a whole batch. Larger batches take four vectors, or two where four would not leave room
-// for anything else in the second cache: the bytes between the first two caches are what this product waits for.
-inline void row_walk(int64_t batch, int64_t width, WalkRows* run, int64_t* strip) {
-  constexpr int64_t kSecondCache = 49152;
-  if (batch <= kStrip<1>)
-    *run = &walk_rows<1>, *strip = kStrip<1>;
-  else if (batch <= kStrip<2> || width * kStrip<4> > kSecondCache)
-    *run = &walk_rows<2>, *strip = kStrip<2>;
-  else
-    *run = &walk_rows<4>, *strip = kStrip<4>;
+// How a batch is walked: the narrowest strip that holds all of it. Larger batches take four vectors over ranges that
+// stay in the second cache, or two where those would not hold all columns: the bytes between the first two caches are
+// what this product waits for, and starting a row again is dear. Rows with many weights in every range can afford it:
+// they take eight vectors, and ranges that stay in the first cache.
+inline RowWalk row_walk(int64_t batch, int64_t inputs, int64_t outputs, int64_t pieces, int64_t weights) {
+  constexpr int64_t kSecondCache = 49152, kMany = 20;
+  if (batch <= kStrip<1>) return {&walk_rows<1>, kStrip<1>, pieces, kSums};
+  if (batch <= kStrip<2>) return {&walk_rows<2>, kStrip<2>, pieces, kSums};
+  if (batch > kStrip<4> && weights > kMany * outputs * pieces) return {&walk_rows<8>, kStrip<8>, 1, kSums / 2};
+  const int64_t width = ceil_div(inputs, pieces);
+  if (inputs * kStrip<4> <= kSecondCache) return {&walk_rows<4>, kStrip<4>, pieces, kSums};
+  return {&walk_rows<2>, kStrip<2>, std::max<int64_t>(1, kSecondCache / (width * kStrip<2>)), kSums};
 }
 
 // Rows [begin, end) of blocks of 4 outputs by 1 input: four outputs share every load of x.

@@ -48,11 +48,12 @@ inline void sample_row(const float* grad, const float* tile, const int32_t* colu
 inline void sample_strip(int64_t* strip) { *strip = kStrip<8>; }
 
 inline void sample_rows(const float* grads, const float* tile, const int32_t* columns, const int32_t* starts,
-                        int64_t pieces, int64_t begin, int64_t end, bool first, float* out) {
-  for (int64_t piece = 0; piece < pieces; ++piece) {
+                        int64_t pieces, int64_t step, int64_t begin, int64_t end, bool first, float* out) {
+  for (int64_t piece = 0; piece < pieces; piece += step) {
+    const int64_t next = std::min(piece + step, pieces);
     for (int64_t n = begin; n < end; ++n) {
-      const int32_t* at = starts + n * pieces + piece;
-      sample_row(grads + n * kStrip<8>, tile, columns, at[0], at[1], first, out);
+      const int32_t* row = starts + n * pieces;
+      sample_row(grads + n * kStrip<8>, tile, columns, row[piece], row[next], first, out);
     }
   }
 }

@@ -6,8 +6,6 @@
 
 namespace maskwise {
 
-// Sums of one chunk of outputs stay in the first cache: this many floats.
-constexpr int64_t kSums = 4096;
 // Strips that threads share are made for as much of the batch as fits here, so that scratch does not grow with the batch.
 constexpr int64_t kPacked = int64_t{1} << 19;
 
@@ -97,11 +95,10 @@ void strip_product(const Strips& strips, int64_t chunks, int64_t weights, const 
 }
 
 // The product by sums that are turned on their side: walk(tile, begin, end, sums) makes those of outputs [begin, end), T
-// each, where begin is a multiple of `quantum`.
+// each, where begin is a multiple of `chunk`.
 template <class S, class Walk>
-void turned_product(const S* x, int64_t inputs, const Strips& strips, int64_t outputs, int64_t quantum, int64_t weights,
+void turned_product(const S* x, int64_t inputs, const Strips& strips, int64_t outputs, int64_t chunk, int64_t weights,
                     const float* bias, S* y, const Walk& walk) {
-  const int64_t chunk = std::max<int64_t>(1, kSums / (strips.size * quantum)) * quantum;
   const auto finish = [&](int64_t s, const float* tile, int64_t task) {
     alignas(64) float sums[kSums];
     const int64_t begin = task * chunk, end = std::min(begin + chunk, outputs);

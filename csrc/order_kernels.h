@@ -111,6 +111,10 @@ struct Best {
 
   // The k least in order, at the front of the list.
   E* finish() {
+    if (k <= kFew && count <= kScanned) {
+      least_few(list, count, std::min(k, count));
+      return list;
+    }
     if (count < kRadixFrom) {
       std::partial_sort(list, list + std::min(k, count), list + count);
       return list;

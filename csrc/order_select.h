@@ -66,6 +66,27 @@ std::pair<E, E> pick(const E* s, int64_t n, int64_t first, int64_t second) {
   return {static_cast<E>(a) ^ kTop<E>, static_cast<E>(b) ^ kTop<E>};
 }
 
+// The few least are found by holding each entry against the worst of them so far, in lists up to this length: it takes
+// one comparison for almost all of them, and no histogram. Longer ones might be in the worst order.
+constexpr int64_t kFew = 16, kScanned = 2048;
+
+// The k <= kFew least of n entries, in order, at the front; what is behind them is not defined any more.
+template <class E>
+void least_few(E* a, int64_t n, int64_t k) {
+  if (k == 0) return;
+  E best[kFew];
+  std::copy_n(a, k, best);
+  std::sort(best, best + k);
+  for (int64_t i = k; i < n; ++i) {
+    const E e = a[i];
+    if (!(e < best[k - 1])) continue;
+    int64_t j = k - 1;
+    for (; j > 0 && e < best[j - 1]; --j) best[j] = best[j - 1];
+    best[j] = e;
+  }
+  std::copy_n(best, k, a);
+}
+
 // How much room `select` wants for n entries.
 inline int64_t select_room(int64_t n) { return 2 * (n + kSlack); }
 

@@ -42,7 +42,9 @@ inline Blocks make_blocks(const Layout& layout, int64_t columns_width, int64_t r
   const bool columns_touch = !layout.kept.empty() && layout.kept.back().x == 1 && layout.kept.back().size >= 4;
   const bool columns = !rows_touch && columns_touch;
   const int64_t run = columns ? layout.kept.back().size : layout.outputs;
-  const int64_t width = std::max<int64_t>(1, std::min(run, columns ? columns_width : rows_width));
+  int64_t width = std::max<int64_t>(1, std::min(run, columns ? columns_width : rows_width));
+  // One block of long columns: threads share lines rather than that one does it all.
+  if (columns && layout.outputs == width && width >= 16 && layout.length >= 4096) width = ceil_div(ceil_div(width, 4), 8) * 8;
   const int64_t each = ceil_div(run, width);
   return {columns, width, run, each, run == 0 ? 0 : layout.outputs / run * each};
 }
@@ -149,7 +151,7 @@ void for_each_row(const Layout& layout, const T* x, const uint8_t* m, int64_t w,
   const Loop inner = layout.kept.back();
   const Loop loop = layout.reduced.empty() ? Loop{1, 0, 0} : layout.reduced.back();
   alignas(64) K keys[kWidest];
-  uint8_t staged[kWidest];
+  uint8_t staged[kTurned][kWidest];
   std::memset(staged, 1, sizeof(staged));
   int64_t place = 0;
   for_each_run(layout.reduced, 0, layout.length, [&](Offset at, int64_t count) {
@@ -161,10 +163,13 @@ void for_each_row(const Layout& layout, const T* x, const uint8_t* m, int64_t w,
       if (inner.mask == 1) prefetch(ms + kAhead * loop.mask, w);
       if (inner.mask == 0) {
         if (!is_kept(*ms)) continue;
-        ms = staged;
+        ms = staged[0];
       } else if (inner.mask != 1) {
-        for (int64_t j = 0; j < w; ++j) staged[j] = ms[j * inner.mask];
-        ms = staged;
+        const int64_t ahead = loop.mask == 1 && r - r % kTurned + kTurned <= count ? r % kTurned : -1;
+        if (ahead == 0) turn(ms, inner.mask, w, staged[0], kWidest);
+        if (ahead < 0)
+          for (int64_t j = 0; j < w; ++j) staged[0][j] = ms[j * inner.mask];
+        ms = staged[std::max<int64_t>(ahead, 0)];
       }
       int64_t j = 0;
       for (; j + L <= w; j += L) {

@@ -79,8 +79,13 @@ template <class Op>
 __attribute__((noinline)) void see_rows(const Op& op, Columns<Op>& columns, const typename Op::In* x, const uint8_t* m, Loop loop, Loop inner,
               int64_t count, int64_t w, int64_t at) {
   constexpr int R = kColumnRows;
-  uint8_t staged[R][kColumns];
+  static_assert(kTurned % R == 0, "turned rows are used in whole steps");
+  uint8_t staged[kTurned][kColumns];
   for (int64_t r = 0; r < count; r += R) {
+    // Which of the staged rows this step uses: those that were turned with the step before, or the first ones.
+    const int64_t ahead = r % kTurned, turned = r - ahead;
+    const bool across = inner.mask != 0 && inner.mask != 1 && loop.mask == 1 && turned + kTurned <= count;
+    if (across && ahead == 0) turn(m + r, inner.mask, w, staged[0], kColumns);
     const typename Op::In* xs[R];
     const uint8_t* ms[R];
     const typename Op::In* some = nullptr;
@@ -92,6 +97,8 @@ __attribute__((noinline)) void see_rows(const Op& op, Columns<Op>& columns, cons
         if (*kept) ms[k] = kAllKept.bytes;
       } else if (inner.mask == 1) {
         if (!none_kept(kept, w)) ms[k] = kept;
+      } else if (across) {
+        ms[k] = staged[ahead + k];
       } else {
         for (int64_t j = 0; j < w; ++j) staged[k][j] = kept[j * inner.mask];
         ms[k] = staged[k];

@@ -169,7 +169,9 @@ void reduce(const Op& op, const Layout& layout, const void* x, const void* m, vo
   auto* results = static_cast<typename Op::Out*>(out);
   const bool rows_touch = !layout.reduced.empty() && layout.reduced.back().x == 1;
   const bool columns_touch = !layout.kept.empty() && layout.kept.back().x == 1 && layout.kept.back().size >= 4;
-  if (!rows_touch && columns_touch && layout.length > 0)
+  // For a handful of elements, small copies are made sooner than the room for columns.
+  const bool handful = layout.outputs * layout.length <= 1024;
+  if (!rows_touch && columns_touch && layout.length > 0 && !handful)
     reduce_columns(op, layout, xs, ms, results);
   else
     reduce_rows(op, layout, xs, ms, results);

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "scan_layout.h"
+#include "turn.h"
 
 namespace maskwise {
 
@@ -108,9 +109,14 @@ inline void scan_columns(const Scan& scan, const ScanLayout& layout) {
   const int64_t* stride = layout.steps.stride;
   const ScanLoop inner = layout.lines.back();
   const std::vector<ScanLoop> outer(layout.lines.begin(), layout.lines.end() - 1);
-  const int64_t blocks = ceil_div(inner.size, kScanColumns);
+  int64_t blocks = ceil_div(inner.size, kScanColumns);
   // Columns do not depend on each other, so equal blocks are as good as full ones; a multiple of 64 keeps lines whole.
-  const int64_t width = ceil_div(ceil_div(inner.size, blocks), 64) * 64;
+  int64_t width = ceil_div(ceil_div(inner.size, blocks), 64) * 64;
+  if (layout.count / inner.size * blocks == 1 && inner.size >= 16 && n >= 4096) {
+    // One block of many steps: threads share lines rather than that one does it all.
+    width = ceil_div(ceil_div(inner.size, 4), 8) * 8;
+    blocks = ceil_div(inner.size, width);
+  }
   parallel(layout.count / inner.size * blocks, n * std::min(width, inner.size), [&](int64_t begin, int64_t end) {
     const Staging staging(scan, inner, 2);
     auto state = std::make_unique<ScanState>();
@@ -122,11 +128,19 @@ inline void scan_columns(const Scan& scan, const ScanLayout& layout) {
       if (w <= 0) continue;
       for (int o = 0; o < scan.operands; ++o) home[o] += column * inner.stride[o];
       scan.start(state->bytes, w);
+      int64_t turned = -1;  // the first of the steps whose mask lies turned in its place
       const auto show = [&](int o, int64_t step, int copy) {
         char* here = home[o] + step * stride[o];
         if (staging.direct[o]) return here;
         if (o == scan.mask && inner.stride[o] == 0) return constant_mask(*here != 0);
         char* place = staging.place(copy, o);
+        if (const int64_t first = step - step % kTurned; o == scan.mask && stride[o] == 1 && first + kTurned <= n) {
+          // Eight rows of bytes take the room of one row of the widest elements.
+          if (turned != first)
+            turn(reinterpret_cast<const uint8_t*>(home[o]) + first, inner.stride[o], w, reinterpret_cast<uint8_t*>(place), w);
+          turned = first;
+          return place + (step - first) * w;
+        }
         if (o < scan.operands - scan.written)
           copy_strided(scan.bytes[o], place, scan.bytes[o], here, inner.stride[o], w);
         return place;

@@ -18,6 +18,12 @@ struct Columns {
                          int64_t& step) {
     step = row_step;
     if (column_step == 1) return m;
+    if (row_step == 1 && count == kTurned) {
+      static_assert(kGroup == kTurned, "a group is turned at once");
+      turn(m, column_step, w, staged, w);
+      step = w;
+      return staged;
+    }
     for (int64_t r = 0; r < count; ++r)
       for (int64_t j = 0; j < w; ++j) staged[r * w + j] = m[r * row_step + j * column_step];
     step = w;
@@ -81,8 +87,14 @@ struct Columns {
           map_one_row<false, false>(op, here, here.mask, w);
         continue;
       }
-      int64_t step;
-      const uint8_t* bits = bits_of(here.mask, row.mask, column_loop.mask, 1, w, step);
+      const uint8_t* bits = here.mask;
+      if (column_loop.mask != 1) {
+        // As many rows as are staged at once; the others of the group find theirs there.
+        int64_t step;
+        if (r % kGroup == 0)
+          bits_of(here.mask, row.mask, column_loop.mask, std::min<int64_t>(kGroup, count - r), w, step);
+        bits = staged + r % kGroup * w;
+      }
       if (stream)
         map_one_row<true, true>(op, here, bits, w);
       else

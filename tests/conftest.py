@@ -20,6 +20,9 @@ hypothesis.settings.load_profile("maskwise")
 # What torch's fill_uninitialized_memory is for its own allocations, this is for those of the kernels.
 os.environ["MASKWISE_POISON"] = "1"
 
+# Plans must not depend on what somebody measured on this machine.
+os.environ["MASKWISE_CACHE_DIR"] = os.path.join(os.path.dirname(__file__), "no-such-directory")
+
 if os.environ.get("MASKWISE_INTERPRET") == "1":
     # `make test-gpu`: the suites of ops meet the Triton kernels, run by Triton's interpreter.
     os.environ["TRITON_INTERPRET"] = "1"

@@ -6,26 +6,64 @@ import sys
 
 import pytest
 
-FORBIDDEN = ("typer", "rich", "click", "numpy.ma", "triton", "matplotlib", "transformers")
+FORBIDDEN = ("typer", "rich", "click", "numpy.ma", "triton", "matplotlib", "transformers", "sklearn", "safetensors")
 PROGRAM = """
 import json, sys, torch
 before = set(sys.modules)
 import maskwise
-print(json.dumps(sorted(set(sys.modules) - before)))
+imported = set(sys.modules)
+maskwise.sum
+used = set(sys.modules)
+print(json.dumps([sorted(imported - before), sorted(used - imported)]))
 """
 
 
 @pytest.fixture(scope="module")
-def imported():
+def loaded():
     done = subprocess.run([sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True)
     return json.loads(done.stdout)
 
 
+@pytest.fixture(scope="module")
+def imported(loaded):
+    return loaded[0]
+
+
+@pytest.fixture(scope="module")
+def used(loaded):
+    """What the first use of a function loads on top."""
+    return loaded[1]
+
+
+def foreign(names):
+    return {name.split(".")[0] for name in names} - {"maskwise"}
+
+
 @pytest.mark.parametrize("module", FORBIDDEN)
-def test_import_does_not_pull_in(module, imported):
-    assert [name for name in imported if name == module or name.startswith(f"{module}.")] == []
+def test_neither_import_nor_first_use_pulls_in(module, imported, used):
+    assert [name for name in (*imported, *used) if name == module or name.startswith(f"{module}.")] == []
 
 
-def test_import_pulls_in_no_command_line_and_no_benchmarks(imported):
+def test_import_pulls_in_nothing_that_torch_has_not_loaded_already(imported):
     assert "maskwise" in imported
-    assert [name for name in imported if name.startswith(("maskwise.cli", "maskwise.benchmarks"))] == []
+    assert foreign(imported) == set()
+
+
+def test_import_pulls_in_the_mask_and_the_errors_only(imported):
+    packages = {name.split(".")[1] for name in imported if "." in name}
+    assert packages == {"errors", "mask"}
+
+
+def test_first_use_pulls_in_no_command_line_and_no_benchmarks(used):
+    assert "maskwise.ops.reduce" in used
+    assert [name for name in used if name.startswith(("maskwise.cli", "maskwise.benchmarks"))] == []
+
+
+def test_first_use_pulls_in_little_else(used):
+    # A module of torch for the models that it has pruned; and of the standard library what compress takes medians with.
+    allowed = {"torch", "statistics", "_statistics", "fractions", "decimal", "_decimal", "numbers"}
+    assert foreign(used) - allowed == set()
+
+
+def test_gpu_kernels_wait_for_a_gpu(used):
+    assert [name for name in used if name.endswith((".triton", ".gpu.launch"))] == []

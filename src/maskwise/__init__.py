@@ -51,7 +51,9 @@ if TYPE_CHECKING:
     from maskwise.ops.softmax import softmax as softmax
     from maskwise.ops.softmax import softmin as softmin
     from maskwise.ops.softmax import standardize as standardize
-    from maskwise.plan import explain as explain
+    from maskwise.plan.asking import plan as plan
+    from maskwise.plan.explain import explain as explain
+    from maskwise.plan.planner import force as force
 
 __version__ = "0.1.0"
 
@@ -79,6 +81,7 @@ __all__ = [
     "cumsum",
     "explain",
     "fill",
+    "force",
     "linear",
     "log_softmax",
     "logcumsumexp",
@@ -91,6 +94,7 @@ __all__ = [
     "norm",
     "normalize",
     "pack",
+    "plan",
     "prod",
     "quantile",
     "softmax",
@@ -119,11 +123,11 @@ _HOMES = {
     "maskwise.ops.scan": "cummax cummin cumprod cumsum logcumsumexp",
     "maskwise.ops.select": "Packed apply apply_ pack",
     "maskwise.ops.softmax": "log_softmax normalize softmax softmin standardize",
-    "maskwise.plan": "explain",
+    "maskwise.plan": "explain force",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
-# Packages that are public under their own name.
-_PACKAGES = ("models", "nn")
+# Packages that are public under their own name; that of plans can be called.
+_PACKAGES = ("models", "nn", "plan")
 
 
 def __getattr__(name: str) -> Any:

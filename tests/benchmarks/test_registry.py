@@ -2,9 +2,11 @@ from dataclasses import replace
 
 import pytest
 
-from maskwise.benchmarks.registry import all_cases, select
+from maskwise.benchmarks.cases import sweep
+from maskwise.benchmarks.registry import all_cases, select, swept_cases
 from maskwise.benchmarks.run import run_case
 from maskwise.errors import ArgumentError
+from maskwise.ops.registry import FUNCTIONS
 
 
 def without_compiled(case):
@@ -57,3 +59,42 @@ def test_every_word_of_a_filter_must_match():
 def test_a_filter_that_matches_nothing_says_how_to_list():
     with pytest.raises(ArgumentError, match=r"no benchmark matches 'nothing'; `maskwise bench --list` shows all"):
         select("nothing")
+
+
+# -- the sweep ---------------------------------------------------------------------------------------------------------
+def test_the_sweep_runs_only_when_it_is_named():
+    assert "sweep" not in {case.family for case in select("softmax")}
+    assert {case.family for case in select("sweep softmax")} == {"sweep"}
+    assert len(select("sweep")) == len(swept_cases())
+
+
+def test_the_sweep_covers_every_public_function_size_density_and_layout():
+    functions = {case.function for case in swept_cases()}
+    assert functions >= {*FUNCTIONS, "count", "apply", "pack", "attention", "linear"}
+    of_sum = {(case.shape, case.density, case.name.split()[-1]) for case in swept_cases() if case.function == "sum"}
+    assert of_sum == {
+        (shape, density, layout)
+        for shape in sweep.SIZES
+        for density in (0.02, 0.5, 0.98)
+        for layout in ("contiguous", "strided")
+    }
+    assert {(8, 16), (16, 100_000), (32, 128, 256)} <= set(sweep.SIZES)
+    assert {target.text for case in swept_cases() for target in case.targets} == {"never slower than idiom"}
+
+
+@pytest.mark.parametrize("swept", sweep.SWEPT, ids=lambda swept: swept.name)
+def test_every_function_of_the_sweep_runs_and_agrees_by_every_route(swept):
+    case = next(case for case in swept_cases() if case.function == swept.name and case.name.endswith("50% strided"))
+    result = run_case(case, quick=True)
+    routes = {side.name for side in result.sides if side.kind == "route"}
+    assert routes == {f"route {route}" for route in swept.routes}
+    assert result.route in routes if routes else result.route is None
+
+
+def test_strided_inputs_are_strided_and_equal_to_contiguous_ones():
+    cases = [case for case in swept_cases() if case.name.startswith("sum sweep 64x128 keep=50%")]
+    contiguous, strided = (case.setup(case) for case in cases)
+    assert contiguous.x.is_contiguous()
+    assert strided.x.stride() == (1, 64)
+    assert contiguous.x.equal(strided.x)
+    assert contiguous.keep.equal(strided.keep)

@@ -98,7 +98,7 @@ def test_an_interrupt_writes_nothing(monkeypatch, invoke, tmp_path):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(bench, "run_case", interrupted)
-    assert invoke("--csv", str(tmp_path / "out.csv")).exit_code != 0
+    assert invoke("--csv", str(tmp_path / "out.csv")).exit_code == 130
     assert list(tmp_path.iterdir()) == []
 
 

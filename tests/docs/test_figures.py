@@ -1,8 +1,13 @@
 """The figures in the README and in docs/figures.md are those of the committed runs."""
 
+import re
 from pathlib import Path
 
-from maskwise.benchmarks.figures import headline, inserted, page, read
+import pytest
+
+from maskwise.benchmarks.cases import recipes as recipe_cases
+from maskwise.benchmarks.figures import files, headline, inserted, page, read
+from maskwise.benchmarks.recipe_figures import FIGURE, read_recipes, with_figures
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -15,6 +20,34 @@ def test_the_page_is_what_the_runs_say():
 def test_the_readme_is_what_the_runs_say():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert readme == inserted(readme, headline(RESULTS)), "run `make figures`"
+
+
+@pytest.mark.parametrize("path", files(ROOT), ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_page_and_every_plot_is_what_the_runs_say(path):
+    assert path.read_text(encoding="utf-8") == files(ROOT)[path], "run `make figures`"
+
+
+def test_every_recipe_has_its_case_its_section_and_its_plot():
+    measured = read_recipes(RESULTS / "recipes.csv")
+    assert [case.variant for case in recipe_cases.cases()] == list(measured)
+    pages = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs" / "recipes").glob("*.md"))]
+    shown = [name for text in pages for name in FIGURE.findall(text)]
+    assert sorted(shown) == sorted(measured)
+    assert len(measured) == 12
+    for recipe in measured.values():
+        plot = (ROOT / "docs" / "recipes" / recipe.plot).read_text(encoding="utf-8")
+        assert plot.count("<rect") == 1 + len(recipe.seconds)
+
+
+def test_figures_go_between_their_marks_and_nowhere_else():
+    name = next(iter(read_recipes(RESULTS / "recipes.csv")))
+    text = f"before\n<!-- figure: {name} -->\nold\n<!-- end of figure -->\nafter\n"
+    made = with_figures(text, read_recipes(RESULTS / "recipes.csv"))
+    assert made.startswith("before\n")
+    assert made.endswith("\nafter\n")
+    assert "old" not in made
+    assert re.search(r"\*\*[\d.]+ x\*\*", made)
+    assert with_figures(made, read_recipes(RESULTS / "recipes.csv")) == made
 
 
 def test_no_committed_run_is_a_quick_one_and_each_can_be_repeated():

@@ -154,7 +154,7 @@ def test_without_triton_plain_torch_serves_and_explain_says_so(monkeypatch):
     from maskwise.ops.gpu import status
 
     monkeypatch.setattr(status, "FOUND", False)
-    with FakeTensorMode(), planner.force(""), mw.explain() as log:
+    with FakeTensorMode(), planner.force(None), mw.explain() as log:
         x = torch.empty(512, 512, device="cuda")
         mw.sum(x, torch.empty(512, 512, dtype=torch.bool, device="cuda"), 1)
     (call,) = log

@@ -54,3 +54,36 @@ def test_the_log_prints_as_a_table_and_as_json():
     (call,) = json.loads(log.to_json())
     assert call["route"] == "bare"
     assert call["refused"][0][0] == "plain"
+
+
+def test_work_that_is_skipped_is_told_in_elements_flops_and_bytes():
+    q = torch.rand(2, 2, 128, 16)
+    with mw.explain() as log:
+        mw.attention(q, q, q, mw.Mask.from_lengths([32, 32], max_len=128))
+        mw.sum(torch.ones(512, 512), mw.Mask.causal(512), -1)
+        mw.pack(torch.ones(4, 8), mw.Mask.from_lengths([2, 2, 2, 2], max_len=8))
+        mw.apply(lambda rows: rows, torch.ones(4, 8), mask=mw.Mask.from_lengths([2, 2, 2, 2], max_len=8))
+    attention, total, packed, applied = log
+    # Two products of 2 FLOPs for each feature: of (2 x 2 x 128) queries with 96 keys that nobody keeps.
+    assert (attention.route, attention.skipped_flops) == ("blocks", 4 * 16 * (2 * 2 * 128 * 96))
+    # The idiom writes a copy of x and reads it again.
+    assert (total.route, total.skipped_bytes) == ("bare", 2 * 4 * 512 * 512)
+    assert total.skipped_flops == 512 * 512
+    assert (packed.route, packed.density, packed.skipped) == ("kept", 0.25, 24)
+    # fn reads a quarter of 128 bytes; what it computes nobody knows.
+    assert (applied.skipped_bytes, applied.skipped_flops) == (96, None)
+
+
+def test_a_dense_way_skips_no_work():
+    with mw.force("dense"), mw.explain() as log:
+        mw.sum(torch.ones(512, 512), mw.Mask.causal(512), -1)
+    assert (log.calls[0].skipped_flops, log.calls[0].skipped_bytes) == (0, 0)
+
+
+def test_steps_of_a_function_are_not_logged_as_calls():
+    mask = mw.Mask.from_lengths([1, 3], max_len=4)
+    with mw.explain() as log:
+        packed = mw.pack(torch.ones(2, 4), mask)
+        packed + torch.ones(2, 4)
+        mw.apply(torch.neg, torch.ones(2, 4), mask=mw.Mask.from_lengths([1, 0], max_len=4))
+    assert [call.op for call in log] == ["pack", "apply"]

@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 __all__ = ["Case", "Kind", "Side", "Target", "at_least", "at_most", "never_slower", "within"]
 
-Kind = Literal["ours", "peer", "leaky", "floor", "memory"]
+Kind = Literal["ours", "peer", "leaky", "floor", "memory", "route"]
 """How a side counts: `peer` does the same work; `leaky` does it only on clean data, so it is shown and never counted
 as the best peer; `floor` does less work (the unmasked op) and is there as a limit; `memory` is the plain copy that the
-runner adds, to tell what the memory gives."""
+runner adds, to tell what the memory gives; `route` is ours by one of its ways, whichever the planner would take."""
 
 SHRUNK = 32
 """The longest dim of a case in its shrunken form, which tests and ``--quick`` run."""
@@ -30,6 +30,8 @@ class Side:
     kind: Kind = "peer"
     unavailable: Callable[[], str | None] = lambda: None
     """The reason why this side cannot run here, or None when it can."""
+    force: str | None = None
+    """The route that is forced while this side is timed; see `mw.force`."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,10 @@ class Case:
     """The reason why the whole case cannot run here (an extra that is not installed), or None when it can."""
     moved_bytes: Callable[[Case], int] | None = None
     """How many bytes the work must read and write at least; None where that says nothing (tiny inputs)."""
+    route: Callable[[Any], str] | None = None
+    """What takes the inputs and tells the side of kind `route` that the planner takes; None where that is not asked."""
+    budget: float | None = None
+    """About how many seconds the case is timed at most; a case of a sweep that seems to lose is timed again, longer."""
 
     def __post_init__(self) -> None:
         """Refuse a case that could not be judged: that is a mistake in the registry, not in a run."""

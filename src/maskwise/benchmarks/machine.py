@@ -4,26 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
+
+from maskwise.plan.machine import cpu_model
 
 __all__ = ["cpu_model", "describe", "version_of"]
-
-
-def cpu_model() -> str:
-    """Return the processor's name as the operating system knows it."""
-    try:
-        if platform.system() == "Linux":
-            for line in Path("/proc/cpuinfo").read_text().splitlines():
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
-        if platform.system() == "Darwin":
-            command = ["sysctl", "-n", "machdep.cpu.brand_string"]
-            return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        pass
-    return platform.processor() or platform.machine()
 
 
 def version_of(package: str) -> str | None:

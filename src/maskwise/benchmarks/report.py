@@ -60,6 +60,7 @@ def rows(results: Sequence[Result], provenance: Provenance) -> list[dict[str, An
             "dtype": result.case.dtype,
             "side": side.name,
             "kind": side.kind,
+            "route": result.route if side.kind == "ours" else None,
             "best_us": round(side.best * 1e6, 3),
             "median_us": round(side.median * 1e6, 3),
             "ratio": round(side.ratio.median, 4),

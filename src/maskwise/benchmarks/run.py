@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from maskwise.benchmarks import cuda
 from maskwise.benchmarks.case import Case, Kind, Side, Target
+from maskwise.benchmarks.forced import Forced, forcing
 from maskwise.benchmarks.measure import Samples, Spread, measure
 from maskwise.errors import MaskwiseError
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["BenchmarkError", "Result", "SideResult", "Verdict", "run_case"]
 
 COPY_BYTES = 64 * 2**20
+LONGER = 6
 OnRound = Callable[[int, int], None]
 
 
@@ -57,6 +59,8 @@ class Result:
     """The sides that cannot run here, each with the reason."""
     bandwidth: float | None
     """Bytes a second that ours moves, as a fraction of what ``copy_`` moved in the same rounds."""
+    route: str | None = None
+    """The route that the planner took, where the case asks."""
 
     def side(self, name: str) -> SideResult:
         """Return a side by its name."""
@@ -71,6 +75,19 @@ class Result:
     def best_peer(self) -> SideResult | None:
         """The fastest side that does the same work without leaking."""
         return min((s for s in self.sides if s.kind == "peer"), key=lambda s: s.median, default=None)
+
+    @property
+    def off_best(self) -> float | None:
+        """How many times longer the planner's route takes than the fastest; None where the case does not ask."""
+        routes = {side.name: side.median for side in self.sides if side.kind == "route"}
+        if self.route not in routes or len(routes) < 2:
+            return None
+        return routes[self.route] / min(routes.values())
+
+    @property
+    def loses(self) -> bool:
+        """Whether a target is missed, or the planner is wrong by more than a tenth."""
+        return not all(verdict.holds for verdict in self.verdicts) or (self.off_best or 1.0) > 1.1
 
     @property
     def floor(self) -> SideResult | None:
@@ -93,10 +110,11 @@ def run_case(
     """
     case = case.shrunk() if quick else case
     inputs = cuda.moved(case.setup(case), device)
-    timer = None if device == "cpu" else cuda.timer(device)
+    timer = forcing(None if device == "cpu" else cuda.timer(device))
     skipped = {side.name: reason for side in case.sides if (reason := side.unavailable()) is not None}
     calls = {side.name: _prepare(case, side, inputs) for side in case.sides if side.name not in skipped}
     check_agreement(case, calls)
+    route = None if case.route is None else case.route(inputs)
     kinds = {side.name: side.kind for side in case.sides}
     copied = 2**16 if quick else COPY_BYTES
     if case.moved_bytes is not None:
@@ -104,8 +122,18 @@ def run_case(
     if quick:
         samples = measure(calls, budget=0.0, rounds=(2, 2), sample_seconds=0.0, timer=timer, on_round=on_round)
     else:
-        samples = measure(calls, budget=budget, timer=timer, on_round=on_round)
-    return _judge(case, samples, kinds, skipped, copied)
+        most = budget if case.budget is None else min(budget, case.budget)
+        samples = measure(calls, budget=most, timer=timer, on_round=on_round, **_short(case))
+    result = replace(_judge(case, samples, kinds, skipped, copied), route=route)
+    if case.budget is not None and not quick and result.loses:
+        # A short measurement says what wins, not what loses by a little: that takes more rounds to tell from noise.
+        samples = measure(calls, budget=LONGER * most, timer=timer, on_round=on_round)
+        result = replace(_judge(case, samples, kinds, skipped, copied), route=route)
+    return result
+
+
+def _short(case: Case) -> dict[str, Any]:
+    return {} if case.budget is None else {"rounds": (3, 40), "sample_seconds": case.budget / 100}
 
 
 def check_agreement(case: Case, calls: Mapping[str, Callable[[], object]]) -> None:
@@ -126,7 +154,7 @@ def check_agreement(case: Case, calls: Mapping[str, Callable[[], object]]) -> No
 def _prepare(case: Case, side: Side, inputs: object) -> Callable[[], object]:
     call = _guarded(case, side.name, lambda: side.prepare(inputs))
     assert callable(call)
-    return call
+    return call if side.force is None else Forced(call, side.force)
 
 
 def _guarded(case: Case, name: str, call: Callable[[], object]) -> object:

@@ -3,14 +3,41 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+
+from maskwise.errors import MaskwiseError
 
 __all__ = ["app"]
 
+INTERRUPTED = 130
+"""What a shell expects of a program that Ctrl-C ended."""
+
+
+class Commands(TyperGroup):
+    """The commands, each of which ends with a code that scripts can trust, and never with a traceback for a user."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            # Files are written whole or not at all, so there is nothing to clean up.
+            typer.echo("interrupted: nothing was written", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+        except (MaskwiseError, OSError) as error:
+            if isinstance(error, BrokenPipeError):
+                raise
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(1) from error
+
+
 app = typer.Typer(
     name="maskwise",
+    cls=Commands,
+    epilog="Exit codes: 0 all is well, 1 a check failed, 2 wrong usage, 130 interrupted.",
     help="Mask-aware computing for PyTorch: what is masked out costs nothing and never leaks.",
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -56,17 +83,20 @@ Fast = Annotated[bool, typer.Option("--quick", help="With --train: a few steps o
 Picture = Annotated[
     Path | None, typer.Option("--plot", dir_okay=False, help="With --train: draw a picture, .png or .svg.")
 ]
+Open = Annotated[bool, typer.Option("--open", help="Open the picture that --plot draws.")]
 
 
 @app.command()
-def demo(*, json: Json = False, train: Train = False, quick: Fast = False, plot: Picture = None) -> None:
+def demo(
+    *, json: Json = False, train: Train = False, quick: Fast = False, plot: Picture = None, open_: Open = False
+) -> None:
     """Show in some seconds what Maskwise does: draw a mask, stop a leak, time a sum; or train with every gate."""
     if train:
         from maskwise.cli.digits import command as training
 
-        raise typer.Exit(training.run(quick=quick, plot=plot, json=json))
-    if quick or plot is not None:
-        raise typer.BadParameter("--quick and --plot go with --train.")
+        raise typer.Exit(training.run(quick=quick, plot=plot, open_=open_, json=json))
+    if quick or open_ or plot is not None:
+        raise typer.BadParameter("--quick, --plot and --open go with --train.")
     from maskwise.cli import demo as command
 
     raise typer.Exit(command.run(json=json))
@@ -96,6 +126,7 @@ def bench(
     budget: Budget = 8.0,
     device: Device = "cpu",
     list_: List = False,
+    open_: Open = False,
     json: Json = False,
 ) -> None:
     """Measure Maskwise beside the plain idioms, torch.masked and torch.compile.
@@ -105,6 +136,52 @@ def bench(
     from maskwise.cli import bench as command
 
     options = command.Options(
-        pattern=pattern, quick=quick, csv=csv, plot=plot, check=check, json=json, budget=budget, device=device
+        pattern=pattern,
+        quick=quick,
+        csv=csv,
+        plot=plot,
+        open=open_,
+        check=check,
+        json=json,
+        budget=budget,
+        device=device,
     )
     raise typer.Exit(command.list_cases(options) if list_ else command.run(options))
+
+
+Expression = Annotated[str, typer.Argument(help='A mask, such as "causal(16) & lengths(5, 9)".', show_default=False)]
+Drawing = Annotated[Path | None, typer.Option("--plot", dir_okay=False, help="Draw a picture, too: .png or .svg.")]
+
+
+@app.command()
+def draw(expression: Expression, *, json: Json = False, plot: Drawing = None, open_: Open = False) -> None:
+    """Draw a mask on the terminal.
+
+    Masks: causal(16)  window(16, 3, right=1)  segments(0, 0, 1, 1, -1)  lengths(5, 9, max_len=16, side=left)
+    indices(2, 5, 7, size=10)  values([[7, 0, 3], [0, 0, 5]], 0)  full(3, 5)  none(3, 5)
+
+    Operators, as in Python: & both, | either, ^ one of them, - the first without the second, ~ what is dropped,
+    .T the last two dims exchanged; and parentheses.
+
+    Lengths without max_len are as long as the masks around them; beside causal, window or segments they are the
+    lengths of keys, one for each entry of a batch.
+    """
+    from maskwise.cli.drawing import command
+
+    raise typer.Exit(command.run(command.Options(expression, json=json, plot=plot, open=open_)))
+
+
+Reset = Annotated[bool, typer.Option("--reset", help="Remove what was measured: built-in rates serve again.")]
+Show = Annotated[bool, typer.Option("--show", help="Show the rates in use, and measure nothing.")]
+
+
+@app.command()
+def calibrate(*, reset: Reset = False, show: Show = False, json: Json = False) -> None:
+    """Measure this machine for some seconds, so that plans are predicted from what it does.
+
+    The rates (of calls, memory, rows and products) are kept in the user's cache directory, for this processor, number
+    of threads, torch and maskwise; MASKWISE_CACHE_DIR puts them elsewhere. A GPU is measured too, if there is one.
+    """
+    from maskwise.cli import calibrate as command
+
+    raise typer.Exit(command.run(reset=reset, show=show, json=json))

@@ -7,7 +7,6 @@ import shlex
 import sys
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from importlib.util import find_spec
 from pathlib import Path
 
 import typer
@@ -15,16 +14,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from maskwise.benchmarks import cuda, machine, registry
+from maskwise.benchmarks import cuda, machine, means, registry, sweeping
 from maskwise.benchmarks.case import Case
 from maskwise.benchmarks.report import Provenance, geometric_means, large_ratios, table, to_json, write_csv
 from maskwise.benchmarks.run import BenchmarkError, Result, run_case
+from maskwise.cli.pictures import check_picture, show_picture
 from maskwise.cli.progress import progress
 from maskwise.errors import ArgumentError
 
 __all__ = ["Options", "list_cases", "run"]
-
-PLOT_SUFFIXES = (".png", ".svg")
 
 
 @dataclass(frozen=True)
@@ -39,6 +37,7 @@ class Options:
     json: bool = False
     budget: float = 8.0
     device: str = "cpu"
+    open: bool = False
 
 
 def run(options: Options) -> int:
@@ -61,11 +60,17 @@ def run(options: Options) -> int:
 
         write_plot(options.plot, results, provenance)
     if options.json:
-        typer.echo(json.dumps(to_json(results, provenance), indent=2))
+        typer.echo(
+            json.dumps(
+                {**to_json(results, provenance), **_swept_data(results), **_means_data(results, options)}, indent=2
+            )
+        )
     else:
         _show(results, provenance, options)
+    show_picture(options.plot, options.open)
     missed = [verdict for result in results for verdict in result.verdicts if not verdict.holds]
-    return 1 if failed or (options.check and missed) else 0
+    missed_means = [mean for mean, _, holds in _means(results, options) if not holds]
+    return 1 if failed or (options.check and (missed or missed_means)) else 0
 
 
 def list_cases(options: Options) -> int:
@@ -97,10 +102,7 @@ def _refuse_what_cannot_work(options: Options) -> None:
         raise typer.BadParameter(reason, param_hint="--device")
     if options.quick and options.check:
         raise typer.BadParameter("--quick runs shrunken inputs, whose times say nothing: drop it, or drop --check.")
-    if options.plot and options.plot.suffix not in PLOT_SUFFIXES:
-        raise typer.BadParameter(f"--plot writes {' or '.join(PLOT_SUFFIXES)}, not {options.plot.name!r}.")
-    if options.plot and find_spec("matplotlib") is None:
-        raise typer.BadParameter("--plot needs matplotlib: pip install 'maskwise[plot]'.")
+    check_picture(options.plot, options.open)
 
 
 def _chosen(options: Options) -> tuple[Case, ...]:
@@ -138,19 +140,51 @@ def _measure(cases: tuple[Case, ...], options: Options) -> tuple[list[Result], i
     return results, failed
 
 
+def _swept_data(results: list[Result]) -> dict[str, object]:
+    found = sweeping.swept(results)
+    return {"sweep": sweeping.summarise(found).as_data()} if found else {}
+
+
+def _means(results: list[Result], options: Options) -> list[tuple[means.Mean, float, bool]]:
+    if options.quick:
+        return []
+    return means.judged(
+        [(result.case.name, side.name, side.ratio.median) for result in results for side in result.sides]
+    )
+
+
+def _means_data(results: list[Result], options: Options) -> dict[str, object]:
+    found = _means(results, options)
+    told = [{"text": mean.text, "measured": value, "holds": holds} for mean, value, holds in found]
+    return {"means": told} if told else {}
+
+
 def _show(results: list[Result], provenance: Provenance, options: Options) -> None:
     console = Console()
-    console.print(table(results))
+    of_sweep = sweeping.swept(results)
+    others = [result for result in results if result not in of_sweep]
+    if others:
+        console.print(table(others))
+    if of_sweep:
+        console.print(sweeping.table(of_sweep))
+        console.print(f"sweep: {sweeping.summarise(of_sweep)}", soft_wrap=True)
+        for line in sweeping.lines(of_sweep):
+            if line.off_best is not None and line.off_best > sweeping.NEVER_BEYOND:
+                told = f"{line.case}: {line.off_best:.2f} x the time of the best route"
+                console.print(f"[yellow]off:[/] {escape(told)}", soft_wrap=True, highlight=False)
     console.print(
         "× is the other side's time over ours, median and quartiles of the rounds: above 1, ours is faster. "
         "The floor is the op without a mask. copy_ is how much of a plain copy's bandwidth ours reaches. "
         "ok shows the targets that hold (--list names them).",
         style="dim",
     )
-    means = geometric_means(large_ratios(results))
-    if means:
-        told = ", ".join(f"{function} {mean:.1f}" for function, mean in means.items())
+    of_functions = geometric_means(large_ratios(results))
+    if of_functions:
+        told = ", ".join(f"{function} {mean:.1f}" for function, mean in of_functions.items())
         console.print(f"geometric mean of × best peer over the large forward cases: {told}", soft_wrap=True)
+    for asked, value, holds in _means(results, options):
+        word = "[green]met:[/]" if holds else "[red]missed:[/]"
+        console.print(f"{word} {escape(asked.text)}, measured × {value:.2f}", soft_wrap=True, highlight=False)
     for result in results:
         for verdict in result.verdicts:
             if not verdict.holds:

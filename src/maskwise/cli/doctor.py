@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 import typer
-from platformdirs import user_cache_path
 from rich.console import Console
 from rich.table import Table
 
 from maskwise.benchmarks.machine import cpu_model, version_of
 from maskwise.ops import extension
+from maskwise.plan import calibration
 
 __all__ = ["examine", "run"]
 
@@ -81,8 +81,14 @@ def _devices() -> list[str]:
 
 
 def _calibration() -> dict[str, Any]:
-    path = user_cache_path("maskwise") / "calibration.json"
-    return {"path": str(path), "state": "present" if path.exists() else "none: built-in rates are used"}
+    found = calibration.state()
+    if found.fault:
+        state = f"cannot be read, so built-in rates are used: {found.fault}"
+    elif found.rates:
+        state = f"measured on {found.date}: {', '.join(sorted(found.rates))}"
+    else:
+        state = "none for this machine: built-in rates are used (`maskwise calibrate` measures)"
+    return {"path": str(calibration.path()), "state": state, "date": found.date, "calibrated": sorted(found.rates)}
 
 
 def _as_json(report: dict[str, Any]) -> str:
@@ -104,7 +110,7 @@ def _show(report: dict[str, Any]) -> None:
         "extension": state,
         "threads": f"{threads['intraop']} within an op, {threads['interop']} between ops, {threads['cores']} cores",
         "devices": "\n".join(report["devices"]),
-        "calibration": report["calibration"]["state"],
+        "calibration": f"{report['calibration']['state']}\n{report['calibration']['path']}",
     }
     out = Table(show_header=False, box=None, padding=(0, 2))
     out.add_column(style="bold")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from maskwise.mask import Mask
-from maskwise.ops.select import Packed, pack
+from maskwise.ops.select.packed import Packed, collect
 
 __all__ = ["Packing", "Row"]
 
@@ -99,7 +99,7 @@ class Packing:
 
     def pack(self, x: Tensor) -> Tensor:
         """The kept rows of x: (B, L, *rest) to (N, *rest)."""
-        return pack(x, self.mask).values
+        return collect(x, self.mask).values
 
     def unpack(self, x: Tensor) -> Tensor:
         """The padded layout: (N, *rest) to (B, L, *rest), with 0 where nothing was computed."""

@@ -67,7 +67,8 @@ def recipe_for(op: str, x: torch.Tensor, bits: torch.Tensor, dim: Dim) -> Recipe
     try:
         grad = x.requires_grad and torch.is_grad_enabled()
         transformed = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
-        key = (op, dim, x.shape, bits.shape, x.dtype, bits.dtype, x.device, bits.device, x.layout, grad, transformed)
+        facts = (op, dim, x.shape, bits.shape, x.dtype, bits.dtype, x.device, bits.device, x.layout)
+        key = (*facts, grad, transformed, x.is_contiguous())
         recipe = _recipes.get(key)
     except (AttributeError, TypeError):
         # Not tensors, which the checks below will say in full; or a list of dims, which cannot be a key.
@@ -80,7 +81,15 @@ def recipe_for(op: str, x: torch.Tensor, bits: torch.Tensor, dim: Dim) -> Recipe
         return recipe
     check(op, x, bits)
     dims = dims_of(op, x, dim)
-    plan = planner.make(op, tuple(x.shape), x.dtype, x.device.type, grad=grad, transformed=transformed)
+    plan = planner.make(
+        op,
+        tuple(x.shape),
+        x.dtype,
+        x.device.type,
+        grad=grad,
+        transformed=transformed,
+        contiguous=x.is_contiguous(),
+    )
     if len(_recipes) >= _RECIPES_KEPT:
         _recipes.clear()
     recipe = _recipes[key] = Recipe(dims, plan)

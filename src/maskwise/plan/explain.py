@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -20,24 +20,54 @@ if TYPE_CHECKING:
 
 __all__ = ["Call", "Log", "explain"]
 
-#: The logs that listen now. Almost always empty, so that a call costs one truth test.
-listeners: list[Log] = []
+
+class Listener(Protocol):
+    """What hears of every call that is planned, before it runs."""
+
+    def hear(self, plan: Plan, call: Call) -> None:
+        """Take note of one call."""
+        ...
+
+
+#: Who listens now. Almost always nobody, so that a call costs one truth test.
+listeners: list[Listener] = []
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call as it was planned."""
+    """One call as it was planned.
+
+    Attributes:
+        op: the function.
+        shape: of x.
+        dtype: of x.
+        device: of x.
+        mask: what kind of mask it is, and its shape.
+        density: the share that is kept, or None where nobody has counted.
+        route: the way taken.
+        reason: why.
+        microseconds: the predicted time; 0 where nothing can be predicted.
+        elements: how many x has.
+        skipped: how many of them are dropped, or None where nobody has counted.
+        skipped_flops: the floating point operations that the route leaves undone, compared with the dense way; None
+            where the work is not known, as that of a function handed to `mw.apply`.
+        skipped_bytes: the bytes that it does not move, compared likewise.
+        refused: the other ways, each with the reason why not.
+    """
 
     op: str
     shape: tuple[int, ...]
     dtype: str
     device: str
     mask: str
+    density: float | None
     route: str
     reason: str
     microseconds: float
     elements: int
     skipped: int | None
+    skipped_flops: int | None
+    skipped_bytes: int | None
     refused: tuple[tuple[str, str], ...]
 
 
@@ -53,6 +83,10 @@ class Log(Tabular):
     def __iter__(self) -> Iterator[Call]:
         return iter(self.calls)
 
+    def hear(self, plan: Plan, call: Call) -> None:
+        """Take note of one call."""
+        self.calls.append(call)
+
     def to_json(self) -> str:
         """The calls as a JSON array of objects."""
         return json.dumps([asdict(call) for call in self.calls])
@@ -62,17 +96,17 @@ class Log(Tabular):
         from rich.table import Table
 
         table = Table(title=f"{len(self.calls)} masked call{'s' if len(self.calls) != 1 else ''}")
-        for heading in ("op", "x", "mask", "route", "why", "predicted", "skipped", "refused"):
+        for heading in ("op", "x", "mask", "route", "why", "predicted", "skips", "refused"):
             table.add_column(heading)
         for call in self.calls:
             table.add_row(
                 call.op,
                 f"{call.shape} {call.dtype} {call.device}",
-                call.mask,
+                call.mask if call.density is None else f"{call.mask} {call.density:.0%} kept",
                 call.route,
                 call.reason,
-                f"{call.microseconds:.0f} µs",
-                "unknown" if call.skipped is None else f"{call.skipped:,} of {call.elements:,}",
+                f"{call.microseconds:.0f} µs" if call.microseconds else "–",
+                _skips(call),
                 "; ".join(f"{route}: {reason}" for route, reason in call.refused),
             )
         return table
@@ -101,29 +135,68 @@ def explain() -> Iterator[Log]:
         listeners[:] = [other for other in listeners if other is not log]
 
 
+def _skips(call: Call) -> str:
+    """The work that is skipped, in few words.
+
+    >>> from dataclasses import replace
+    >>> call = Call("sum", (4, 6), "float32", "cpu", "", None, "bare", "", 1.0, 24, 14, 24, 96, ())
+    >>> _skips(call)
+    '14 of 24 elements, 24 FLOPs, 96 bytes'
+    >>> _skips(replace(call, skipped=None, skipped_flops=2_500_000, skipped_bytes=None))
+    'elements not counted, 2.5 MFLOPs'
+    """
+    parts = ["elements not counted" if call.skipped is None else f"{call.skipped:,} of {call.elements:,} elements"]
+    if call.skipped_flops is not None:
+        parts.append(f"{_short(call.skipped_flops)}FLOPs")
+    if call.skipped_bytes is not None:
+        told = _short(call.skipped_bytes)
+        parts.append(f"{told}bytes" if told.endswith(" ") else f"{told}B")
+    return ", ".join(parts)
+
+
+def _short(number: int) -> str:
+    """A number with the prefix that suits it.
+
+    >>> _short(999), _short(2_500_000)
+    ('999 ', '2.5 M')
+    """
+    for size, prefix in ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if number >= size:
+            return f"{number / size:.3g} {prefix}"
+    return f"{number} "
+
+
 def record(plan: Plan, x: torch.Tensor, mask: object) -> None:
     """Tell every listening log of one call."""
     if isinstance(mask, Mask):
         known = mask.facts
-        described, kept = f"{known.kind} {tuple(mask.shape)}", known.count
+        described, kept, density = f"{known.kind} {tuple(mask.shape)}", known.count, known.density
         # Kept places repeat along the dims that the mask broadcasts over.
         repeated = x.numel() // max(mask.numel(), 1)
         skipped = None if kept is None else x.numel() - kept * repeated
     else:
         shape = tuple(mask.shape) if isinstance(mask, torch.Tensor) else ()
-        described, skipped = f"bool tensor {shape}", None
+        described = f"bool tensor {shape}" if isinstance(mask, torch.Tensor) else "none"
+        skipped = density = None
+    flops, moved = plan.saved or (None, None)
+    if plan.dense is not None and not plan.dense.operations:
+        # The dense way computes something, too: that nobody knows how much is no zero.
+        flops = None
     call = Call(
         op=plan.op,
         shape=tuple(x.shape),
         dtype=str(x.dtype).removeprefix("torch."),
         device=str(x.device),
         mask=described,
+        density=density,
         route=plan.route,
         reason=plan.reason,
         microseconds=plan.microseconds,
         elements=x.numel(),
         skipped=skipped,
+        skipped_flops=flops,
+        skipped_bytes=moved,
         refused=tuple((refusal.route, refusal.reason) for refusal in plan.refused),
     )
-    for log in listeners:
-        log.calls.append(call)
+    for listener in tuple(listeners):
+        listener.hear(plan, call)

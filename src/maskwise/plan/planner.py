@@ -5,30 +5,52 @@ It is pure arithmetic: it never sees a tensor, so it never makes a device wait.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
 
 import torch
 
+from maskwise.errors import ArgumentError, say
+from maskwise.plan import calibration
 from maskwise.plan.capability import can_serve
-from maskwise.plan.cost import RATES, Work, microseconds
-from maskwise.plan.plan import Plan, Refusal
+from maskwise.plan.cost import Work, microseconds
+from maskwise.plan.plan import ROUTES, Plan, Refusal
 
-__all__ = ["describe", "force", "forced", "has_kernel", "make", "on_forget"]
+__all__ = [
+    "cheapest",
+    "describe",
+    "force",
+    "forced",
+    "forget",
+    "has_kernel",
+    "make",
+    "on_forget",
+    "rates_for",
+    "with_cost",
+]
 
 #: How an op family tells its work: (route, elements, bytes an element, gradient) -> Work.
 Describe = Callable[[str, int, int, bool], Work]
 
 _work: dict[str, Describe] = {}
+_apart: dict[str, float] = {}
 _forced: str | None = None
 _forgetters: list[Callable[[], None]] = []
 
+#: What can be forced, beside the routes of single families: all of them have a dense way, and most a kernel.
+NAMES = ("dense", "kernel")
+_TRANSFORMED = "torch.func transforms and forward-mode AD see through plain torch operations only"
 
-def describe(op: str, work: Describe) -> None:
-    """Enter how much work each route of ``op`` is."""
-    _work[op] = work
+rates_for = calibration.rates_for
+
+
+def describe(op: str, work: Describe, *, apart: float = 1.0) -> None:
+    """Enter how much work each route of ``op`` is; ``apart``: how many times more it is for a kernel to stream through
+    an x that is not contiguous, on the CPU.
+    """
+    _work[op], _apart[op] = work, apart
 
 
 def on_forget(forget: Callable[[], None]) -> None:
@@ -36,19 +58,45 @@ def on_forget(forget: Callable[[], None]) -> None:
     _forgetters.append(forget)
 
 
+def forget() -> None:
+    """Make every plan anew from here on."""
+    for each in _forgetters:
+        each()
+
+
 @contextmanager
-def force(route: str) -> Iterator[None]:
-    """Make every plan inside the block take ``route``, ``"plain"`` or ``"kernel"``, wherever it can be taken."""
+def force(route: str | None) -> Iterator[None]:
+    """Take one way down inside the block, wherever it can be taken: for experiments, and to see what a route is worth.
+
+    >>> import torch, maskwise as mw
+    >>> x, mask = torch.rand(512, 512), mw.Mask.causal(512)
+    >>> with mw.force("dense"), mw.explain() as log:
+    ...     total = mw.sum(x, mask)
+    >>> log.calls[0].route
+    'plain'
+
+    Args:
+        route: ``"dense"`` (or ``"plain"``), the leak-proof torch operations that every function has; ``"kernel"``, our
+            own kernel also where it is predicted to be the slower one; or a route of one family, such as ``"kept"`` of
+            `mw.apply` or ``"blocks"`` of `mw.attention`, which leaves the other families alone. None plans as usual,
+            inside of a block that forces.
+
+    Raises:
+        ArgumentError: there is no such route.
+
+    It holds for all threads. Compiled graphs keep what they were traced with.
+    """
     global _forced
-    before, _forced = _forced, route
-    for forget in _forgetters:
-        forget()
+    if route is not None and route not in (*NAMES, *ROUTES):
+        known = ", ".join((*NAMES, *ROUTES))
+        raise ArgumentError(say("force", "route", must=f"be one of {known}", got=repr(route), hint='mw.force("dense")'))
+    before, _forced = _forced, "plain" if route == "dense" else route
+    forget()
     try:
         yield
     finally:
         _forced = before
-        for forget in _forgetters:
-            forget()
+        forget()
 
 
 def forced() -> str | None:
@@ -62,36 +110,75 @@ def has_kernel(op: str, dtype: torch.dtype, device: str) -> bool:
 
 
 def make(
-    op: str, shape: tuple[int, ...], dtype: torch.dtype, device: str, *, grad: bool, transformed: bool = False
+    op: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: str,
+    *,
+    grad: bool,
+    transformed: bool = False,
+    contiguous: bool = True,
 ) -> Plan:
     """Make the plan of a call from its static facts alone."""
-    if _forced == "plain":
-        return Plan(op, "plain", "forced", 0.0)
-    if transformed:
-        reason = "torch.func transforms and forward-mode AD see through plain torch operations only"
-        return Plan(op, "plain", reason, 0.0, (Refusal("fused", reason),))
-    ok, why = can_serve(op, device, dtype)
-    if not ok:
-        return Plan(op, "plain", why, 0.0, (Refusal("fused" if grad else "bare", why),))
     kernel = "fused" if grad else "bare"
-    if _forced == "kernel":
-        return Plan(op, kernel, "forced", 0.0)
-    elements, size, rates = prod(shape), dtype.itemsize, RATES.get(device, RATES["cpu"])
-    work = _work[op]
-    by_kernel = work(kernel, elements, size, grad)
+    works, costs = _predicted(op, kernel, prod(shape), dtype.itemsize, device, grad, contiguous)
+    ok, why = can_serve(op, device, dtype)
+    if _forced == "plain":
+        route, reason, refused = "plain", "forced", (Refusal(kernel, "another is forced"),)
+    elif transformed or not ok:
+        reason = _TRANSFORMED if transformed else why
+        route, refused = "plain", (Refusal(kernel, reason),)
+    elif _forced in ("kernel", "bare", "fused"):
+        route, reason, refused = kernel, "forced", (Refusal("plain", "another is forced"),)
+    else:
+        return cheapest(op, works, costs)
+    return Plan(op, route, reason, costs[route], refused, works[route], works["plain"])
+
+
+def with_cost(plan: Plan, x: torch.Tensor, *, grad: bool) -> Plan:
+    """A plan that was made otherwise, with what its way and the dense one cost by the work that its op describes."""
+    kernel = "fused" if grad else "bare"
+    works, costs = _predicted(plan.op, kernel, x.numel(), x.dtype.itemsize, x.device.type, grad, x.is_contiguous())
+    route = "plain" if plan.route == "plain" else kernel
+    return replace(plan, microseconds=costs[route], work=works[route], dense=works["plain"])
+
+
+def _predicted(
+    op: str, kernel: str, elements: int, size: int, device: str, grad: bool, contiguous: bool
+) -> tuple[dict[str, Work], dict[str, float]]:
+    """The work of the plain way and of the kernel, and their times in microseconds."""
+    rates = rates_for(device)
+    works = {}
+    for route in ("plain", kernel):
+        work = _work[op](route, elements, size, grad)
+        # One operation for each element in every step: a kernel has one step.
+        steps = work.calls if route == "plain" else 1
+        works[route] = replace(work, flops=elements * steps) if not work.flops else work
     if device != "cpu":
         # There every gradient has a kernel of its own.
-        by_kernel = replace(by_kernel, calls=1)
+        works[kernel] = replace(works[kernel], calls=1)
+    elif not contiguous and _apart[op] != 1.0:
+        works[kernel] = replace(works[kernel], streamed=round(_apart[op] * works[kernel].streamed))
     costs = {
-        "plain": microseconds(work("plain", elements, size, grad), rates.plain_call, rates)
-        + (rates.plain_backward if grad else 0.0),
-        kernel: microseconds(by_kernel, getattr(rates, f"{kernel}_call"), rates)
+        "plain": microseconds(works["plain"], rates.plain_call, rates) + (rates.plain_backward if grad else 0.0),
+        kernel: microseconds(works[kernel], getattr(rates, f"{kernel}_call"), rates)
         + (rates.fused_backward if grad else 0.0),
     }
+    return works, costs
+
+
+def cheapest(op: str, works: Mapping[str, Work], costs: Mapping[str, float], reason: str = "") -> Plan:
+    """The plan with the lowest predicted cost; the first of ``works`` is the dense way.
+
+    >>> cheapest("sum", {"plain": Work(calls=2), "bare": Work(calls=1)}, {"plain": 6.0, "bare": 4.0}).refused
+    (Refusal(route='plain', reason='predicted 6 µs against 4 µs'),)
+    """
     best = min(costs, key=lambda route: costs[route])
     refused = tuple(
         Refusal(route, f"predicted {cost:.0f} µs against {costs[best]:.0f} µs")
         for route, cost in costs.items()
         if route != best
     )
-    return Plan(op, best, f"predicted fastest of {len(costs)}", costs[best], refused)
+    dense = works[next(iter(works))]
+    told = reason or f"predicted fastest of {len(costs)}"
+    return Plan(op, best, told, costs[best], refused, works[best], dense)

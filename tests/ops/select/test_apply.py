@@ -5,15 +5,14 @@ import torch
 
 import maskwise as mw
 from maskwise.errors import DtypeError, ShapeError
-from maskwise.ops.select import rowwise
-from maskwise.ops.select.rowwise import _skipping_pays
+from maskwise.ops.select.routes import choose
 
 
 @pytest.fixture(params=["packs", "dense"])
-def route(request, monkeypatch):
+def route(request):
     """Both ways down, whatever the planner would take."""
-    monkeypatch.setattr(rowwise, "_skipping_pays", lambda fn, lead: request.param == "packs")
-    return request.param
+    with mw.force("kept" if request.param == "packs" else "dense"):
+        yield request.param
 
 
 def test_fn_sees_only_kept_rows_and_the_layout_comes_back(route):
@@ -110,8 +109,8 @@ def test_a_full_mask_gives_fn_everything_as_it_is():
         seen.append(rows)
         return rows * 2
 
-    x = torch.randn(4, 5, 3)
-    assert torch.equal(mw.apply(fn, x, mask=torch.ones(4, 5, dtype=torch.bool)), x * 2)
+    x = torch.randn(40, 50, 3)
+    assert torch.equal(mw.apply(fn, x, mask=torch.ones(40, 50, dtype=torch.bool)), x * 2)
     assert seen[0].data_ptr() == x.data_ptr()
 
 
@@ -136,11 +135,22 @@ def test_it_compiles_into_one_graph_and_maps():
 
 
 def test_rows_are_moved_where_that_pays_and_left_where_not():
-    sparse, dense = mw.Mask.from_lengths([1, 1], max_len=10), mw.Mask.from_lengths([100, 99], max_len=100)
-    half = mw.Mask.from_lengths([5, 5], max_len=10)
+    x = torch.rand(100, 100, 3)
+    masks = [mw.Mask.from_lengths([length] * 100, max_len=100) for length in (10, 50, 95, 99, 100)]
     linear = torch.nn.Linear(3, 3)
-    assert [_skipping_pays(linear, mask) for mask in (sparse, half, dense)] == [True, True, False]
-    assert [_skipping_pays(torch.exp, mask) for mask in (sparse, half, dense)] == [True, False, False]
+    assert [choose(linear, x, mask).route for mask in masks] == ["kept", "kept", "kept", "plain", "plain"]
+    assert [choose(torch.exp, x, mask).route for mask in masks] == ["kept", "kept", "kept", "kept", "plain"]
+    apart = x.transpose(0, 1)
+    assert [choose(torch.exp, apart, mask).route for mask in masks] == ["kept", "kept", "plain", "plain", "plain"]
+
+
+def test_few_rows_are_moved_by_torch_with_the_same_result_and_gradient():
+    x = torch.tensor([[1.0, float("nan")], [4.0, 2.0]], requires_grad=True)
+    mask = torch.tensor([[True, False], [True, True]])
+    out = mw.apply(torch.log2, x, mask=mask, fill=-1.0)
+    assert out.tolist() == [[0.0, -1.0], [2.0, 1.0]]
+    (grad,) = torch.autograd.grad(out.sum(), x)
+    torch.testing.assert_close(grad, torch.where(mask, 1 / (x.detach() * torch.log(torch.tensor(2.0))), 0.0))
 
 
 ERRORS = [

@@ -12,6 +12,7 @@ from rich.table import Table
 from maskwise.cli.digits.data import load, missing
 from maskwise.cli.digits.recipes import RECIPES
 from maskwise.cli.digits.training import Run, train
+from maskwise.cli.pictures import check_picture, show_picture
 from maskwise.cli.progress import progress
 
 __all__ = ["POINTS", "run"]
@@ -20,14 +21,12 @@ POINTS = 0.02
 """How much accuracy may be lost."""
 
 
-def run(*, quick: bool = False, plot: Path | None = None, json: bool = False) -> int:
+def run(*, quick: bool = False, plot: Path | None = None, open_: bool = False, json: bool = False) -> int:
     """Train with every gate, show how well, and return the exit code: 0, or 2 if something is not installed."""
     if (reason := missing()) is not None:
         typer.echo(reason, err=True)
         return 2
-    if plot is not None and _no_matplotlib():
-        typer.echo("A picture needs matplotlib. Hint: pip install 'maskwise[plot]'.", err=True)
-        return 2
+    check_picture(plot, open_)
     steps, hidden = (20, 64) if quick else (2500, 320)
     digits, runs = load(), []
     with progress() as bar:
@@ -45,6 +44,7 @@ def run(*, quick: bool = False, plot: Path | None = None, json: bool = False) ->
         )
     else:
         _show(Console(), runs, quick, plot)
+    show_picture(plot, open_)
     return 0
 
 
@@ -62,11 +62,3 @@ def _show(console: Console, runs: list[Run], quick: bool, plot: Path | None) -> 
     console.print(table)
     if plot is not None:
         console.print(f"The picture is in [bold]{plot}[/].", highlight=False)
-
-
-def _no_matplotlib() -> bool:
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        return True
-    return False

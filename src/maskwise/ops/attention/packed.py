@@ -14,10 +14,13 @@ from maskwise.ops.arguments import MaskLike
 from maskwise.ops.attention.arguments import line_up
 from maskwise.ops.attention.blocks import is_finite
 from maskwise.ops.attention.pieces import Sizes
+from maskwise.ops.attention.routes import work_of
 from maskwise.ops.attention.sequences import attend
-from maskwise.ops.select.packed import Packed, pack
-from maskwise.plan import Plan
+from maskwise.ops.select.packed import Packed, collect
+from maskwise.plan import Plan, planner
+from maskwise.plan.cost import microseconds
 from maskwise.plan.explain import listeners, record
+from maskwise.plan.plan import Refusal
 
 __all__ = ["attend_packed"]
 
@@ -42,8 +45,7 @@ def attend_packed(
     if why_not is None:
         lengths, key_lengths = q.mask.lengths.reshape(-1).tolist(), k.mask.lengths.reshape(-1).tolist()
         if listeners:
-            plan = Plan(OP, "sequences", f"{len(lengths)} sequences, each attends to its own", 0.0)
-            record(plan, q.values, q.mask)
+            record(_by_sequences(q, lengths, key_lengths), q.values, q.mask)
         out = attend(q.values, k.values, v.values, lengths, key_lengths=key_lengths, **options)
         # A causal query drops later keys, which as NaN could have reached it.
         if not is_causal or torch.compiler.is_compiling() or is_finite(out):
@@ -51,7 +53,18 @@ def attend_packed(
     layouts = [x.unpack().transpose(1, 2) for x in (q, k, v)]
     keys = k.mask[:, None, None, :]
     out = dense(*layouts, keys if mask is None else keys & _four_dims(mask, q, k, layouts[0]), **options)
-    return pack(out.transpose(1, 2), q.mask, capacity=q.capacity)
+    return collect(out.transpose(1, 2), q.mask, capacity=q.capacity)
+
+
+def _by_sequences(q: Packed, lengths: list[int], key_lengths: list[int]) -> Plan:
+    """The plan for those who listen; the dense way is that of the padded layout."""
+    _, heads, features = q.values.shape
+    pairs = heads * sum(a * b for a, b in zip(lengths, key_lengths, strict=True))
+    padded = heads * len(lengths) * max(lengths, default=0) * max(key_lengths, default=0)
+    work, dense, rates = work_of(1, pairs, features), work_of(1, padded, features), planner.rates_for("cpu")
+    refused = (Refusal("whole", "the padding would be computed, too"),)
+    reason = f"{len(lengths)} sequences, each attends to its own"
+    return Plan(OP, "sequences", reason, microseconds(work, rates.plain_call, rates), refused, work, dense)
 
 
 def _four_dims(mask: MaskLike, q: Packed, k: Packed, queries: Tensor) -> Mask:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from maskwise.mask import Mask
@@ -18,7 +17,10 @@ from maskwise.ops.attention.reference import causal
 
 __all__ = ["Sizes", "bits_of", "pieces_of"]
 
-Ints = NDArray[np.int64]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
 
 #: How many queries a block has whose rows keep different keys.
 _BLOCK = 128

@@ -12,6 +12,9 @@ from maskwise.ops.fill import reference, registered
 
 __all__ = ["fill"]
 
+# A tuple is looked through in half the time that a union takes.
+_NUMBERS = (int, float, complex)
+
 
 def fill(
     x: Tensor,  # (...)
@@ -47,7 +50,7 @@ def fill(
         if value.requires_grad and torch.is_grad_enabled():
             # Plans are made for x's gradient alone; this one is rare, and torch's own will do.
             return reference.fill(x, bits, value)
-    elif not isinstance(value, int | float | complex):
+    elif not isinstance(value, _NUMBERS):
         raise DtypeError(say("fill", "value", must="be a number or a tensor", got=type(value).__name__, hint="0.0"))
     out: Tensor = registered.fill(x, mask, None, value)
     return out

@@ -18,8 +18,9 @@ Block: TypeAlias = tuple[int, int]
 #: The blocks that kernels serve: (outputs, inputs).
 BLOCKS: tuple[Block, ...] = ((1, 1), (4, 1), (16, 16))
 
-#: Columns are walked in ranges of about this many, so that the inputs of a range stay in the second cache.
-_PIECE = 3072
+#: Rows are cut into ranges of about this many columns, whose inputs stay in the first cache. Kernels take one or more
+#: of them at a time.
+_PIECE = 96
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,10 @@ from maskwise.plan.plan import Refusal
 
 __all__ = ["Sizes", "build_cost", "choose", "dense_cost", "sparse_cost"]
 
-#: Multiply-adds a microsecond of two AVX2 cores: the dense product, and the kernels by block. Only ratios matter, and
-#: those hold for any number of cores.
-_DENSE = 72_000.0
-_RATE: dict[Block, float] = {(1, 1): 28_000.0, (4, 1): 40_000.0, (16, 16): 42_000.0}
-#: Bytes a microsecond: a small batch waits for the weight to come from memory.
-_STREAMED = 30_000.0
+#: How fast the kernels multiply, by block, as a part of how fast the dense product does.
+_PART: dict[Block, float] = {(1, 1): 0.52, (4, 1): 0.68, (16, 16): 0.76}
+#: Weights come faster than other memory: they are read in order, again and again.
+_WEIGHTS = 1.5
 #: What a strip of the batch is rounded up to, and what a call costs.
 _STRIP = 8
 _CALL = 12.0
@@ -41,16 +39,18 @@ class Sizes(NamedTuple):
 
 def dense_cost(sizes: Sizes) -> float:
     """The predicted time of the dense product, in microseconds."""
-    weights = sizes.inputs * sizes.outputs
-    return 3.0 + max(sizes.batch * weights / _DENSE, 4 * weights / _STREAMED)
+    rates, weights = planner.rates_for("cpu"), sizes.inputs * sizes.outputs
+    # A small batch waits for the weight to come from memory.
+    return rates.plain_call + max(2 * sizes.batch * weights / rates.flops, 4 * weights / (_WEIGHTS * rates.streamed))
 
 
 def sparse_cost(sizes: Sizes) -> float:
     """The predicted time of the sparse product, in microseconds."""
     strips = sizes.batch if sizes.batch == 1 else -(-sizes.batch // _STRIP) * _STRIP
     moved = sizes.batch * (sizes.inputs + sizes.outputs)
-    rate = _RATE[sizes.block]
-    return _CALL + max(sizes.kept * strips / rate, 8 * sizes.kept / _STREAMED) + moved / 4_000.0
+    rates, rate = planner.rates_for("cpu"), _PART[sizes.block]
+    multiplied = 2 * sizes.kept * strips / (rate * rates.flops)
+    return _CALL + max(multiplied, 8 * sizes.kept / (_WEIGHTS * rates.streamed)) + 5 * moved / rates.streamed
 
 
 def build_cost(sizes: Sizes) -> float:

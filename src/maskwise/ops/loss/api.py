@@ -20,6 +20,7 @@ from maskwise.ops.loss.quick import find
 from maskwise.ops.loss.routes import choose
 from maskwise.plan import Plan
 from maskwise.plan.explain import listeners, record
+from maskwise.plan.planner import with_cost
 
 __all__ = ["loss"]
 
@@ -87,7 +88,7 @@ def loss(
         quick = find(fn, input, target, bits, reduction, kwargs)
         if quick is not None:
             if listeners:
-                record(quick.plan, cast(Tensor, input), mask)
+                told(quick.plan, cast(Tensor, input), mask)
             return quick.run(input, target, bits, kwargs.get("weight"))
     if isinstance(fn, functools.partial) and not fn.args:
         return loss(fn.func, input, target, mask, reduction, **{**fn.keywords, **kwargs})
@@ -96,15 +97,20 @@ def loss(
     kind = KINDS.get(fn)
     if kind is None:
         if listeners and not compiling:
-            record(Plan("loss", "plain", "nothing is known of this loss", 0.0), operands[0], mask)
+            told(Plan("loss", "plain", "nothing is known of this loss", 0.0), operands[0], mask)
         return unknown.loss(fn, operands, bits, kwargs, reduction)
     call = prepare(fn, kind, operands, bits, kwargs)
     if compiling:
         return reference.loss(call, reduction)
     plan, run = choose(call, reduction)
     if listeners:
-        record(plan, operands[0], mask)
+        told(plan, operands[0], mask)
     return run()
+
+
+def told(plan: Plan, x: Tensor, mask: MaskLike) -> None:
+    """Tell whoever listens of one call, with what it costs."""
+    record(with_cost(plan, x, grad=x.requires_grad and torch.is_grad_enabled()), x, mask)
 
 
 def tensors_of(input: Tensor | Sequence[Tensor], target: Tensor | None) -> tuple[Tensor, ...]:

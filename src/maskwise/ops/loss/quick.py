@@ -22,6 +22,7 @@ from maskwise.ops.loss.call import check_mask, prepare
 from maskwise.ops.loss.kinds import KINDS, Kind
 from maskwise.ops.loss.registered import REDUCTIONS, Code, code_of, elements
 from maskwise.plan import Plan, planner
+from maskwise.plan.plan import Refusal
 
 __all__ = ["Quick", "find"]
 
@@ -34,6 +35,10 @@ _SETTINGS = frozenset(
 )
 #: Elements of input up to which gathering single elements is worth its calls.
 FEW_ELEMENTS = 1 << 11
+
+
+#: Elements of a row that lie side by side, from which on a mask that lies across is worth a copy.
+_LONG = 64
 
 
 class Quick(NamedTuple):
@@ -96,7 +101,8 @@ class Asked:
 
     def by_kernel(self, run: Callable[..., Tensor]) -> Quick:
         """The call by a kernel."""
-        return Quick(Plan("loss", "fused" if self.grad else "bare", "one pass over what is kept", 0.0), run)
+        refused = (Refusal("plain", "it would write the loss of everything, and read it again"),)
+        return Quick(Plan("loss", "fused" if self.grad else "bare", "one pass over what is kept", 0.0, refused), run)
 
     @property
     def inner(self) -> int:
@@ -167,8 +173,22 @@ def plan_classes(
 def of_elements(asked: Asked, code: Code, x: Tensor, target: Tensor, bits: Tensor, _: None) -> Tensor:
     """A loss of single elements by its kernel."""
     run = elements.taped if asked.grad and elements.taped else elements.bare
+    if not x.is_contiguous():
+        bits = laid_as(x, bits)
     out: Tensor = run(x, target, bits, *code, asked.inner)[0]
     return reference.reduce(out, bits, "sequence") if asked.reduction == "sequence" else out
+
+
+def laid_as(x: Tensor, bits: Tensor) -> Tensor:
+    """The mask in x's order of memory, where the kernel would read it across: byte by byte, each in a line of its own.
+
+    Short rows share their lines, and are read faster as they are.
+    """
+    if bits.shape != x.shape or bits.stride() == x.stride() or x.device.type != "cpu":
+        return bits
+    if all(step != 1 or size < _LONG for step, size in zip(x.stride(), x.shape, strict=True)):
+        return bits
+    return torch.empty_like(x, dtype=torch.bool).copy_(bits)
 
 
 def of_classes(

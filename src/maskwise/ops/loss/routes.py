@@ -41,7 +41,8 @@ def choose(call: Call, reduction: str) -> tuple[Plan, Callable[[], Tensor]]:
         why = "memory does not lie in pieces" if form is None else why
     if form is not None and (form.rows or not least or elements >= LARGE_CELLS):
         reason = "kept rows only" if form.rows else "in pieces that fit the cache"
-        return Plan("loss", "pieces", reason, 0.0), partial(blocks.loss, call, form, reduction)
+        slower = (Refusal("filled", "its temporaries would not fit the cache"),)
+        return Plan("loss", "pieces", reason, 0.0, slower), partial(blocks.loss, call, form, reduction)
     return Plan("loss", "filled", why, 0.0, (Refusal("pieces", why),)), partial(filled.loss, call, reduction)
 
 

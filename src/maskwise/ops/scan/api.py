@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +14,8 @@ from maskwise.ops.operation import Operation
 from maskwise.ops.scan import registered
 
 __all__ = ["cummax", "cummin", "cumprod", "cumsum", "logcumsumexp"]
+
+Pair = TypeVar("Pair")
 
 
 def cumsum(
@@ -85,7 +88,7 @@ def cummax(
     x: Tensor,  # (...)
     mask: MaskLike,  # broadcasts to x
     dim: int,
-) -> tuple[Tensor, Tensor]:
+) -> torch.return_types.cummax:
     """Find the largest of what the mask keeps, up to each position; a dropped position repeats the running maximum.
 
     >>> import torch, maskwise as mw
@@ -120,7 +123,7 @@ def cummin(
     x: Tensor,  # (...)
     mask: MaskLike,  # broadcasts to x
     dim: int,
-) -> tuple[Tensor, Tensor]:
+) -> torch.return_types.cummin:
     """Find the smallest of what the mask keeps, up to each position; a dropped position repeats the running minimum.
 
     >>> import torch, maskwise as mw
@@ -201,7 +204,6 @@ def refuse_complex(op: str, x: Tensor) -> None:
         raise DtypeError(say(op, "x", must="have an order", got=x.dtype, hint="x.abs() or x.real"))
 
 
-def named(kind: Any, found: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def named(kind: Callable[[tuple[Tensor, Tensor]], Pair], found: tuple[Tensor, Tensor]) -> Pair:
     """Values and indices as the named tuple that torch returns."""
-    result: tuple[Tensor, Tensor] = kind(found)
-    return result
+    return kind(found)

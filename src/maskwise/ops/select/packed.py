@@ -17,9 +17,11 @@ from maskwise.ops.arguments import MaskLike
 from maskwise.ops.gpu.status import DEVICE
 from maskwise.ops.select import conversions, reference, registered, sequences
 from maskwise.ops.select.room import check_room
+from maskwise.ops.select.routes import is_few, pack_plan
 from maskwise.ops.select.rows import line_up
+from maskwise.plan.explain import listeners, record
 
-__all__ = ["Packed", "pack"]
+__all__ = ["Packed", "collect", "pack"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +117,7 @@ class Packed:
             must = f"broadcast against the original layout {(*lead, *rest)}"
             hint = "t[:, None] adds a dim, packed.map(fn) works on rows"
             raise ShapeError(say(f"Packed {symbol}", "other", must=must, got=tuple(other.shape), hint=hint))
-        return pack(other.expand(layout), self.mask, capacity=self.capacity).values
+        return collect(other.expand(layout), self.mask, capacity=self.capacity).values
 
     def _binary(self, fn: Callable[[Any, Any], Tensor], symbol: str, other: Any) -> Packed:
         return self._like(fn(self.values, self._aligned(other, symbol)))
@@ -162,10 +164,26 @@ class Packed:
         return NotImplemented
 
     # -- sequences -----------------------------------------------------------------------------------------------------
-    lengths = property(sequences.lengths)
-    cu_seqlens = property(sequences.cu_seqlens)
-    sequence_ids = property(sequences.sequence_ids)
-    position_ids = property(sequences.position_ids)
+    @property
+    def lengths(self) -> Tensor:
+        """How many rows each sequence has: int64, the mask's shape without its last dim."""
+        return sequences.lengths(self)
+
+    @property
+    def cu_seqlens(self) -> Tensor:
+        """Where each sequence starts among the values, and where the last ends: int32."""
+        return sequences.cu_seqlens(self)
+
+    @property
+    def sequence_ids(self) -> Tensor:
+        """Which sequence each row belongs to: int64, (n,); rows of a capacity that hold nothing have the last id."""
+        return sequences.sequence_ids(self)
+
+    @property
+    def position_ids(self) -> Tensor:
+        """Where each row stood along the mask's last dim: int64, (n,)."""
+        return sequences.position_ids(self)
+
     sum = sequences.sum
     mean = sequences.mean
     amax = sequences.amax
@@ -216,6 +234,13 @@ def pack(x: Tensor, mask: MaskLike, *, capacity: int | None = None, out: Tensor 
         ArgumentError: the mask keeps more than ``capacity``; or ``out`` cannot be written.
     """
     lead = line_up("pack", x, mask)
+    if listeners and not torch.compiler.is_compiling():
+        record(pack_plan(x, lead), x, lead)
+    return collect(x, lead, capacity=capacity, out=out)
+
+
+def collect(x: Tensor, lead: Mask, *, capacity: int | None = None, out: Tensor | None = None) -> Packed:
+    """As `pack`, by a mask that is lined up with x, and as a step of another function: no log hears of it."""
     bits = lead.to_bool()
     if capacity is not None:
         run = by_kernel(bits, registered.pack_capacity, reference.pack_static)
@@ -235,6 +260,8 @@ def pack(x: Tensor, mask: MaskLike, *, capacity: int | None = None, out: Tensor 
     if bits.device.type == DEVICE and not torch.compiler.is_compiling() and lead.facts.count is not None:
         # What the host knows already, the device need not be asked for.
         return Packed(registered.pack_capacity(x, bits, lead.facts.count), lead)
+    if not torch.compiler.is_compiling() and is_few(x):
+        return Packed(x[bits], lead)
     return Packed(registered.pack_rows(x, bits), lead)
 
 

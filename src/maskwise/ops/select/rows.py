@@ -42,10 +42,10 @@ def line_up(
             say(op, "mask", must=f"be on x's device {x.device}", got=lead.device, hint="mask.to(x.device)")
         )
     shape, sizes = tuple(lead.shape), tuple(x.shape)
-    if len(shape) == len(sizes) and fits(shape, sizes):
-        return lead if shape == sizes else lead.expand(sizes)
-    if len(shape) < len(sizes) and shape == sizes[: len(shape)]:
+    if shape == sizes[: len(shape)]:
         return lead
+    if len(shape) == len(sizes) and fits(shape, sizes):
+        return lead.expand(sizes)
     raise ShapeError(
         say(
             op,

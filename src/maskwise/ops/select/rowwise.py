@@ -11,26 +11,12 @@ from torch import Tensor
 from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike
-from maskwise.ops.select.packed import Packed, pack
+from maskwise.ops.select.packed import Packed, collect
+from maskwise.ops.select.routes import choose, is_few, with_work
 from maskwise.ops.select.rows import line_up
-from maskwise.plan import Plan
 from maskwise.plan.explain import listeners, record
 
 __all__ = ["apply", "apply_"]
-
-#: From this density on, moving rows together costs more than it saves: for a 768-3072-768 network, 2 % of its time.
-_NEARLY_ALL = 0.98
-#: The same for functions that are as cheap as the moving itself.
-_CHEAP_ENOUGH = 0.3
-_CHEAP = frozenset(
-    {torch.abs, torch.neg, torch.exp, torch.log, torch.log1p, torch.expm1, torch.sqrt, torch.rsqrt, torch.square}
-    | {torch.relu, torch.sigmoid, torch.tanh, torch.sin, torch.cos, torch.add, torch.sub, torch.mul, torch.div}
-    | {torch.nn.functional.relu, torch.nn.functional.gelu, torch.nn.functional.silu, torch.reciprocal}
-)
-
-# What fn costs nobody can know beforehand, so these plans predict no time.
-_PACKS = Plan("apply", "kept", "fn runs on kept rows only", 0.0)
-_DENSE = Plan("apply", "plain", "nearly all is kept, or fn is cheap, or no count is at hand: fn runs on all rows", 0.0)
 
 
 def apply(
@@ -74,10 +60,10 @@ def apply(
     """
     lead = line_up("apply", x, mask)
     arguments = [_rows_of(value, lead) for value in (x, *more)]
-    pays = _skipping_pays(fn, lead)
+    plan = choose(fn, x, lead)
     if listeners:
-        record(_PACKS if pays else _DENSE, x, lead)
-    route = _packs if pays else _runs_densely
+        record(with_work(plan, x, lead), x, lead)
+    route = _packs if plan.route == "kept" else _runs_densely
     return route(fn, arguments, lead, fill if other is None else other)
 
 
@@ -102,6 +88,8 @@ def _rows_of(value: Any, lead: Mask) -> Any:
     if not isinstance(value, Tensor) or value.dim() == 0:
         return value
     shape = (*lead.shape, *value.shape[lead.ndim :])
+    if value.shape == shape:
+        return value
     try:
         return value.expand(shape)
     except RuntimeError:
@@ -111,32 +99,32 @@ def _rows_of(value: Any, lead: Mask) -> Any:
         ) from None
 
 
-def _skipping_pays(fn: Callable[..., Any], lead: Mask) -> bool:
-    """Whether to move the kept rows together; never waits for a device to find out."""
-    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
-        return False
-    if lead.device.type != "cpu" and lead.facts.count is None:
-        return False
-    limit = _CHEAP_ENOUGH if fn in _CHEAP else _NEARLY_ALL
-    return lead.numel() == 0 or lead.density < limit
-
-
 def _packs(fn: Callable[..., Any], arguments: list[Any], lead: Mask, other: float | Tensor) -> Any:
+    x = arguments[0]
+    if len(arguments) == 1 and not isinstance(other, Tensor) and is_few(x):
+        bits = lead.to_bool()
+        rows = x[bits]
+        return _each(fn(rows), lambda out: _spread(_checked(out, rows.shape[0]), bits, other))
     capacity = None if lead.device.type == "cpu" else lead.facts.count
-    rows = [pack(a, lead, capacity=capacity).values if isinstance(a, Tensor) and a.dim() else a for a in arguments]
+    rows = [collect(a, lead, capacity=capacity).values if isinstance(a, Tensor) and a.dim() else a for a in arguments]
     count = rows[0].shape[0]
     return _each(fn(*rows), lambda out: Packed(_checked(out, count), lead, capacity).unpack(other))
 
 
+def _spread(values: Tensor, bits: Tensor, fill: float) -> Tensor:
+    """Few rows back in their places, by torch's own indexing."""
+    return values.new_full((*bits.shape, *values.shape[1:]), fill).index_put_((bits,), values)
+
+
 def _runs_densely(fn: Callable[..., Any], arguments: list[Any], lead: Mask, other: float | Tensor) -> Any:
     bits = lead.to_bool()
-    flat = bits.reshape(-1)
-    count = flat.shape[0]
+    count = bits.numel()
     # Where nothing is dropped, nothing needs a stand-in, and nothing is put back.
     full = not torch.compiler.is_compiling() and lead.facts.count == count
     rows = [a.reshape(count, *a.shape[lead.ndim :]) if isinstance(a, Tensor) and a.dim() else a for a in arguments]
-    if not full:
-        rows = [_harmless(row, flat) if isinstance(row, Tensor) and row.dim() else row for row in rows]
+    if not full and not _keeps_apart(fn, rows):
+        flat = bits.reshape(-1)
+        rows = [_harmless(row, flat, fn) if isinstance(row, Tensor) and row.dim() else row for row in rows]
 
     def place(out: Tensor) -> Tensor:
         out = _checked(out, count).reshape(*lead.shape, *out.shape[1:])
@@ -148,9 +136,30 @@ def _runs_densely(fn: Callable[..., Any], arguments: list[Any], lead: Mask, othe
     return _each(fn(*rows), place)
 
 
+#: Functions of single elements, which are never wrong about 1.
+_ELEMENTWISE = frozenset(
+    {torch.abs, torch.neg, torch.exp, torch.log, torch.log1p, torch.expm1, torch.sqrt, torch.rsqrt, torch.square}
+    | {torch.relu, torch.sigmoid, torch.tanh, torch.sin, torch.cos, torch.add, torch.sub, torch.mul, torch.div}
+    | {torch.nn.functional.relu, torch.nn.functional.gelu, torch.nn.functional.silu, torch.reciprocal}
+)
+
+
+def _keeps_apart(fn: Callable[..., Any], rows: list[Any]) -> bool:
+    """Whether what a dropped place holds reaches no other, so that nothing harmless need stand there.
+
+    In a gradient it would: a gradient of 0 times a dropped NaN is NaN. Graphs and transforms do not say whether there
+    will be one.
+    """
+    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    learns = torch.is_grad_enabled() and any(isinstance(row, Tensor) and row.requires_grad for row in rows)
+    return fn in _ELEMENTWISE and not learns
+
+
 def _harmless(
     rows: Tensor,  # (count, *rest)
     kept: Tensor,  # (count,) bool
+    fn: Callable[..., Any],
 ) -> Tensor:
     """The rows with a kept one in the place of each dropped one: what fn can take there, it can take everywhere.
 
@@ -158,6 +167,8 @@ def _harmless(
     """
     if rows.shape[0] == 0:
         return rows
+    if fn in _ELEMENTWISE:
+        return torch.where(kept.reshape(-1, *[1] * (rows.dim() - 1)), rows, torch.ones((), dtype=rows.dtype).to(rows))
     first = rows.detach().index_select(0, kept.to(torch.uint8).argmax().unsqueeze(0))
     stand_in = torch.where(kept.any(), first, torch.ones_like(first))
     return torch.where(kept.reshape(-1, *[1] * (rows.dim() - 1)), rows, stand_in)

@@ -51,9 +51,9 @@ def position_ids(self: Packed) -> Tensor:
     """Where each row stood along the mask's last dim: int64, (n,)."""
     bits = self.mask.to_bool()
     places = torch.arange(bits.shape[-1], device=bits.device).expand(bits.shape)
-    from maskwise.ops.select.packed import pack
+    from maskwise.ops.select.packed import collect
 
-    return pack(places, self.mask, capacity=self.capacity).values
+    return collect(places, self.mask, capacity=self.capacity).values
 
 
 def _usable(self: Packed, name: str) -> Tensor:

@@ -1,0 +1,1 @@
+"""``maskwise draw``: masks from a small language of expressions."""

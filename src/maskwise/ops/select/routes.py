@@ -1,0 +1,102 @@
+"""Which way `mw.apply` goes, and what moving rows together costs.
+
+``kept``: fn runs on the kept rows, which are moved together and back. ``plain``: fn runs on all rows, with a kept one
+in the place of each that is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maskwise.mask import Mask
+from maskwise.plan import Plan, planner
+from maskwise.plan.cost import Work, microseconds
+from maskwise.plan.plan import Refusal
+
+__all__ = ["choose", "is_few", "pack_plan", "with_work"]
+
+#: From this density on, moving rows together costs more than it saves: for a 768-3072-768 network, 2 % of its time.
+_NEARLY_ALL = 0.98
+#: The same for functions that are as cheap as the moving itself, of an x whose rows lie apart in memory.
+_APART = 0.9
+#: Bytes that are not few on any machine: nothing more is asked of those.
+_MANY = 1 << 16
+_CHEAP = frozenset(
+    {torch.abs, torch.neg, torch.exp, torch.log, torch.log1p, torch.expm1, torch.sqrt, torch.rsqrt, torch.square}
+    | {torch.relu, torch.sigmoid, torch.tanh, torch.sin, torch.cos, torch.add, torch.sub, torch.mul, torch.div}
+    | {torch.nn.functional.relu, torch.nn.functional.gelu, torch.nn.functional.silu, torch.reciprocal}
+)
+
+# Made once: a plan of what fn costs nobody can make, so these predict no time and hold for every call.
+_KEPT = Plan("apply", "kept", "fn runs on kept rows only", 0.0, (Refusal("plain", "fn would run on dropped rows"),))
+_FORCED = Plan("apply", "kept", "forced", 0.0, (Refusal("plain", "another is forced"),))
+_DENSE = {
+    name: Plan("apply", "plain", reason, 0.0, (Refusal("kept", reason),))
+    for name, reason in {
+        "forced": "forced",
+        "static": "how many rows are kept must not decide on shapes in a graph or a transform",
+        "not counted": "nobody has counted what is kept, and the device is not waited for",
+        "cheap": "fn is as cheap as moving rows together is, which lie apart in memory",
+        "nearly all": "nearly all is kept",
+    }.items()
+}
+
+
+def choose(fn: Callable[..., Any], x: Tensor, lead: Mask) -> Plan:
+    """The plan of one call of apply; never waits for a device to find out."""
+    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return _DENSE["static"]
+    forced = planner.forced()
+    if forced == "plain":
+        return _DENSE["forced"]
+    if lead.device.type != "cpu" and lead.facts.count is None:
+        return _DENSE["not counted"]
+    if forced in ("kept", "kernel"):
+        return _FORCED
+    count = lead.facts.count
+    if count is not None and count == lead.numel() > 0:
+        return _DENSE["nearly all"]
+    if lead.numel() == 0 or is_few(x) or lead.density < _APART:
+        return _KEPT
+    if fn in _CHEAP and lead.facts.count != lead.numel():
+        # The dense way has two passes more, with a stand-in before fn and a choice after it.
+        return _KEPT if x.is_contiguous() else _DENSE["cheap"]
+    return _KEPT if lead.density < _NEARLY_ALL else _DENSE["nearly all"]
+
+
+def is_few(x: Tensor) -> bool:
+    """Whether so little is to be moved that torch's own indexing is quicker than a call of our kernel."""
+    # Tensor.nbytes says the same, and takes as long as all the rest.
+    size = x.numel() * x.element_size()
+    if size > _MANY:
+        return False
+    rates = planner.rates_for("cpu")
+    # Indexing takes two calls, and what our kernel does to each byte is next to nothing beside it.
+    return x.device.type == "cpu" and size < rates.indexed * (rates.fused_call - 2 * rates.plain_call)
+
+
+def with_work(plan: Plan, x: Tensor, lead: Mask) -> Plan:
+    """The plan for those who listen, with the bytes that fn reads: what it computes of them nobody can know."""
+    dense, density = Work(calls=1, streamed=x.nbytes), lead.facts.density
+    if plan.route == "plain" or density is None:
+        return replace(plan, work=dense, dense=dense)
+    return replace(plan, work=Work(calls=1, streamed=round(x.nbytes * density)), dense=dense)
+
+
+def pack_plan(x: Tensor, lead: Mask) -> Plan:
+    """The plan of `mw.pack`, which has one way: what is kept is copied together."""
+    work, rates = _moved(x, lead), planner.rates_for(x.device.type)
+    dense = Work(calls=1, streamed=x.nbytes, fresh=x.nbytes)
+    cost = microseconds(work, rates.bare_call, rates)
+    return Plan("pack", "kept", "kept rows are copied together", cost, (), work, dense)
+
+
+def _moved(x: Tensor, lead: Mask) -> Work:
+    """What it is to move the kept rows, each read and written once; all of them, where nobody has counted."""
+    density = lead.facts.density
+    return Work(calls=1, streamed=lead.numel(), gathered=round(2 * x.nbytes * (1.0 if density is None else density)))

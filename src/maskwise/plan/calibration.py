@@ -1,0 +1,116 @@
+"""The rates in use: those that ``maskwise calibrate`` measured on this machine, or the built-in ones.
+
+The file is read when the first plan is made, never at import. It may hold rates of several machines, or of one with
+several numbers of threads: a cache directory may be shared, and threads may be set. What does not belong to this
+machine, torch and maskwise is left alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from maskwise.plan.cost import BUILT_IN, Rates
+from maskwise.plan.machine import identity
+
+__all__ = ["Calibration", "forget", "key", "path", "rates_for", "read", "state"]
+
+FILE = "calibration.json"
+#: The rates by kind of device; None until the first plan asks for them.
+_loaded: dict[str, Rates] | None = None
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What the file says of this machine.
+
+    Attributes:
+        rates: by kind of device, "cpu" or "cuda"; empty where nothing was measured.
+        date: when they were measured, or None.
+        fault: why the file cannot be read, or None.
+    """
+
+    rates: dict[str, Rates]
+    date: str | None = None
+    fault: str | None = None
+
+
+def path() -> Path:
+    """Where measured rates are kept: the user's cache directory, or where ``MASKWISE_CACHE_DIR`` points."""
+    place = os.environ.get("MASKWISE_CACHE_DIR")
+    if place:
+        return Path(place) / FILE
+    # Imported here, for the directory is asked for once and most machines have no file in it.
+    from platformdirs import user_cache_path
+
+    return user_cache_path("maskwise") / FILE
+
+
+def key() -> str:
+    """The machine, torch and maskwise in one line, as the file names them."""
+    return " | ".join(f"{name} {value}" for name, value in identity().items())
+
+
+def read() -> dict[str, Any]:
+    """All entries of the file, by `key`; empty where there is none.
+
+    Raises:
+        ValueError: it is not what `maskwise calibrate` writes.
+        OSError: it cannot be opened.
+    """
+    try:
+        text = path().read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    entries = json.loads(text)
+    if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):
+        raise ValueError("it holds no entries by machine")
+    return entries
+
+
+def state() -> Calibration:
+    """What the file says of this machine, without a warning."""
+    try:
+        entry = read().get(key())
+        if entry is None:
+            return Calibration({})
+        rates = {str(device): Rates(**numbers) for device, numbers in entry["rates"].items() if _is_here(device, entry)}
+        return Calibration(rates, str(entry["date"]))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        return Calibration({}, fault=f"{type(error).__name__}: {error}")
+
+
+def rates_for(device: str) -> Rates:
+    """The rates of a kind of device: measured where they were, else built in."""
+    global _loaded
+    if _loaded is None:
+        found = state()
+        # Before the warning, which may be an error: it is given once.
+        _loaded = {**BUILT_IN, **found.rates}
+        if found.fault is not None:
+            warnings.warn(
+                f"maskwise: the measured rates in {path()} cannot be read ({found.fault}), so built-in rates are used. "
+                "Hint: `maskwise calibrate` measures anew, `maskwise calibrate --reset` removes them.",
+                stacklevel=2,
+            )
+    return _loaded.get(device) or _loaded["cpu"]
+
+
+def forget() -> None:
+    """Read the file anew when the next plan is made."""
+    global _loaded
+    _loaded = None
+
+
+def _is_here(device: str, entry: dict[str, Any]) -> bool:
+    """Whether rates of a device are of the one that is here now; a GPU that nothing has used yet is not asked."""
+    named = entry.get("gpu")
+    if device != "cuda" or named is None or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return True
+    return bool(torch.cuda.get_device_name() == named)

@@ -1,0 +1,74 @@
+"""The examples run, and what they print is what they promise."""
+
+import contextlib
+import io
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+@pytest.fixture
+def printed(request):
+    pytest.importorskip("sklearn", reason="two of the examples train on scikit-learn's digits")
+    out = io.StringIO()
+    with torch.random.fork_rng(), contextlib.redirect_stdout(out):
+        runpy.run_path(str(EXAMPLES / f"{request.param}.py"), run_name="__main__")
+    return out.getvalue()
+
+
+def numbers(pattern, text):
+    found = re.search(pattern, text)
+    assert found, f"{pattern!r} is not in:\n{text}"
+    return [float(group.replace(",", "")) for group in found.groups()]
+
+
+@pytest.mark.parametrize("printed", ["padded_text_classification"], indirect=True)
+def test_the_mean_of_real_tokens_classifies_better_than_one_with_padding(printed):
+    (masked,) = numbers(r"real tokens: +([\d.]+)%", printed)
+    (padded,) = numbers(r"with the padding: +([\d.]+)%", printed)
+    assert masked > padded + 10
+
+
+@pytest.mark.parametrize("printed", ["recommender_topk"], indirect=True)
+def test_places_that_nothing_is_allowed_for_stay_empty(printed):
+    empty, places, forbidden = numbers(r"leaves (\d+) of (\d+) places.* recommend (\d+) forbidden", printed)
+    assert 0 < empty < places
+    assert forbidden == empty
+
+
+@pytest.mark.parametrize("printed", ["pruned_mlp"], indirect=True)
+def test_a_compressed_network_is_as_right_as_the_pruned_one(printed):
+    (pruned,) = numbers(r"5% of the weights: +([\d.]+)% right", printed)
+    compressed, difference = numbers(r"compressed: +([\d.]+)% right, largest difference (\S+)", printed)
+    before, after = numbers(r"parameters: +([\d,]+) → ([\d,]+)", printed)
+    # Rounding may turn one of 497 digits that lies on the border between two classes.
+    assert compressed == pytest.approx(pruned, abs=0.21)
+    assert difference < 1e-4
+    assert pruned > 80
+    assert after < before
+
+
+@pytest.mark.parametrize("printed", ["masked_autoencoder_digits"], indirect=True)
+def test_hidden_patches_are_drawn_better_than_by_the_mean_image(printed):
+    error, mean, seen = numbers(r"patches ([\d.]+), of the mean image ([\d.]+); the encoder saw (\d+)%", printed)
+    assert error < 0.9 * mean
+    assert seen == 50
+
+
+@pytest.mark.parametrize("printed", ["segment_packed_lm"], indirect=True)
+def test_packed_documents_have_the_loss_that_they_have_alone(printed):
+    together, alone = numbers(r"rows ([\d.]+), of the documents one by one ([\d.]+)", printed)
+    # Means of thousands of losses, added in another order.
+    assert together == pytest.approx(alone, rel=1e-4)
+    first, last = numbers(r"step  0: ([\d.]+)[\s\S]*step 30: ([\d.]+)", printed)
+    assert last < first / 2
+
+
+def test_every_example_says_how_it_is_run():
+    for path in EXAMPLES.glob("*.py"):
+        assert f"python examples/{path.name}" in path.read_text(encoding="utf-8")

@@ -1,0 +1,261 @@
+"""What a user may write, with every public name in it: `mypy --strict` and pyright must find nothing wrong with it.
+
+It is also run, so that it shows calls that work. `assert_type` says what a type checker must make of a result.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from typing_extensions import assert_type
+
+import maskwise as mw
+from maskwise import Mask, MaskwiseError, Packed
+from maskwise.nn import gates, schedule
+
+
+def masks() -> Mask:
+    """Every constructor, converter, view and fact."""
+    made = [
+        Mask(torch.ones(2, 3, dtype=torch.bool)),
+        Mask.from_lengths([2, 4, 3], max_len=5, side="left"),
+        Mask.from_lengths(torch.tensor([2, 4])),
+        Mask.from_indices([2, 5, 7], size=10),
+        Mask.from_indices([[0, 1]], size=(2, 3)),
+        Mask.from_values(torch.arange(4), [0, 3]),
+        Mask.from_values(torch.arange(4), 2),
+        Mask.from_segments(torch.tensor([0, 0, 1, -1])),
+        Mask.from_function(lambda q, k: k <= q, (4, 4)),
+        Mask.causal(4),
+        Mask.window(6, left=2, right=1),
+        Mask.full((2, 3)),
+        Mask.none((2, 3)),
+        Mask.from_key_padding(torch.zeros(2, 3, dtype=torch.bool)),
+        Mask.from_attention_mask(torch.ones(2, 3)),
+        Mask.from_additive(torch.zeros(2, 3)),
+        Mask.from_cu_seqlens(torch.tensor([0, 2, 5])),
+        Mask.from_numpy(np.array([True, False])),
+    ]
+    mask = made[1]
+    assert_type(mask, Mask)
+    assert_type(mask.to_bool(), Tensor)
+    assert_type(mask.to_key_padding(), Tensor)
+    assert_type(mask.to_attention_mask(torch.int64), Tensor)
+    assert_type(mask.to_additive(torch.float32), Tensor)
+    assert_type(mask.to_cu_seqlens(), tuple[Tensor, int])
+    array: np.ndarray[Any, Any] = mask.to_numpy()
+    hidden = mask.to_masked_array(array)
+    blocks = Mask.from_block_mask(Mask.causal(128).to_block_mask())
+    other = torch.ones(3, 5, dtype=torch.bool)
+    combined = (mask & other) | (other & mask) ^ ~mask - other
+    assert_type(combined, Mask)
+    assert_type(mask[..., None], Mask)
+    assert_type(mask[0], Mask)
+    views = (
+        mask.unsqueeze(0).squeeze(0).expand(2, 3, 5).expand_as(torch.ones(2, 3, 5)),
+        mask.permute(1, 0).transpose(0, 1).movedim(0, 1).reshape(15).view(3, 5).flatten(),
+        mask.T.mT.to("cpu").cpu().clone().contiguous(),
+        Mask.cat([mask, mask], dim=0),
+        Mask.stack([mask, mask]),
+        mask.logical_not(),
+    )
+    assert_type(mask.count(), int)
+    assert_type(mask.count(-1), Tensor)
+    assert_type(mask.count(dim=0, keepdim=True), Tensor)
+    assert_type(mask.density, float)
+    assert_type(mask.lengths, Tensor)
+    assert_type(mask.cu_seqlens, Tensor)
+    assert_type(mask.indices(), Tensor)
+    assert_type(mask.equal(mask), bool)
+    assert_type(mask.shape, torch.Size)
+    assert_type(mask.size(), torch.Size)
+    assert_type(mask.size(0), int)
+    assert_type(mask.device, torch.device)
+    assert_type(mask.dtype, torch.dtype)
+    facts = (mask.ndim, mask.dim(), mask.numel(), mask.is_full, mask.is_empty, mask.is_prefix, mask.facts.count)
+    print(len(views), facts, hidden.sum(), blocks.density, [row.count() for row in mask])
+    return mask
+
+
+def functions(x: Tensor, mask: Mask) -> None:
+    """Every function."""
+    for result in (
+        mw.sum(x, mask, dim=-1, keepdim=True, dtype=torch.float64, empty=0.0),
+        mw.prod(x, mask),
+        mw.mean(x, mask.to_bool(), (0, 1)),
+        mw.var(x, mask, dim=0, correction=0),
+        mw.std(x, mask),
+        mw.norm(x, mask, 2, dim=-1),
+        mw.amax(x, mask),
+        mw.amin(x, mask, dim=-1),
+        mw.argmax(x, mask),
+        mw.argmin(x, mask, dim=-1),
+        mw.logsumexp(x, mask, dim=-1),
+        mw.any(x > 0, mask),
+        mw.all(x > 0, mask, dim=-1),
+        mw.quantile(x, mask, 0.5, dim=-1),
+        mw.argsort(x, mask),
+        mw.softmax(x, mask, dim=-1),
+        mw.log_softmax(x, mask, dim=-1),
+        mw.softmin(x, mask, dim=-1),
+        mw.normalize(x, mask, dim=-1),
+        mw.standardize(x, mask),
+        mw.cumsum(x, mask, dim=-1),
+        mw.cumprod(x, mask, dim=-1),
+        mw.logcumsumexp(x, mask, dim=-1),
+        mw.fill(x, mask, -1.0),
+        mw.loss(F.mse_loss, x, torch.zeros_like(x), mask, reduction="sequence"),
+        mw.linear(x, torch.randn(3, x.shape[-1]), torch.ones(3, x.shape[-1], dtype=torch.bool)),
+    ):
+        assert_type(result, Tensor)
+    middle = mw.median(x, mask)
+    values, indices = mw.sort(x, mask, descending=True)
+    best = mw.topk(x, mask, 2)
+    running, positions = mw.cummax(x, mask, dim=-1)
+    lowest = mw.cummin(x, mask, dim=-1)
+    for tensor in (middle, values, indices, best.values, best.indices, running, positions, lowest.values):
+        assert_type(tensor, Tensor)
+    assert_type(mw.count(mask, dim=-1), Tensor)
+
+
+def selection(x: Tensor, mask: Mask) -> None:
+    """What computes only what is kept."""
+    done = mw.apply(torch.exp, x, mask=mask, other=x)
+    mw.apply_(torch.neg, x.clone(), mask=mask)
+    packed = mw.pack(x, mask)
+    assert_type(packed, Packed)
+    assert_type(packed.values, Tensor)
+    assert_type(packed.unpack(fill=-1.0), Tensor)
+    assert_type((2 * packed + packed - 1) / 2, Packed)
+    assert_type(packed.map(torch.exp), Packed)
+    assert_type(packed.lengths, Tensor)
+    assert_type(packed.cu_seqlens, Tensor)
+    assert_type(packed.sequence_ids, Tensor)
+    assert_type(packed.position_ids, Tensor)
+    reduced = (
+        packed.sum(),
+        packed.mean(),
+        packed.amax(),
+        packed.amin(),
+        packed.logsumexp(),
+        packed.first(),
+        packed.last(),
+    )
+    assert_type(packed.softmax(), Packed)
+    assert_type(Packed.from_sparse(packed.to_sparse_coo()), Packed)
+    assert_type(Packed.from_nested(packed.to_nested()), Packed)
+    sequence = mw.pack(x[..., None], mask).to_packed_sequence()
+    assert_type(Packed.from_packed_sequence(sequence), Packed)
+    q = torch.randn(3, 2, 5, 4)
+    assert_type(mw.attention(q, q, q, mask, is_causal=True), Tensor)
+    rows = mw.pack(q.transpose(1, 2), mask)
+    assert_type(mw.attention(rows, rows, rows), Packed)
+    sampler = mw.TokenBudgetSampler([3, 6, 4], budget=9, method="bucket")
+    batches: list[list[int]] = list(sampler)
+    print(done.shape, len(reduced), batches, sampler.waste.padding)
+
+
+def layers(mask: Mask) -> nn.Module:
+    """Every layer and every gate."""
+    x = torch.randn(3, 5, 8)
+    channels_first = x.transpose(1, 2).contiguous()
+    for norm in (mw.nn.MaskedBatchNorm1d(8), mw.nn.MaskedInstanceNorm1d(8)):
+        norm(channels_first, mask)
+    mw.nn.MaskedBatchNorm2d(2)(torch.randn(3, 2, 5, 5), torch.ones(3, 5, 5, dtype=torch.bool))
+    mw.nn.MaskedLayerNorm(8)(x, mask)
+    for pool in (mw.nn.MaskedMeanPool(), mw.nn.MaskedMaxPool(empty=0.0), mw.nn.MaskedAttentionPool(8, num_heads=2)):
+        pool(x, mask)
+    for gate in (
+        gates.Binary(torch.ones(4, 8, dtype=torch.bool)),
+        gates.Threshold(0.1, by="magnitude"),
+        gates.TopK(0.5),
+        gates.NM(2, 4),
+        gates.Block((4, 1), 0.5),
+        gates.Sigmoid(),
+        gates.HardConcrete(),
+    ):
+        gated: gates.Gate = gate
+        layer = mw.nn.attach(nn.Linear(8, 4), gated)
+        assert_type(layer, nn.Linear)
+        assert_type(gated.mask(layer.weight), Mask)
+        assert_type(mw.nn.detach(layer, keep="masked"), nn.Linear)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    pruned = mw.nn.prune(model, lambda: gates.TopK(0.5, scope="global"), exclude="2")
+    scheduler = schedule.DensityScheduler(model, schedule.cubic(end=0.25, steps=4))
+    scheduler.step()
+    curves: list[schedule.Schedule] = [schedule.linear(end=0.1, steps=4), schedule.constant(0.5)]
+    mw.nn.reselect(model, density=0.5)
+    report = mw.nn.report(model)
+    sparse = mw.nn.SparseLinear.from_linear(nn.Linear(8, 4), torch.ones(4, 8, dtype=torch.bool))
+    assert_type(sparse, mw.nn.SparseLinear)
+    optimizer = torch.optim.SGD(sparse.parameters(), lr=0.1)
+    for rewire in (mw.nn.RigL(sparse, optimizer, every=2, until=10), mw.nn.SET(sparse, optimizer, every=2, until=10)):
+        optimizer.zero_grad()
+        sparse(torch.randn(2, 8)).sum().backward()
+        rewire.step()
+    masked = mw.nn.MaskedLinear(8, 4, gate=gates.TopK(0.5))
+    assert_type(masked.mask, Mask)
+    mw.nn.MaskedConv2d(2, 3, 3, gate=torch.ones(3, 2, 3, 3, dtype=torch.bool))(torch.randn(1, 2, 5, 5))
+    print(report.density, report.to_json()[:1], len(curves), sparse.density, type(pruned).__name__)
+    return model
+
+
+def models(model: nn.Module) -> None:
+    """Whole models."""
+    encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    assert_type(mw.unpad(encoder), nn.TransformerEncoderLayer)
+    assert_type(mw.models.repad(encoder), nn.TransformerEncoderLayer)
+    small, report = mw.compress(model, torch.randn(4, 8))
+    assert_type(report, mw.models.CompressionReport)
+    print(report.difference, report.after.parameters, [row.name for row in report])
+    with tempfile.TemporaryDirectory() as folder:
+        mw.models.save_compressed(small, f"{folder}/small.safetensors")
+        mw.models.load_compressed(f"{folder}/small.safetensors")
+    packing = mw.models.Packing.of(torch.ones(2, 3, dtype=torch.bool))
+    attending = mw.models.PackedMask(packing)
+    known = list(mw.models.adapters())
+
+    class Nothing:
+        """An adapter that serves nothing."""
+
+        name = "nothing"
+
+        def serves(self, module: nn.Module) -> tuple[bool, str]:
+            """Serve no module."""
+            return False, ""
+
+        def install(self, module: nn.Module) -> None:
+            """Nothing to do."""
+
+        def undo(self, module: nn.Module) -> None:
+            """Nothing to undo."""
+
+    adapter: mw.models.Adapter = Nothing()
+    mw.models.register(adapter)
+    mw.models.unregister("nothing")
+    raised: tuple[type[MaskwiseError], ...] = (mw.models.CompressionError, mw.models.UnsupportedModelError)
+    print(known, type(attending).__name__, raised)
+
+
+def main() -> None:
+    """Touch everything once."""
+    x = torch.rand(3, 5)
+    mask = masks()
+    with mw.explain() as log:
+        functions(x, mask)
+    try:
+        mw.sum(x, torch.ones(7, dtype=torch.bool))
+    except MaskwiseError as error:
+        print(error)
+    print(mw.__version__, len(log), log.to_json()[:1], [call.route for call in log][:1])
+    selection(x, mask)
+    models(layers(mask))
+
+
+if __name__ == "__main__":
+    main()

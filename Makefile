@@ -117,8 +117,8 @@ test-sanitize: install  ## Kernel tests under AddressSanitizer and UndefinedBeha
 	    PYTHONMALLOC=malloc \
 	    $(BIN)/python tests/packaging/sanitized.py $(ARGS)
 
-# The suites of laws and of ops meet the Triton kernels, which Triton's interpreter runs on the CPU. That takes half an
-# hour; `make test-gpu SHARE=7` takes every seventh test of the laws.
+# The suites of laws and of ops meet the Triton kernels, which Triton's interpreter runs on the CPU. That takes ten
+# minutes; `make test-gpu SHARE=7` takes every seventh test of the laws.
 SHARE ?= 1
 .PHONY: test-gpu
 test-gpu: install  ## The laws and the tests of Triton kernels, by Triton's interpreter; no GPU needed

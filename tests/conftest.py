@@ -32,7 +32,7 @@ if os.environ.get("MASKWISE_INTERPRET") == "1":
 
 
 def pytest_collection_modifyitems(items):
-    """Keep every MASKWISE_SHARE-th test: the interpreter takes half an hour for all of them."""
+    """Keep every MASKWISE_SHARE-th test: the interpreter takes ten minutes for all of them."""
     items[:] = items[:: int(os.environ.get("MASKWISE_SHARE", "1"))]
 
 

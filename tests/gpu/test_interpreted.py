@@ -16,8 +16,8 @@ HERE = Path(__file__).parent
 
 def test_the_kernels_hold_under_the_interpreter():
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    # A quarter of what `make test-gpu` has, and that without its largest shapes.
-    environment = {**os.environ, "MASKWISE_INTERPRET": "1", "MASKWISE_SHARE": "4"}
+    # A seventh of what `make test-gpu` has, and that without its largest shapes.
+    environment = {**os.environ, "MASKWISE_INTERPRET": "1", "MASKWISE_SHARE": "7"}
     environment.pop("PYTEST_XDIST_WORKER", None)
     told = subprocess.run(
         [*command, str(HERE / "interpreted")],

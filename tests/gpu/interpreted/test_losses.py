@@ -143,3 +143,14 @@ def test_an_infinite_margin_is_no_loss():
     with force("kernel"):
         out = mw.loss(F.soft_margin_loss, x, target, torch.ones(1, 2, dtype=torch.bool), reduction="none")
     assert out[0, 0] == 0
+
+
+@pytest.mark.parametrize(("fn", "kwargs"), ELEMENTS, ids=lambda each: getattr(each, "__name__", str(each)))
+def test_a_nan_that_is_kept_is_seen_as_by_torch(fn, kwargs):
+    x, target = torch.tensor([[torch.nan, 0.5, 2.0]]), torch.tensor([[1.0, 1.0, -1.0]])
+    mask = torch.tensor([[True, True, False]])
+
+    def call(x, target):
+        return mw.loss(fn, x, target, mask, reduction="none", **kwargs)
+
+    assert_as_plain(call, x, (target,), rtol=1e-5, atol=1e-5, equal_nan=True)

@@ -84,7 +84,8 @@ def slope_of(x, t, code, parameter: tl.constexpr):
     size = tl.abs(apart)
     out = 2.0 * apart
     if code == 1:
-        out = sign_of(apart)
+        # As torch has it, for this loss alone.
+        out = tl.where(apart == apart, sign_of(apart), 0.0)
     elif code == 2:
         out = tl.where(size < parameter, apart / parameter, sign_of(apart))
     elif code == 3:
@@ -105,7 +106,9 @@ def slope_of(x, t, code, parameter: tl.constexpr):
         small = tl.exp(-tl.abs(power))
         out = -t * tl.where(power >= 0, 1.0 / (1.0 + small), small / (1.0 + small))
     elif code == 10:
-        out = tl.where((t != 1) & (parameter - x >= 0), -1.0, 0.0) + tl.where(t != -1, 1.0, 0.0)
+        # Branches that are taken at run time must agree on the dtype, which a number alone would not have.
+        zero = tl.zeros_like(x)
+        out = tl.where((t != 1) & (parameter - x >= 0), zero - 1.0, zero) + tl.where(t != -1, zero + 1.0, zero)
     return out
 
 

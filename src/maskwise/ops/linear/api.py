@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,6 +58,9 @@ def linear(
         DtypeError: the mask is not bool, or dtypes differ.
         DeviceError: devices differ.
     """
+    small = None if listeners or torch.compiler.is_compiling() else _facts(x, weight, mask, bias)
+    if small in _small:
+        return reference.linear(x, weight, mask.to_bool() if isinstance(mask, Mask) else mask, bias)
     bits = _checked(x, weight, mask, bias)
     device = x.device.type
     if device == "cpu" and torch.is_autocast_enabled(device):
@@ -65,6 +69,9 @@ def linear(
         x, weight, bias = x.to(low), weight.to(low), None if bias is None else bias.to(low)
     if torch.compiler.is_compiling() or device != "cpu":
         return reference.linear(x, weight, bits, bias)
+    if small is not None and _is_hopeless(x, weight):
+        _remember_small(small)
+        return reference.linear(x, weight, bits, bias)
     remembered = _mask_of(mask)
     plan, layout = _plan(x, weight, remembered)
     if listeners:
@@ -72,6 +79,40 @@ def linear(
     if layout is None:
         return reference.linear(x, weight, bits, bias)
     return sparse_linear(x, layout.gather(weight), layout, bias)
+
+
+#: Calls that were checked and are too small for any route but the dense one, by their static facts.
+_small: set[tuple[Any, ...] | None] = set()
+planner.on_forget(_small.clear)
+_SMALL_KEPT = 4096
+
+
+def _facts(x: Tensor, weight: Tensor, mask: MaskLike, bias: Tensor | None) -> tuple[Any, ...] | None:
+    """All that the checks look at, or None where this is no plain call on the CPU."""
+    try:
+        on_cpu = x.is_cpu and weight.is_cpu and mask.device.type == "cpu" and (bias is None or bias.is_cpu)
+        if not on_cpu or torch.is_autocast_enabled("cpu"):
+            return None
+        told = None if bias is None else (bias.shape, bias.dtype)
+        kind = mask.dtype if isinstance(mask, Tensor) else Mask
+        return (x.shape, x.dtype, weight.shape, weight.dtype, kind, mask.shape, told)
+    except AttributeError:
+        return None
+
+
+def _is_hopeless(x: Tensor, weight: Tensor) -> bool:
+    """Whether the kernel would not pay even if nothing at all were kept."""
+    if planner.forced() is not None:
+        return False
+    outputs, inputs = weight.shape
+    nothing = Sizes(x.numel() // max(inputs, 1), inputs, outputs, 0)
+    return sparse_cost(nothing) >= dense_cost(nothing)
+
+
+def _remember_small(facts: tuple[Any, ...]) -> None:
+    if len(_small) >= _SMALL_KEPT:
+        _small.clear()
+    _small.add(facts)
 
 
 @dataclass
@@ -106,8 +147,7 @@ def _plan(x: Tensor, weight: Tensor, mask: Mask) -> tuple[Plan, SparseLayout | N
     batch = x.numel() // max(inputs, 1)
     transformed = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
     # Nothing is counted where nothing could come of it.
-    hopeless = sparse_cost(Sizes(batch, inputs, outputs, 0)) >= dense_cost(Sizes(batch, inputs, outputs, 0))
-    kept = inputs * outputs if transformed or (hopeless and planner.forced() is None) else mask.count()
+    kept = inputs * outputs if transformed or _is_hopeless(x, weight) else mask.count()
     sizes = Sizes(batch, inputs, outputs, kept)
     plan = choose(OP, sizes, x.dtype, x.device.type, transformed=transformed)
     if plan.route == "plain":
@@ -122,6 +162,10 @@ def _plan(x: Tensor, weight: Tensor, mask: Mask) -> tuple[Plan, SparseLayout | N
             return Plan(OP, "plain", reason, dense_cost(sizes), (Refusal("sparse", reason),)), None
         known.layout = SparseLayout.from_mask(mask.to_bool())
     return plan, known.layout
+
+
+def _fits(device: torch.device, wanted: torch.device) -> bool:
+    return device.type == wanted.type and (device.index is None or device.index == wanted.index)
 
 
 def _checked(x: Tensor, weight: Tensor, mask: MaskLike, bias: Tensor | None) -> Tensor:
@@ -151,7 +195,8 @@ def _checked(x: Tensor, weight: Tensor, mask: MaskLike, bias: Tensor | None) -> 
     low = torch.is_autocast_enabled(x.device.type) if x.device.type in ("cpu", "cuda") else False
     others: tuple[tuple[str, Tensor | Mask | None], ...] = (("weight", weight), ("mask", mask), ("bias", bias))
     for name, value in others:
-        if value is not None and value.device != x.device:
+        # A mask for "cuda" is one for the current device of that kind.
+        if value is not None and value.device != x.device and not (value is mask and _fits(value.device, x.device)):
             must, hint = f"be on x's device {x.device}", f"{name}.to(x.device)"
             raise DeviceError(say(OP, name, must=must, got=value.device, hint=hint))
         if isinstance(value, Tensor) and name != "mask" and value.dtype != x.dtype and not low:

@@ -53,5 +53,4 @@ def linear(
     bias: Tensor | None,  # (outputs,)
 ) -> Tensor:
     """The dense product with what is kept of a weight: (..., outputs). A NaN that is dropped reaches nothing."""
-    kept = torch.where(mask, weight, torch.zeros((), dtype=weight.dtype, device=weight.device))
-    return torch.nn.functional.linear(x, kept, bias)
+    return torch.nn.functional.linear(x, torch.where(mask, weight, 0.0), bias)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from maskwise.benchmarks import means, recipe_figures
 from maskwise.benchmarks.bars import Bar, bars
+from maskwise.benchmarks.cases import linear
 from maskwise.benchmarks.report import HEADLINE, geometric_means, in_words
 from maskwise.benchmarks.sweeping import Line, Summary
 
@@ -20,6 +21,7 @@ __all__ = ["Row", "files", "headline", "inserted", "page", "picture", "read"]
 BEGIN, END = "<!-- figures: made by `make figures` -->", "<!-- end of figures -->"
 
 SWEEP = "sweep"
+_SHAPES = ["x".join(map(str, shape)) for shape in linear.SHAPES]
 #: What the README shows of a file: a title, and the cases of which it gives the ratio.
 SHOWN = {
     "functions": [
@@ -32,6 +34,10 @@ SHOWN = {
     "attention": [
         ("`mw.attention`, lengths 1 to 512", ["attention lengths 1..512"]),
         ("the same with its gradient", ["attention lengths 1..512 forward+backward"]),
+    ],
+    "linear": [
+        (f"`mw.nn.SparseLinear`, 10 % kept{told}, five shapes", [f"SparseLinear {shape} {end}" for shape in _SHAPES])
+        for told, end in (("", "keep=10%"), (" in 16 x 16 blocks", "16x16 keep=10%"))
     ],
     "models": [
         ("`mw.unpad` of MiniLM, a fifth of the tokens real", ["unpad MiniLM 64 paragraphs in 256"]),

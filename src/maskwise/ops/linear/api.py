@@ -146,8 +146,13 @@ def _plan(x: Tensor, weight: Tensor, mask: Mask) -> tuple[Plan, SparseLayout | N
     outputs, inputs = weight.shape
     batch = x.numel() // max(inputs, 1)
     transformed = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
-    # Nothing is counted where nothing could come of it.
-    kept = inputs * outputs if transformed or _is_hopeless(x, weight) else mask.count()
+    if _is_hopeless(x, weight) and not transformed:
+        # Nothing is counted where nothing could come of it.
+        reason = "too small a product for a kernel to pay"
+        return Plan(
+            OP, "plain", reason, dense_cost(Sizes(batch, inputs, outputs, 0)), (Refusal("sparse", reason),)
+        ), None
+    kept = inputs * outputs if transformed else mask.count()
     sizes = Sizes(batch, inputs, outputs, kept)
     plan = choose(OP, sizes, x.dtype, x.device.type, transformed=transformed)
     if plan.route == "plain":

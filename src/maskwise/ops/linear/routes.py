@@ -13,6 +13,7 @@ import torch
 from maskwise.ops.linear.layouts import Block
 from maskwise.plan import Plan, planner
 from maskwise.plan.capability import can_serve
+from maskwise.plan.cost import Work
 from maskwise.plan.plan import Refusal
 
 __all__ = ["Sizes", "build_cost", "choose", "dense_cost", "sparse_cost"]
@@ -69,15 +70,20 @@ def choose(op: str, sizes: Sizes, dtype: torch.dtype, device: str, *, transforme
         return Plan(op, "plain", reason, 0.0, (Refusal("sparse", reason),))
     ok, why = can_serve("linear", device, dtype)
     dense, sparse = dense_cost(sizes), sparse_cost(sizes)
-    if not ok:
-        return Plan(op, "plain", why, dense, (Refusal("sparse", why),))
-    if planner.forced() == "kernel":
-        return Plan(op, "sparse", "forced", sparse)
     total = max(1, sizes.inputs * sizes.outputs)
+    by_all = Work(calls=1, streamed=dtype.itemsize * total, flops=2 * sizes.batch * total)
+    # A kept weight comes with its column.
+    by_kept = Work(calls=1, streamed=(dtype.itemsize + 4) * sizes.kept, flops=2 * sizes.batch * sizes.kept)
+    if not ok:
+        return Plan(op, "plain", why, dense, (Refusal("sparse", why),), by_all, by_all)
+    if planner.forced() in ("kernel", "sparse"):
+        return Plan(op, "sparse", "forced", sparse, (Refusal("plain", "another is forced"),), by_kept, by_all)
     told = f"{sizes.kept / total:.1%} of the weight is kept"
     if dense <= sparse:
-        return Plan(op, "plain", told, dense, (Refusal("sparse", f"predicted {sparse:.0f} µs against {dense:.0f} µs"),))
-    return Plan(op, "sparse", told, sparse, (Refusal("plain", f"predicted {dense:.0f} µs against {sparse:.0f} µs"),))
+        refused = Refusal("sparse", f"predicted {sparse:.0f} µs against {dense:.0f} µs")
+        return Plan(op, "plain", told, dense, (refused,), by_all, by_all)
+    refused = Refusal("plain", f"predicted {dense:.0f} µs against {sparse:.0f} µs")
+    return Plan(op, "sparse", told, sparse, (refused,), by_kept, by_all)
 
 
 planner.on_forget(choose.cache_clear)

@@ -26,7 +26,9 @@ def extension() -> dict:
         print("maskwise: no torch at build time, so this is a pure-Python build (pip install --no-build-isolation)")
         return {}
     sanitize = os.environ.get("MASKWISE_SANITIZE", "0") == "1"
-    compile_args = ["-std=c++17", "-fvisibility=hidden", "-Wall", "-Wno-psabi", "-Wno-maybe-uninitialized"]
+    # GCC 12 takes the AVX-512 intrinsics of its own headers for reads of uninitialized values.
+    quiet = ["-Wno-psabi", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]
+    compile_args = ["-std=c++17", "-fvisibility=hidden", "-Wall", *quiet]
     compile_args += [f"-DTORCH_TARGET_VERSION={TORCH_TARGET_VERSION}"]
     compile_args += ["-O1", *SANITIZE] if sanitize else ["-O3", "-g0"]
     module = CppExtension(

@@ -85,7 +85,8 @@ def loss_backward(
             **dict(code=code, mean=int(reduction == MEAN), parameter=parameter, REDUCED=reduction > 0),
             **dict(SKIP=blocks.skip),
         },
-        warps=blocks.warps,
+        # A third operand for each element leaves too few registers to four warps.
+        warps=blocks.warps if reduction else 2 * blocks.warps,
         reads={"x": 1, "target": 1, "mask": 1, "grad": 1},
         writes=("of_x",),
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from maskwise.benchmarks.cases import recipes as recipe_cases
-from maskwise.benchmarks.figures import files, headline, inserted, page, read
+from maskwise.benchmarks.figures import SWEEP, files, headline, inserted, page, read
 from maskwise.benchmarks.recipe_figures import FIGURE, read_recipes, with_figures
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +54,8 @@ def test_no_committed_run_is_a_quick_one_and_each_can_be_repeated():
     for path in RESULTS.glob("*.csv"):
         assert "True" not in {line.split(",")[-3] for line in path.read_text(encoding="utf-8").splitlines()[1:]}
         assert all(row.command.startswith("maskwise bench ") for row in read(path))
-        assert path.with_suffix(".png").exists()
+        # The sweep has too many cases for a picture.
+        assert path.stem == SWEEP or path.with_suffix(".png").exists()
 
 
 def test_missed_targets_are_told(tmp_path):

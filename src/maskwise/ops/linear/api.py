@@ -25,6 +25,8 @@ from maskwise.plan.plan import Refusal
 __all__ = ["linear"]
 
 OP = "linear"
+#: Weights that are picked in a microsecond, and weights that are zeroed.
+_PICKED, _ZEROED = 600.0, 2400.0
 
 
 def linear(
@@ -157,6 +159,11 @@ def _plan(x: Tensor, weight: Tensor, mask: Mask) -> tuple[Plan, SparseLayout | N
     plan = choose(OP, sizes, x.dtype, x.device.type, transformed=transformed)
     if plan.route == "plain":
         return plan, None
+    # Here the weight is a dense one: its kept values are picked for the kernel, or its dropped ones zeroed, every time.
+    picked, zeroed = plan.microseconds + kept / _PICKED, dense_cost(sizes) + inputs * outputs / _ZEROED
+    if picked >= zeroed and planner.forced() is None:
+        reason = f"with picking the kept weights predicted {picked:.0f} µs against {zeroed:.0f} µs"
+        return Plan(OP, "plain", reason, zeroed, (Refusal("sparse", reason),), plan.dense, plan.dense), None
     known = mask._once("linear", _Known)
     if known.layout is None:
         # A layout is made when what it would have saved so far pays for it: whoever calls once does not pay.

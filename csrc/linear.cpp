@@ -13,6 +13,8 @@ using WalkFours = void (*)(const float*, const float*, const int32_t*, const int
 
 // Sums of one chunk of outputs stay in the first cache: at most this many floats.
 constexpr int64_t kSums = 4096;
+// Inputs that stay in the second cache beside the weights that pass: so many floats.
+constexpr int64_t kSecondCache = 49152;
 
 // How unstructured rows are walked: the loop, the batch rows of a strip, the ranges of columns at a time, and the sums.
 struct RowWalk {
@@ -155,10 +157,10 @@ void squares_product(const Tensor& x, const float* values, const Tensor& starts,
   Tensor memory = empty_cpu({std::max<int64_t>(1, weights)}, ScalarType::Float);
   auto* on_side = static_cast<float*>(memory.mutable_data_ptr());
   parallel(blocks, 256, [&](int64_t begin, int64_t end) { MASKWISE_AT_ISA(turn_squares(values, begin, end, on_side)); });
-  // Batch rows that stay in the second cache while all rows of blocks pass.
-  constexpr int64_t kSecondCache = 81920, kGroup = 12, kMost = 8 * kGroup, kBlockRows = 8;
+  // Batch rows that stay in the second cache while all rows of blocks pass; those are dense, and take less room.
+  constexpr int64_t kRoom = 81920, kGroup = 12, kMost = 8 * kGroup, kBlockRows = 8;
   const int64_t padded = ceil_div(inputs, 16) * 16;
-  const int64_t room = std::max<int64_t>(1, kSecondCache / std::max<int64_t>(1, padded) / kGroup) * kGroup;
+  const int64_t room = std::max<int64_t>(1, kRoom / std::max<int64_t>(1, padded) / kGroup) * kGroup;
   const Strips strips{batch, std::min(room, kMost), padded};
   const int64_t block_rows = ceil_div(outputs, 16);
   const auto* from = static_cast<const S*>(x.const_data_ptr());
@@ -189,7 +191,7 @@ void sampled(const Tensor& grad, const Tensor& x, const Tensor& starts, const Te
   const int64_t all = ceil_div(outputs, rows), weights = columns.numel() * rows;
   const int64_t pieces = (starts.numel() - 1) / all;
   // Ranges of columns that stay in the second cache while all outputs of a thread pass.
-  const int64_t together = std::max<int64_t>(1, 49152 / std::max<int64_t>(1, ceil_div(inputs, pieces) * strip));
+  const int64_t together = std::max<int64_t>(1, kSecondCache / std::max<int64_t>(1, ceil_div(inputs, pieces) * strip));
   if (batch == 1 && rows == 1) {
     const Floats one(x), above(grad);
     parallel(outputs, share(weights, outputs, 4), [&](int64_t begin, int64_t end) {

@@ -140,7 +140,7 @@ void walk_rows(const float* tile, const float* values, const int32_t* columns, c
 // what this product waits for, and starting a row again is dear. Rows with many weights in every range can afford it:
 // they take eight vectors, and ranges that stay in the first cache.
 inline RowWalk row_walk(int64_t batch, int64_t inputs, int64_t outputs, int64_t pieces, int64_t weights) {
-  constexpr int64_t kSecondCache = 49152, kMany = 20;
+  constexpr int64_t kMany = 20;
   if (batch <= kStrip<1>) return {&walk_rows<1>, kStrip<1>, pieces, kSums};
   if (batch <= kStrip<2>) return {&walk_rows<2>, kStrip<2>, pieces, kSums};
   if (batch > kStrip<4> && weights > kMany * outputs * pieces) return {&walk_rows<8>, kStrip<8>, 1, kSums / 2};
@@ -184,7 +184,6 @@ void walk_fours(const float* tile, const float* values, const int32_t* columns, 
 // Three vectors keep the multiply-adds busiest, unless the last strip would be mostly empty, or the strips too long for
 // the second cache.
 inline void four_walk(int64_t batch, int64_t width, WalkFours* run, int64_t* strip) {
-  constexpr int64_t kSecondCache = 49152;
   const int64_t three = ceil_div(batch, kStrip<3>) * kStrip<3>, two = ceil_div(batch, kStrip<2>) * kStrip<2>;
   if (batch <= kStrip<1>)
     *run = &walk_fours<1>, *strip = kStrip<1>;

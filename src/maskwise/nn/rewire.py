@@ -16,20 +16,7 @@ __all__ = ["SET", "Rewire", "RigL"]
 
 
 class Rewire:
-    """What RigL and SET share: when, how many, and which go. Which come is their own.
-
-    Call `step` after each ``optimizer.step()``.
-
-    Args:
-        model: a module, of which every SparseLinear is rewired, or the layers themselves.
-        optimizer: the one that trains them; its state follows the weights.
-        fraction: the share of live weights that is exchanged the first time; it falls along a cosine.
-        every: how many steps lie between exchanges.
-        until: the step after which nothing is exchanged any more.
-
-    Raises:
-        ArgumentError: there is no SparseLinear, or a number is out of range.
-    """
+    """What RigL and SET share, their arguments too: when, how many, and which go. Which come is their own."""
 
     def __init__(
         self,

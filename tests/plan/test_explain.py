@@ -65,7 +65,7 @@ def test_work_that_is_skipped_is_told_in_elements_flops_and_bytes():
         mw.apply(lambda rows: rows, torch.ones(4, 8), mask=mw.Mask.from_lengths([2, 2, 2, 2], max_len=8))
     attention, total, packed, applied = log
     # Two products of 2 FLOPs for each feature: of (2 x 2 x 128) queries with 96 keys that nobody keeps.
-    assert (attention.route, attention.skipped_flops) == ("blocks", 4 * 16 * (2 * 2 * 128 * 96))
+    assert (attention.route, attention.skipped_flops) == ("bare", 4 * 16 * (2 * 2 * 128 * 96))
     # The idiom writes a copy of x and reads it again.
     assert (total.route, total.skipped_bytes) == ("bare", 2 * 4 * 512 * 512)
     assert total.skipped_flops == 512 * 512

@@ -16,14 +16,20 @@ ROUTES = ("whole", "blocks", "plain")
 
 @pytest.fixture(params=ROUTES)
 def route(request, monkeypatch):
-    """Every route serves the same calls: blocks of few queries, so that small inputs have several."""
+    """Every route with a gradient serves the same calls: blocks of few queries, so that small inputs have several."""
     monkeypatch.setattr(pieces, "_BLOCK", 3)
     monkeypatch.setattr(pieces, "_RUN", 2)
-    if request.param == "whole":
+    with planner.force(request.param):
         yield request.param
-    else:
-        with planner.force("kernel" if request.param == "blocks" else "plain"):
-            yield request.param
+
+
+@pytest.fixture(params=(*ROUTES, "bare"))
+def any_route(request, monkeypatch):
+    """Every route there is."""
+    monkeypatch.setattr(pieces, "_BLOCK", 3)
+    monkeypatch.setattr(pieces, "_RUN", 2)
+    with planner.force(request.param):
+        yield request.param
 
 
 def inputs(batch, heads, queries, keys, kv_heads=None, size=4, **options):
@@ -109,7 +115,7 @@ def test_a_kept_nan_reaches_the_queries_that_keep_it_and_no_others(route, which,
     assert gradient[:, :, :5].isfinite().all()
 
 
-def test_keys_of_a_batch_entry_are_a_mask_of_two_dims(route):
+def test_keys_of_a_batch_entry_are_a_mask_of_two_dims(any_route):
     q, k, v = inputs(3, 2, 4, 7)
     mask = Mask.from_lengths([0, 7, 3])
     for given_as in (mask, mask.to_bool(), mask[:, None, None, :], mask.to_bool()[:, None, None, :]):
@@ -117,18 +123,25 @@ def test_keys_of_a_batch_entry_are_a_mask_of_two_dims(route):
         agree([mw.attention(q, k, v, given_as)], [expected])
 
 
-def test_long_sequences_go_by_blocks_and_say_so():
+def test_plans_say_what_is_skipped_and_why():
     q, k, v = inputs(2, 2, 400, 400, size=16)
+    mask = Mask.from_lengths([30, 400])
     with mw.explain() as log:
-        out = mw.attention(q, k, v, Mask.from_lengths([30, 400]), is_causal=True)
-        mw.attention(q[:, :, :3], k[:, :, :3], v[:, :, :3], Mask.from_lengths([1, 3]))
+        out = mw.attention(q, k, v, mask, is_causal=True)
+        by_blocks = mw.attention(q.clone().requires_grad_(), k, v, mask, is_causal=True)
+        mw.attention(q[:, :, :3].clone().requires_grad_(), k[:, :, :3], v[:, :, :3], Mask.from_lengths([1, 3]))
         mw.attention(q, k, v)
-    assert [call.route for call in log] == ["blocks", "whole", "whole"]
+    assert [call.route for call in log] == ["bare", "blocks", "whole", "whole"]
     assert log.calls[0].shape == (2, 2, 400, 400)
-    assert "of 640,000 pairs" in log.calls[0].reason
-    assert log.calls[2].reason == "nothing is dropped"
-    kept = masks.bits(Mask.from_lengths([30, 400])[:, None, None, :], 2, 2, 400, 400)
-    agree([out], [reference.attention(q.double(), k.double(), v.double(), kept, True)])
+    # Two heads, each with 30 keys for 371 queries that see them all and for those before, and with a full triangle.
+    pairs = 2 * (30 * 371 + 29 * 30 // 2 + 400 * 401 // 2)
+    assert log.calls[0].reason == f"the kernel reads only what is kept: {pairs:,} of 640,000 pairs"
+    assert log.calls[0].skipped_flops == 4 * 16 * (640_000 - pairs)
+    assert "of 640,000 pairs" in log.calls[1].reason
+    assert log.calls[3].reason == "nothing is dropped"
+    kept = masks.bits(mask[:, None, None, :], 2, 2, 400, 400)
+    expected = reference.attention(q.double(), k.double(), v.double(), kept, True)
+    agree([out, by_blocks], [expected, expected])
 
 
 def test_blocks_skip_what_no_query_of_theirs_keeps():
@@ -199,7 +212,7 @@ def test_sizes_of_zero_give_zeros_or_nothing(sizes):
             assert torch.equal(out, torch.zeros(batch, heads, queries, 4))
 
 
-def test_strides_do_not_matter(route):
+def test_strides_do_not_matter(any_route):
     q, k, v = inputs(2, 2, 9, 9)
     mask = Mask.window(9, 3)[None, None]
     expected = mw.attention(q, k, v, mask)

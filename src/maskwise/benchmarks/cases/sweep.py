@@ -263,7 +263,7 @@ SWEPT: tuple[Swept, ...] = (
         "attention",
         lambda i: (mw.attention, *i, {}),
         _attention,
-        routes=("whole", "blocks"),
+        routes=("whole", "blocks", "kernel"),
         sizes=HEADS,
         setup=_heads,
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import overload
+from typing import cast, overload
 
 import torch
 from torch import Tensor
@@ -10,11 +10,13 @@ from torch import Tensor
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike
 from maskwise.ops.attention import reference
-from maskwise.ops.attention.arguments import check_options, lowered, recipe_for, remembered_recipe
-from maskwise.ops.attention.blocks import attend_blocks, is_finite
+from maskwise.ops.attention.arguments import check_options, lowered, recipe_for
+from maskwise.ops.attention.blocks import Piece, attend_blocks, is_finite
 from maskwise.ops.attention.packed import attend_packed
 from maskwise.ops.attention.pieces import bits_of
-from maskwise.ops.attention.routes import bits_from, choose
+from maskwise.ops.attention.recipes import remembered
+from maskwise.ops.attention.registered import attend_fused
+from maskwise.ops.attention.routes import bits_from, choose, counted
 from maskwise.ops.attention.whole import attend_whole, end_gradients
 from maskwise.ops.select.packed import Packed
 from maskwise.plan.explain import listeners, record
@@ -92,14 +94,26 @@ def attention(
         sizes, index = recipe_for(q, k, v, mask)
         q, k, v = lowered(q, k, v)
         return reference.attention_by_sdpa(q, k, v, bits_from(mask, index, sizes), is_causal, dropout_p, scale)
-    sizes, index = remembered_recipe(q, k, v, mask)
-    q, k, v = lowered(q, k, v)
-    plan, pieces = choose(q, k, v, mask, index, is_causal, dropout_p, sizes)
+    recipe = remembered(q, k, v, mask, is_causal, dropout_p)
+    sizes, index, plan = recipe.sizes, recipe.lifting, recipe.plan
+    pieces: list[Piece] = []
+    if recipe.is_lowered:
+        q, k, v = lowered(q, k, v)
+    if plan is None:
+        plan, pieces = choose(q, k, v, mask, index, is_causal, dropout_p, sizes, grad=recipe.grad)
     if listeners:
         # What attention is made of is pairs of a query and a key, so those are what the log counts.
         pairs = q.new_empty(()).expand(sizes)
+        if plan.route == "bare":
+            plan = counted(plan, bits_from(mask, index, sizes), is_causal, q.shape[-1], sizes)
         record(plan, pairs, mask[index] if isinstance(mask, Mask) else mask)
-    if plan.route == "sdpa":
+    if plan.route == "bare":
+        bits = mask.to_bool() if isinstance(mask, Mask) else mask
+        scale = recipe.scale if scale is None else scale
+        out, is_sound = attend_fused(q, k, v, bits, recipe.is_of_keys, is_causal, scale)
+        if is_sound:
+            return cast("Tensor", out)
+    elif plan.route == "sdpa":
         return reference.attention_by_sdpa(q, k, v, bits_from(mask, index, sizes), is_causal, dropout_p, scale)
     kept = bits_from(mask, index, sizes) if plan.route != "blocks" else None
     if plan.route == "plain":

@@ -14,13 +14,14 @@ from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike, fits
 from maskwise.ops.attention.pieces import Sizes
 
-__all__ = ["Index", "check_options", "lift", "line_up", "lowered", "recipe_for", "remembered_recipe"]
+__all__ = ["KEYS", "Index", "check_options", "lift", "line_up", "lowered", "lowers", "recipe_for"]
 
 OP = "attention"
 MaskT = TypeVar("MaskT", Mask, Tensor)
 Index = tuple[slice | EllipsisType | None, ...]
 
-_KEYS: Index = (slice(None), None, None)
+#: The index of a mask (B, keys).
+KEYS: Index = (slice(None), None, None)
 
 
 def check_tensors(q: Any, k: Any, v: Any) -> Sizes:
@@ -63,32 +64,10 @@ def lowers(device: str) -> bool:
     return torch.is_autocast_enabled(device) if device in ("cpu", "cuda") or is_autocast_available(device) else False
 
 
-Key = tuple[Any, ...]
-_RECIPES_KEPT = 4096
-_recipes: dict[Key, tuple[Sizes, Index]] = {}
-
-
 def recipe_for(q: Any, k: Any, v: Any, mask: MaskLike | None) -> tuple[Sizes, Index]:
     """The sizes of a call, and the index that gives its mask four dims; or an error that tells what does not fit."""
     sizes = check_tensors(q, k, v)
     return sizes, () if mask is None else line_up(mask, q, sizes)
-
-
-def remembered_recipe(q: Any, k: Any, v: Any, mask: MaskLike | None) -> tuple[Sizes, Index]:
-    """The same, remembered by shapes, dtypes and devices: checks would cost a tiny call as much as its work."""
-    try:
-        key: Key = (q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device)
-        if mask is not None:
-            key += (mask.shape, mask.dtype, mask.device)
-    except AttributeError:
-        return recipe_for(q, k, v, mask)
-    found = _recipes.get(key)
-    # Autocast lets dtypes differ, and may be off the next time.
-    if found is None or q.dtype != k.dtype or q.dtype != v.dtype:
-        if len(_recipes) >= _RECIPES_KEPT:
-            _recipes.clear()
-        found = _recipes[key] = recipe_for(q, k, v, mask)
-    return found
 
 
 def lowered(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -122,7 +101,7 @@ def line_up(mask: MaskLike, q: Tensor, sizes: Sizes) -> Index:
     broadcasts = fits(shape, sizes)
     if len(shape) == 2 and shape == (sizes.batch, sizes.keys):
         if not broadcasts or sizes.batch == 1:
-            return _KEYS
+            return KEYS
         # As many queries as batch entries: both readings fit, and nobody but the caller knows which one is meant.
         raise ArgumentError(
             say(

@@ -1,5 +1,6 @@
 """Which way an attention call goes, from static facts, and from the mask where it lies on the host.
 
+``bare``: our own CPU kernel, without autograd around it; it packs the keys that are kept, and reads no others.
 ``whole``: one call of torch's SDPA with a mask. ``blocks``: its CPU kernel, piece by piece, for what is kept only.
 ``sdpa``: SDPA on inputs that are zero where masked out, for devices that must not be
 waited for. ``sequences``: packed tokens, see `maskwise.ops.attention.packed`. ``plain``: the reference.
@@ -7,32 +8,80 @@ waited for. ``sequences``: packed tokens, see `maskwise.ops.attention.packed`. `
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike
 from maskwise.ops.attention.arguments import Index, lift
 from maskwise.ops.attention.blocks import Piece, serves
-from maskwise.ops.attention.pieces import Sizes, pieces_of
+from maskwise.ops.attention.pieces import Sizes, bits_of, pieces_of
 from maskwise.plan import Plan, planner
+from maskwise.plan.capability import can_serve
 from maskwise.plan.cost import Work, microseconds
 from maskwise.plan.plan import Refusal
 
-__all__ = ["bits_from", "choose", "work_of"]
+__all__ = ["bits_from", "choose", "counted", "plan_unseen", "work_of"]
 
-#: How many torch calls a call of the kernel is worth, with what is made ready for it.
+OP = "attention"
+#: How many torch calls a call of torch's kernel is worth, with what is made ready for it.
 _CALLS = 8
 #: Up to as many, nothing that could be skipped pays for looking at the mask: at a Mask, which remembers what was seen,
 #: and at a bool tensor, which is looked at for every call.
 _SMALL_CALLS, _SMALL_CALLS_OF_BITS = 20, 100
+#: Our kernel packs keys, which that few queries do not pay for where there is much to pack: so many numbers.
+_FEW_QUERIES, _MUCH_TO_PACK = 16, 1 << 18
 
 _SMALL_REASON = "too small for blocks to pay"
-_SMALL_PLAN = Plan("attention", "whole", _SMALL_REASON, 0.0, (Refusal("blocks", _SMALL_REASON),))
+_SMALL_PLAN = Plan(OP, "whole", _SMALL_REASON, 0.0, (Refusal("blocks", _SMALL_REASON),))
 _TRANSFORMED = "torch.func transforms and forward-mode AD see through plain torch operations only"
+_OURS = ("kernel", "bare", "fused")
+
+
+def plan_unseen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: MaskLike | None,
+    dtype: torch.dtype,
+    is_causal: bool,
+    dropout_p: float,
+    sizes: Sizes,
+    *,
+    grad: bool,
+    transformed: bool,
+) -> Plan | None:
+    """The plan from static facts, ``dtype`` being what autocast makes of q's; None where the mask must be looked at."""
+    forced, device = _forced(), q.device.type
+    if forced == "plain":
+        return Plan(OP, "plain", "forced", 0.0, (Refusal("blocks", "another is forced"),))
+    if transformed:
+        return Plan(OP, "plain", _TRANSFORMED, 0.0, (Refusal("blocks", _TRANSFORMED),))
+    if device != "cpu":
+        why = f"the blocks are for the CPU, not for {device}"
+        return Plan(OP, "sdpa", why, 0.0, (Refusal("blocks", why),))
+    features = q.shape[-1]
+    in_one = _in_one(sizes, features)
+    small = _SMALL_CALLS if isinstance(mask, Mask) or mask is None else _SMALL_CALLS_OF_BITS
+    is_small = forced is None and in_one < small * planner.rates_for("cpu").plain_call
+    why = _why_not_bare(dtype, dropout_p, mask is not None or is_causal, grad)
+    if why or forced not in (None, *_OURS):
+        return _SMALL_PLAN if is_small else None
+    reason = "forced"
+    if forced is None:
+        if sizes.queries < _FEW_QUERIES and prod(k.shape) > _MUCH_TO_PACK:
+            return None
+        # A mask that knows of pairs may tell of blocks that are all dropped, without its bits being made.
+        if isinstance(mask, Mask) and mask.ndim > 1 and not _is_of_keys(mask, sizes) and not is_small:
+            return None
+        reason = "the kernel reads only what is kept"
+    work = work_of(1, prod(sizes), features)
+    cost = microseconds(replace(work, calls=1), planner.rates_for("cpu").bare_call, planner.rates_for("cpu"))
+    refused = tuple(Refusal(route, reason) for route in ("whole", "blocks"))
+    return Plan(OP, "bare", reason, cost, refused, replace(work, calls=1), work)
 
 
 def choose(
@@ -44,42 +93,90 @@ def choose(
     is_causal: bool,
     dropout_p: float,
     sizes: Sizes,
+    *,
+    grad: bool,
 ) -> tuple[Plan, list[Piece]]:
-    """The plan, and the pieces of the routes that have such."""
-    if planner.forced() == "plain":
-        return Plan("attention", "plain", "forced", 0.0, (Refusal("blocks", "another is forced"),)), []
-    if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
-        return Plan("attention", "plain", _TRANSFORMED, 0.0, (Refusal("blocks", _TRANSFORMED),)), []
-    if q.device.type != "cpu":
-        why = f"the blocks are for the CPU, not for {q.device.type}"
-        return Plan("attention", "sdpa", why, 0.0, (Refusal("blocks", why),)), []
-    rates, features = planner.rates_for("cpu"), q.shape[-1]
-    in_one = _CALLS * rates.plain_call + 4 * prod(sizes) * features / rates.attention_flops
-    small = _SMALL_CALLS if isinstance(mask, Mask) or mask is None else _SMALL_CALLS_OF_BITS
-    if in_one < small * rates.plain_call and planner.forced() is None:
-        return _SMALL_PLAN, []
+    """The plan of a call on the CPU that needs a look at the mask, and the pieces of the routes that have such."""
+    rates, features, forced = planner.rates_for("cpu"), q.shape[-1], _forced()
+    in_one = _in_one(sizes, features)
     whole = work_of(1, prod(sizes), features)
     ok, why = serves(q, k, v)
     if ok and dropout_p > 0.0:
         ok, why = False, "the CPU kernel has no dropout"
     if ok and mask is None and not is_causal:
         ok, why = False, "nothing is dropped"
-    if ok and planner.forced() == "whole":
+    if ok and forced == "whole":
         ok, why = False, "another is forced"
     if not ok:
-        return Plan("attention", "whole", why, in_one, (Refusal("blocks", why),), whole, whole), []
+        return Plan(OP, "whole", why, in_one, (Refusal("blocks", why),), whole, whole), []
     pieces = _remembered(mask, index, is_causal, sizes)
     pairs = sum(map(_pairs, pieces)) * sizes.heads
-    work = work_of(len(pieces), pairs, features, gathered=sum(map(_picked, pieces)) * k.shape[1] * k.element_size())
-    cost = microseconds(work, rates.plain_call, rates)
+    works = {
+        "whole": whole,
+        "blocks": work_of(
+            len(pieces), pairs, features, gathered=sum(map(_picked, pieces)) * k.shape[1] * k.element_size()
+        ),
+    }
+    costs = {"whole": in_one, "blocks": microseconds(works["blocks"], rates.plain_call, rates)}
+    few = sizes.queries < _FEW_QUERIES
+    if not few and not _why_not_bare(q.dtype, dropout_p, mask is not None or is_causal, grad):
+        # It skips the same blocks, and reads the bits of every head to find them.
+        works["bare"] = Work(calls=1, streamed=prod(sizes), attention_flops=4 * pairs * features)
+        costs["bare"] = microseconds(works["bare"], rates.bare_call, rates)
+        del costs["whole"]
+    best = forced if forced in costs else min(costs, key=lambda route: costs[route])
+    if forced in _OURS and best != "bare":
+        best = "blocks"
     count = f"{len(pieces)} block{'s' if len(pieces) != 1 else ''}"
-    if cost > in_one and planner.forced() not in ("blocks", "kernel"):
-        refused = Refusal("blocks", f"predicted {cost:.0f} µs against {in_one:.0f} µs")
-        return Plan("attention", "whole", f"{count} would skip too little", in_one, (refused,), whole, whole), []
-    verb = "holds" if len(pieces) == 1 else "hold"
-    reason = f"{count} {verb} {pairs:,} of {prod(sizes):,} pairs"
-    refused = Refusal("whole", f"predicted {in_one:.0f} µs against {cost:.0f} µs")
-    return Plan("attention", "blocks", reason, cost, (refused,), work, whole), pieces
+    told = {
+        "whole": f"{count} would skip too little",
+        "blocks": f"{count} {'holds' if len(pieces) == 1 else 'hold'} {pairs:,} of {prod(sizes):,} pairs",
+        "bare": "the kernel reads only what is kept",
+    }
+    refused = tuple(
+        Refusal(route, f"predicted {cost:.0f} µs against {costs[best]:.0f} µs")
+        for route, cost in costs.items()
+        if route != best
+    )
+    return Plan(OP, best, told[best], costs[best], refused, works[best], whole), pieces if best == "blocks" else []
+
+
+def counted(plan: Plan, bits: Tensor | None, is_causal: bool, features: int, sizes: Sizes) -> Plan:
+    """The plan of our own kernel with what the mask lets it skip, for those who listen: nobody else counts."""
+    kept = bits_of(bits, is_causal, sizes)
+    pairs = prod(sizes) if kept is None else int(kept.expand(sizes).sum())
+    work = work_of(1, pairs, features)
+    return replace(plan, work=replace(work, calls=1), reason=f"{plan.reason}: {pairs:,} of {prod(sizes):,} pairs")
+
+
+def _forced() -> str | None:
+    """The route that is asked for, unless it is one of another family."""
+    forced = planner.forced()
+    return forced if forced in ("plain", "whole", "blocks", *_OURS) else None
+
+
+def _in_one(sizes: Sizes, features: int) -> float:
+    """What one call of SDPA takes, in microseconds."""
+    rates = planner.rates_for("cpu")
+    return _CALLS * rates.plain_call + 4 * prod(sizes) * features / rates.attention_flops
+
+
+def _why_not_bare(dtype: torch.dtype, dropout_p: float, drops: bool, grad: bool) -> str:
+    """Why our own kernel does not serve; empty where it does."""
+    if not drops:
+        return "nothing is dropped"
+    if grad:
+        return "the kernel has no gradient"
+    if dropout_p > 0.0:
+        return "the kernel has no dropout"
+    return can_serve(OP, "cpu", dtype)[1]
+
+
+def _is_of_keys(mask: Mask, sizes: Sizes) -> bool:
+    """Whether all queries of a head keep the same keys."""
+    if mask.ndim == 2 and tuple(mask.shape) == (sizes.batch, sizes.keys):
+        return True
+    return mask.shape[-2] == 1
 
 
 def work_of(calls: int, pairs: int, features: int, gathered: int = 0) -> Work:

@@ -13,13 +13,10 @@ from maskwise.ops.arguments import MaskLike
 from maskwise.ops.attention.arguments import KEYS, Index, lowers, recipe_for
 from maskwise.ops.attention.pieces import Sizes
 from maskwise.ops.attention.routes import plan_unseen
-from maskwise.plan import Plan, planner
+from maskwise.plan import Plan
+from maskwise.plan.remembered import Remembered
 
 __all__ = ["Recipe", "remembered"]
-
-_RECIPES_KEPT = 4096
-_recipes: dict[tuple[Any, ...], Recipe] = {}
-planner.on_forget(_recipes.clear)
 
 
 class Recipe(NamedTuple):
@@ -38,18 +35,27 @@ class Recipe(NamedTuple):
     plan: Plan | None
 
 
+_recipes: Remembered[Recipe] = Remembered()
+
+# Bound here, because to find them anew takes a tiny call longer than to ask them.
+_is_grad_enabled, _transform = torch.is_grad_enabled, torch._C._functorch.peek_interpreter_stack
+
+
 def remembered(q: Any, k: Any, v: Any, mask: MaskLike | None, is_causal: bool, dropout_p: float) -> Recipe:
     """The recipe of this call: from the cache, or checked and planned now."""
     try:
         device = q.device
         lower = torch.get_autocast_dtype(device.type) if lowers(device.type) else None
-        grad = (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled()
-        transformed = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
-        key: tuple[Any, ...] = (q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, device, k.device, v.device)
-        key += (lower, grad, transformed, is_causal, dropout_p > 0.0)
-        if mask is not None:
-            key += (mask.shape, mask.dtype, mask.device, type(mask) is Mask)
-        found = _recipes.get(key)
+        grad = (q.requires_grad or k.requires_grad or v.requires_grad) and _is_grad_enabled()
+        transformed = _transform() is not None or forward_ad._current_level >= 0
+        of_mask = None if mask is None else (mask.shape, mask.dtype, mask.device, type(mask) is Mask)
+        # fmt: off
+        facts = (
+            q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, device, k.device, v.device, of_mask, lower, grad,
+            transformed, is_causal, dropout_p > 0.0,
+        )
+        # fmt: on
+        found = _recipes.get(facts)
     except (AttributeError, TypeError):
         # Not tensors, which the checks say in full.
         recipe_for(q, k, v, mask)
@@ -59,8 +65,6 @@ def remembered(q: Any, k: Any, v: Any, mask: MaskLike | None, is_causal: bool, d
     sizes, index = recipe_for(q, k, v, mask)
     dtype = q.dtype if lower is None or q.dtype is torch.float64 else lower
     plan = plan_unseen(q, k, v, mask, dtype, is_causal, dropout_p, sizes, grad=grad, transformed=transformed)
-    if len(_recipes) >= _RECIPES_KEPT:
-        _recipes.clear()
     scale = 1 / math.sqrt(max(q.shape[-1], 1))
-    found = _recipes[key] = Recipe(sizes, index, index == KEYS, scale, lower is not None, grad, plan)
+    found = _recipes[facts] = Recipe(sizes, index, index == KEYS, scale, lower is not None, grad, plan)
     return found

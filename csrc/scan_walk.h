@@ -9,20 +9,6 @@
 
 namespace maskwise {
 
-template <class T>
-inline void copy_strided(char* to, int64_t to_stride, const char* from, int64_t from_stride, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) std::memcpy(to + i * to_stride, from + i * from_stride, sizeof(T));
-}
-
-inline void copy_strided(int bytes, char* to, int64_t to_stride, const char* from, int64_t from_stride, int64_t n) {
-  switch (bytes) {
-    case 1: return copy_strided<uint8_t>(to, to_stride, from, from_stride, n);
-    case 2: return copy_strided<uint16_t>(to, to_stride, from, from_stride, n);
-    case 4: return copy_strided<uint32_t>(to, to_stride, from, from_stride, n);
-    default: return copy_strided<uint64_t>(to, to_stride, from, from_stride, n);
-  }
-}
-
 // A mask that keeps all, and one that keeps nothing, for masks that broadcast along the direction of the walk.
 inline char* constant_mask(bool kept) {
   static_assert(kStage >= kScanColumns);

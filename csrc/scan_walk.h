@@ -131,12 +131,27 @@ inline void scan_columns(const Scan& scan, const ScanLayout& layout) {
           copy_strided(scan.bytes[o], place, scan.bytes[o], here, inner.stride[o], w);
         return place;
       };
-      for (int64_t i = 0; i < n; ++i) {
+      // Steps whose operands lie one after the other are done at once, as many as are turned together.
+      const auto follows = [&](int o, int64_t last) {
+        if (staging.direct[o]) return true;
+        if (o != scan.mask) return false;
+        return inner.stride[o] == 0 ? stride[o] == 0 : stride[o] == 1 && last <= n;
+      };
+      for (int64_t i = 0, count; i < n; i += count) {
         const int64_t step = scan.reverse ? n - 1 - i : i;
+        const int64_t first = step - step % kTurned;
+        count = scan.reverse ? step - first + 1 : std::min(first + kTurned, n) - step;
+        if (scan.previous >= 0) count = 1;
         char* at[kOperands + 1];
-        for (int o = 0; o < scan.operands; ++o) at[o] = show(o, step, 0);
+        int64_t next[kOperands];
+        for (int o = 0; o < scan.operands; ++o) {
+          if (!follows(o, first + kTurned)) count = 1;
+          at[o] = show(o, step, 0);
+          const int64_t rise = staging.direct[o] ? stride[o] : inner.stride[o] == 0 ? 0 : w;
+          next[o] = scan.reverse ? -rise : rise;
+        }
         at[kOperands] = scan.previous >= 0 && step > 0 ? show(scan.previous, step - 1, 1) : nullptr;
-        scan.columns(state->bytes, at, w, step);
+        scan.columns(state->bytes, at, next, w, step, count);
         for (int o = scan.operands - scan.written; o < scan.operands; ++o)
           if (!staging.direct[o])
             copy_strided(scan.bytes[o], home[o] + step * stride[o], inner.stride[o], at[o], scan.bytes[o], w);

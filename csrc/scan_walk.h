@@ -48,7 +48,8 @@ inline void scan_rows(const Scan& scan, const ScanLayout& layout) {
     // A group at the end may have fewer rows: the last one is then done several times over, into memory of no use.
     std::unique_ptr<char[]> waste;
     if (layout.count % scan.rows != 0 && end == groups) waste.reset(new char[piece * 8]);
-    auto state = std::make_unique<ScanState>();
+    // Not zeroed, as make_unique would have it: that takes as long as a small scan does.
+    const std::unique_ptr<ScanState> state(new ScanState);
     for (int64_t group = begin; group < end; ++group) {
       char* home[kRows][kOperands];
       const int rows = static_cast<int>(std::min<int64_t>(scan.rows, layout.count - group * scan.rows));
@@ -105,7 +106,8 @@ inline void scan_columns(const Scan& scan, const ScanLayout& layout) {
   }
   parallel(layout.count / inner.size * blocks, n * std::min(width, inner.size), [&](int64_t begin, int64_t end) {
     const Staging staging(scan, inner, 2);
-    auto state = std::make_unique<ScanState>();
+    // Not zeroed, as make_unique would have it: that takes as long as a small scan does.
+    const std::unique_ptr<ScanState> state(new ScanState);
     for (int64_t task = begin; task < end; ++task) {
       char* home[kOperands];
       locate(layout, outer, scan.operands, task / blocks, home);

@@ -73,21 +73,23 @@ void settle_row(const Op& op, const typename Op::T* x, const uint8_t* m, typenam
   if (whole < n) op.top(s, Group<Op, true>{last, last, bits, 0, 0, 0}, 1);
   op.share_top(s);
   const Vec<A> base = op.base(s);
-  // Two sums, so that one addition need not wait for the other.
-  Vec<A> sums[2] = {};
+  Vec<A> total = {};
   for (i = 0; i + kWide <= whole; i += kWide) {
     if (kMasked && none_of<kWide>(m + i)) {
       if constexpr (Op::kHolds)
         for (int k = 0; k < kWide; k += L) store<false>(held + i + k, Vec<A>{});
       continue;
     }
+    // A sum for each group: the total then has fewer roundings, and groups need not wait for each other.
+    Vec<A> sum = {};
     for (int k = 0; k < kGroup; ++k)
-      weigh_one<Op, kMasked>(op, base, sums[k % 2], x + i + k * L, m + i + k * L, held + i + k * L);
+      weigh_one<Op, kMasked>(op, base, sum, x + i + k * L, m + i + k * L, held + i + k * L);
+    total += sum;
   }
-  for (; i < whole; i += L) weigh_one<Op, kMasked>(op, base, sums[0], x + i, m + i, held + i);
+  for (; i < whole; i += L) weigh_one<Op, kMasked>(op, base, total, x + i, m + i, held + i);
   T kept[L];
-  if (whole < n) weigh_one<Op, true>(op, base, sums[1], last, bits, kept);
-  op.add(s, splat<A>(add_lanes<A>(sums[0] + sums[1])));
+  if (whole < n) weigh_one<Op, true>(op, base, total, last, bits, kept);
+  op.add(s, splat<A>(add_lanes<A>(total)));
   op.finish(s);
   for (i = 0; i < whole; i += L) release_one<Op, kMasked, kStream>(op, s, x + i, m + i, held + i, out + i);
   if (whole == n) return;

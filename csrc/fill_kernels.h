@@ -1,12 +1,7 @@
 // Selecting by a mask, for any element by its size alone. Included once a SIMD level, inside its namespace, by
 // foreach_isa.h (through fill.cpp).
 
-// 16 bytes, for complex128, which has no lanes of its own.
-struct Wide {
-  uint64_t parts[2];
-};
-
-// One stretch of n elements. Strides are in bytes; operands: x, mask, value, result (always contiguous).
+// One stretch of n elements. Strides are in bytes, of one element or 0; operands: x, mask, value, result.
 template <class T>
 void fill_run(char* const* at, const int64_t* stride, int64_t n) {
   const auto* x = reinterpret_cast<const T*>(at[0]);
@@ -52,6 +47,6 @@ inline FillRun fill_of(size_t bytes) {
     case 2: return &fill_run<uint16_t>;
     case 4: return &fill_run<uint32_t>;
     case 8: return &fill_run<uint64_t>;
-    default: return &fill_run<Wide>;
+    default: return &fill_run<Pair16>;
   }
 }

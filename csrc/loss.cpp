@@ -1,6 +1,6 @@
 // Losses of single elements as registered ops. Arguments were checked in Python: x and target have one shape and one
 // dtype that the capability table knows, the mask is bool and broadcasts to them.
-#include "scan_layout.h"
+#include "element_walk.h"
 
 #define MASKWISE_COMPUTE_BOUND
 #define MASKWISE_KERNELS "loss_kernels.h"
@@ -8,11 +8,6 @@
 
 namespace maskwise {
 namespace {
-
-// Elements that one task does, whatever the number of threads: the sum is then the same for any.
-constexpr int64_t kTask = 16384;
-// Elements that are brought next to each other where memory has gaps.
-constexpr int64_t kStaged = 512;
 
 enum Reduction : int64_t { none = 0, sum = 1, mean = 2 };
 
@@ -42,73 +37,25 @@ int64_t count_bytes(const uint8_t* m, int64_t n) {
   return count;
 }
 
-// The elements in the memory order of the last operand, in stretches of the innermost loop. Operands: x, target, mask,
-// then what has x's dtype too.
-struct Walk {
-  ScanLayout layout;
-  ScanLoop inner;
-  int64_t elements;
-  int bytes;
-  int operands;
+// Operands: x, target, mask; the result, or its gradient and the gradient of x. A loss wants x and target element by
+// element; one number may be the gradient of all.
+ElementOperands operands_of(int count, const Tensor& x) {
+  const int bytes = static_cast<int>(x.element_size());
+  return {count, {bytes, bytes, 1, bytes, bytes}, {false, false, true, count == 5, false}, 2, true};
+}
 
-  Walk(std::initializer_list<const Tensor*> tensors, const Tensor& x)
-      : elements(x.numel()),
-        bytes(static_cast<int>(x.element_size())),
-        operands(static_cast<int>(tensors.size())) {
-    const int sizes[] = {bytes, bytes, 1, bytes, bytes};
-    layout = make_scan_layout(tensors, sizes, -1);
-    if (layout.lines.empty()) return;
-    inner = layout.lines.back();
-    layout.lines.pop_back();
-  }
-
-  int64_t tasks() const { return ceil_div(elements, kTask); }
-
-  // Calls each(task, x, target, mask, n, at) for every stretch, in which x and target lie next to each other, and the
-  // mask too, or is null where all is kept. A stretch that is dropped as a whole goes to skip(n, at) instead.
-  template <class Each, class Skip>
-  void run(const Each& each, const Skip& skip) const {
-    parallel(tasks(), kTask, [&](int64_t begin, int64_t end) {
-      for (int64_t task = begin; task < end; ++task) one(task, each, skip);
-    });
-  }
-
-  template <class Each, class Skip>
-  void one(int64_t task, const Each& each, const Skip& skip) const {
-    const bool whole = inner.stride[2] == 0;
-    const bool dense = inner.size == 1 || (inner.stride[0] == bytes && inner.stride[1] == bytes);
-    const bool in_place = dense && (whole || inner.stride[2] == 1);
-    const int64_t end = std::min(elements, (task + 1) * kTask);
-    for (int64_t index = task * kTask, n = 0; index < end; index += n) {
-      const int64_t step = index % inner.size;
-      n = std::min(inner.size - step, end - index);
-      char* at[kOperands];
-      locate(layout, layout.lines, operands, index / inner.size, at);
-      for (int o = 0; o < operands; ++o) at[o] += step * inner.stride[o];
-      const auto* m = reinterpret_cast<const uint8_t*>(at[2]);
-      if (whole && *m == 0) {
-        skip(n, at);
-      } else if (in_place) {
-        each(task, at[0], at[1], whole ? nullptr : m, n, at);
-      } else {
-        n = std::min(n, kStaged);
-        staged(task, at, n, whole, each);
-      }
-    }
-  }
-
-  template <class Each>
-  void staged(int64_t task, char* const* at, int64_t n, bool whole, const Each& each) const {
-    alignas(64) char x[kStaged * 8], t[kStaged * 8];
-    alignas(64) uint8_t m[kStaged];
-    for (int64_t i = 0; i < n; ++i) {
-      std::memcpy(x + i * bytes, at[0] + i * inner.stride[0], bytes);
-      std::memcpy(t + i * bytes, at[1] + i * inner.stride[1], bytes);
-      if (!whole) m[i] = static_cast<uint8_t>(at[2][i * inner.stride[2]]);
-    }
-    each(task, x, t, whole ? nullptr : m, n, at);
-  }
-};
+// Calls each(task, x, target, mask, n, at, stride) for every stretch, the mask null where all is kept; a stretch that is
+// dropped as a whole goes to skip(n, at) instead.
+template <class Each, class Skip>
+void for_each_stretch(const ElementWalk& walk, const Each& each, const Skip& skip) {
+  walk.for_each([&](int64_t task, char* const* at, const int64_t* stride, int64_t n) {
+    const auto* m = reinterpret_cast<const uint8_t*>(at[2]);
+    if (stride[2] == 0 && *m == 0)
+      skip(n, at);
+    else
+      each(task, at[0], at[1], stride[2] == 0 ? nullptr : m, n, at, stride);
+  });
+}
 
 template <class T>
 void write_number(void* out, double value) {
@@ -140,19 +87,20 @@ std::tuple<Tensor, Tensor> loss(const Tensor& x, const Tensor& target, const Ten
   count = 0;
   if (reduction == none) {
     Tensor out = new_like(x, x.scalar_type());
-    const Walk walk({&x, &target, &mask, &out}, x);
-    walk.run(
-        [&](int64_t, const char* a, const char* b, const uint8_t* m, int64_t n, char* const* at) {
+    for_each_stretch(
+        ElementWalk({&x, &target, &mask, &out}, operands_of(4, x)),
+        [&](int64_t, const char* a, const char* b, const uint8_t* m, int64_t n, char* const* at, const int64_t*) {
           kernel.values(a, b, m, n, parameter, at[3]);
         },
-        [&](int64_t n, char* const* at) { std::memset(at[3], 0, n * walk.bytes); });
+        [&](int64_t n, char* const* at) { std::memset(at[3], 0, n * x.element_size()); });
     return {out, kept};
   }
   // x stands in for the result that there is not: the walk follows its memory.
-  const Walk walk({&x, &target, &mask, &x}, x);
+  const ElementWalk walk({&x, &target, &mask, &x}, operands_of(3, x));
   std::vector<Sums> sums(walk.tasks());
-  walk.run(
-      [&](int64_t task, const char* a, const char* b, const uint8_t* m, int64_t n, char* const*) {
+  for_each_stretch(
+      walk,
+      [&](int64_t task, const char* a, const char* b, const uint8_t* m, int64_t n, char* const*, const int64_t*) {
         sums[task].total += kernel.total(a, b, m, n, parameter);
         if (reduction == mean) sums[task].count += m == nullptr ? n : count_bytes(m, n);
       },
@@ -167,20 +115,19 @@ std::tuple<Tensor, Tensor> loss(const Tensor& x, const Tensor& target, const Ten
   return {out, kept};
 }
 
-// The gradient of x. `grad` has x's dtype; it is contiguous, or one number.
+// The gradient of x. `grad` has x's dtype; it has x's shape, or is one number.
 Tensor loss_backward(const Tensor& grad, const Tensor& x, const Tensor& target, const Tensor& mask, const Tensor& kept,
                      int64_t code, double parameter, int64_t reduction) {
   const auto kernel = kernel_of(x.scalar_type(), code);
   const double count = *static_cast<const double*>(kept.const_data_ptr());
   const double scale = reduction == mean ? 1.0 / std::max(count, 1.0) : 1.0;
-  const bool each = reduction == none;
   Tensor out = new_like(x, x.scalar_type());
-  const Walk walk({&x, &target, &mask, &grad, &out}, x);
-  walk.run(
-      [&](int64_t, const char* a, const char* b, const uint8_t* m, int64_t n, char* const* at) {
-        kernel.slopes(a, b, m, n, parameter, at[3], each ? walk.inner.stride[3] : 0, scale, at[4]);
+  for_each_stretch(
+      ElementWalk({&x, &target, &mask, &grad, &out}, operands_of(5, x)),
+      [&](int64_t, const char* a, const char* b, const uint8_t* m, int64_t n, char* const* at, const int64_t* stride) {
+        kernel.slopes(a, b, m, n, parameter, at[3], stride[3], scale, at[4]);
       },
-      [&](int64_t n, char* const* at) { std::memset(at[4], 0, n * walk.bytes); });
+      [&](int64_t n, char* const* at) { std::memset(at[4], 0, n * x.element_size()); });
   return out;
 }
 

@@ -3,6 +3,8 @@
 #include "slice_store.h"
 #include "slice_walk.h"
 #include "slice_columns.h"
+#include "slice_settled.h"
+#include "slice_dispatch.h"
 
 template <class A>
 inline Vec<A> magnitude(Vec<A> x) {
@@ -91,6 +93,7 @@ struct Normalize {
   using T = Element;
   using A = Acc<T>;
   static constexpr bool kGrad = false;
+  static constexpr bool kSettles = false;
   static constexpr A kDropped = 0;
   static constexpr int kFields = 1;
   struct State {
@@ -119,6 +122,7 @@ struct NormalizeBackward {
   using A = Acc<T>;
   using Kind = typename Norm<A>::Kind;
   static constexpr bool kGrad = true;
+  static constexpr bool kSettles = false;
   static constexpr A kDropped = 0;
   static constexpr int kFields = 4;
   struct State {

@@ -70,6 +70,13 @@ struct CumExtreme {
     *places_of(state) = place;
   }
 
+  static void columns(void* state, char* const* at, const int64_t* next, int64_t w, int64_t step, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+      char* const here[] = {at[0] + i * next[0], at[1] + i * next[1], at[2] + i * next[2], at[3] + i * next[3]};
+      columns(state, here, w, step + i);
+    }
+  }
+
   static void columns(void* state, char* const* at, int64_t w, int64_t step) {
     const T* x = reinterpret_cast<const T*>(at[0]);
     const auto* m = reinterpret_cast<const uint8_t*>(at[1]);

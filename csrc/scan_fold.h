@@ -102,46 +102,55 @@ void fold_rows(void* state, char* const* at, int64_t n, int64_t first) {
   for (int k = 0; k < F::kStates; ++k) std::memcpy(states + k * kScanColumns, &s[k], sizeof(s[k]));
 }
 
-// One step of kLanes columns at j.
+// Some steps of kLanes columns at j; `at` and `next` as in Scan::columns.
 template <class F>
-inline void fold_lanes(typename F::A* states, char* const* at, const char* previous, int64_t j) {
+inline void fold_lanes(typename F::A* states, char* const* at, const int64_t* next, const char* previous, int64_t j,
+                       int64_t count) {
   using A = typename F::A;
   constexpr Scan scan = F::scan();
   Vec<A> in[F::kInputs], s[F::kStates];
-  F::enter(At{at, 1}, j, in);
-  if constexpr (scan.previous >= 0) {
-    using P = typename F::Previous;
-    in[F::kInputs - 1] = previous != nullptr ? load<A>(reinterpret_cast<const P*>(previous) + j) : splat<A>(F::kBefore);
-  }
+  char* here[kOperands];
+  for (int o = 0; o < scan.operands; ++o) here[o] = at[o];
   for (int k = 0; k < F::kStates; ++k) s[k] = load_raw<Vec<A>>(states + k * kScanColumns);
-  F::leave(At{at, 1}, j, F::step(s, in));
+  for (int64_t i = 0; i < count; ++i) {
+    F::enter(At{here, 1}, j, in);
+    if constexpr (scan.previous >= 0) {
+      using P = typename F::Previous;
+      in[F::kInputs - 1] = previous != nullptr ? load<A>(reinterpret_cast<const P*>(previous) + j) : splat<A>(F::kBefore);
+    }
+    F::leave(At{here, 1}, j, F::step(s, in));
+    for (int o = 0; o < scan.operands; ++o) here[o] += next[o];
+  }
   for (int k = 0; k < F::kStates; ++k) std::memcpy(states + k * kScanColumns, &s[k], sizeof(s[k]));
 }
 
 template <class F>
-void fold_columns(void* state, char* const* at, int64_t w, int64_t) {
+void fold_columns(void* state, char* const* at, const int64_t* next, int64_t w, int64_t, int64_t count) {
   using A = typename F::A;
   constexpr int L = kLanes<A>;
   constexpr Scan scan = F::scan();
   auto* states = static_cast<A*>(state);
   const char* previous = scan.previous >= 0 ? at[kOperands] : nullptr;
   int64_t j = 0;
-  for (; j + L <= w; j += L) fold_lanes<F>(states + j, at, previous, j);
+  for (; j + L <= w; j += L) fold_lanes<F>(states + j, at, next, previous, j, count);
   if (j == w) return;
-  alignas(64) char space[kOperands + 1][L * 8] = {};
-  char* copies[kOperands];
-  for (int o = 0; o < scan.operands; ++o) {
-    copies[o] = space[o];
-    if (o < scan.operands - scan.written) std::memcpy(copies[o], at[o] + j * scan.bytes[o], (w - j) * scan.bytes[o]);
+  // The last columns, on copies that are filled up.
+  for (int64_t i = 0; i < count; ++i) {
+    alignas(64) char space[kOperands + 1][L * 8] = {};
+    char* copies[kOperands];
+    for (int o = 0; o < scan.operands; ++o) {
+      copies[o] = space[o];
+      const char* from = at[o] + i * next[o] + j * scan.bytes[o];
+      if (o < scan.operands - scan.written) std::memcpy(copies[o], from, (w - j) * scan.bytes[o]);
+    }
+    if (previous != nullptr) {
+      const int size = scan.bytes[scan.previous];
+      std::memcpy(space[kOperands], previous + j * size, (w - j) * size);
+    }
+    fold_lanes<F>(states + j, copies, next, previous != nullptr ? space[kOperands] : nullptr, 0, 1);
+    for (int o = scan.operands - scan.written; o < scan.operands; ++o)
+      std::memcpy(at[o] + i * next[o] + j * scan.bytes[o], copies[o], (w - j) * scan.bytes[o]);
   }
-  if (previous != nullptr) {
-    const int size = scan.bytes[scan.previous];
-    std::memcpy(space[kOperands], previous + j * size, (w - j) * size);
-    previous = space[kOperands];
-  }
-  fold_lanes<F>(states + j, copies, previous, 0);
-  for (int o = scan.operands - scan.written; o < scan.operands; ++o)
-    std::memcpy(at[o] + j * scan.bytes[o], copies[o], (w - j) * scan.bytes[o]);
 }
 
 template <class F>

@@ -2,27 +2,9 @@
 // sizes and strides; knows nothing of types, since it counts in bytes.
 #pragma once
 
-#include "common.h"
+#include "fresh.h"
 
 namespace maskwise {
-
-// A new tensor of x's shape: in x's order of dims if x has no gaps and no overlaps, else contiguous.
-inline Tensor new_like(const Tensor& x, ScalarType dtype) {
-  const auto sizes = x.sizes();
-  const auto strides = x.strides();
-  const std::vector<int64_t> shape(sizes.begin(), sizes.end());
-  if (x.is_contiguous()) return empty_cpu(shape, dtype);
-  std::vector<std::pair<int64_t, int64_t>> dims;
-  for (size_t d = 0; d < shape.size(); ++d)
-    if (sizes[d] != 1) dims.emplace_back(strides[d], sizes[d]);
-  std::sort(dims.begin(), dims.end());
-  int64_t expected = 1;
-  for (const auto& [stride, size] : dims) {
-    if (stride != expected) return empty_cpu(shape, dtype);
-    expected *= size;
-  }
-  return empty_cpu(shape, std::vector<int64_t>(strides.begin(), strides.end()), dtype);
-}
 
 constexpr int kOperands = 5;
 // Rows that a kernel may do side by side: as many as the widest vector has lanes of the narrowest accumulator.
@@ -46,8 +28,10 @@ struct Scan {
   // n contiguous steps of `rows` rows; at[operand * kRows + row]. `first` is the index of the first of these steps; if
   // it is not 0, the element before at[previous] can be read.
   void (*row)(void* state, char* const* at, int64_t n, int64_t first);
-  // One step of w columns side by side; at[operand], and at[kOperands] for the previous step (not at step 0).
-  void (*columns)(void* state, char* const* at, int64_t w, int64_t step);
+  // Some steps of w columns side by side, in the order of the scan: at[operand] is the first of them, `step` its index,
+  // and next[operand] how far the next one is. Where an operand is wanted one step earlier, there is one step, and
+  // at[kOperands] that earlier one (null at step 0).
+  void (*columns)(void* state, char* const* at, const int64_t* next, int64_t w, int64_t step, int64_t count);
 };
 
 // What a kernel has seen so far: of kRows rows, or of kScanColumns columns.

@@ -9,20 +9,6 @@
 
 namespace maskwise {
 
-template <class T>
-inline void copy_strided(char* to, int64_t to_stride, const char* from, int64_t from_stride, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) std::memcpy(to + i * to_stride, from + i * from_stride, sizeof(T));
-}
-
-inline void copy_strided(int bytes, char* to, int64_t to_stride, const char* from, int64_t from_stride, int64_t n) {
-  switch (bytes) {
-    case 1: return copy_strided<uint8_t>(to, to_stride, from, from_stride, n);
-    case 2: return copy_strided<uint16_t>(to, to_stride, from, from_stride, n);
-    case 4: return copy_strided<uint32_t>(to, to_stride, from, from_stride, n);
-    default: return copy_strided<uint64_t>(to, to_stride, from, from_stride, n);
-  }
-}
-
 // A mask that keeps all, and one that keeps nothing, for masks that broadcast along the direction of the walk.
 inline char* constant_mask(bool kept) {
   static_assert(kStage >= kScanColumns);
@@ -62,7 +48,8 @@ inline void scan_rows(const Scan& scan, const ScanLayout& layout) {
     // A group at the end may have fewer rows: the last one is then done several times over, into memory of no use.
     std::unique_ptr<char[]> waste;
     if (layout.count % scan.rows != 0 && end == groups) waste.reset(new char[piece * 8]);
-    auto state = std::make_unique<ScanState>();
+    // Not zeroed, as make_unique would have it: that takes as long as a small scan does.
+    const std::unique_ptr<ScanState> state(new ScanState);
     for (int64_t group = begin; group < end; ++group) {
       char* home[kRows][kOperands];
       const int rows = static_cast<int>(std::min<int64_t>(scan.rows, layout.count - group * scan.rows));
@@ -119,7 +106,8 @@ inline void scan_columns(const Scan& scan, const ScanLayout& layout) {
   }
   parallel(layout.count / inner.size * blocks, n * std::min(width, inner.size), [&](int64_t begin, int64_t end) {
     const Staging staging(scan, inner, 2);
-    auto state = std::make_unique<ScanState>();
+    // Not zeroed, as make_unique would have it: that takes as long as a small scan does.
+    const std::unique_ptr<ScanState> state(new ScanState);
     for (int64_t task = begin; task < end; ++task) {
       char* home[kOperands];
       locate(layout, outer, scan.operands, task / blocks, home);
@@ -145,12 +133,27 @@ inline void scan_columns(const Scan& scan, const ScanLayout& layout) {
           copy_strided(scan.bytes[o], place, scan.bytes[o], here, inner.stride[o], w);
         return place;
       };
-      for (int64_t i = 0; i < n; ++i) {
+      // Steps whose operands lie one after the other are done at once, as many as are turned together.
+      const auto follows = [&](int o, int64_t last) {
+        if (staging.direct[o]) return true;
+        if (o != scan.mask) return false;
+        return inner.stride[o] == 0 ? stride[o] == 0 : stride[o] == 1 && last <= n;
+      };
+      for (int64_t i = 0, count; i < n; i += count) {
         const int64_t step = scan.reverse ? n - 1 - i : i;
+        const int64_t first = step - step % kTurned;
+        count = scan.reverse ? step - first + 1 : std::min(first + kTurned, n) - step;
+        if (scan.previous >= 0) count = 1;
         char* at[kOperands + 1];
-        for (int o = 0; o < scan.operands; ++o) at[o] = show(o, step, 0);
+        int64_t next[kOperands];
+        for (int o = 0; o < scan.operands; ++o) {
+          if (!follows(o, first + kTurned)) count = 1;
+          at[o] = show(o, step, 0);
+          const int64_t rise = staging.direct[o] ? stride[o] : inner.stride[o] == 0 ? 0 : w;
+          next[o] = scan.reverse ? -rise : rise;
+        }
         at[kOperands] = scan.previous >= 0 && step > 0 ? show(scan.previous, step - 1, 1) : nullptr;
-        scan.columns(state->bytes, at, w, step);
+        scan.columns(state->bytes, at, next, w, step, count);
         for (int o = scan.operands - scan.written; o < scan.operands; ++o)
           if (!staging.direct[o])
             copy_strided(scan.bytes[o], home[o] + step * stride[o], inner.stride[o], at[o], scan.bytes[o], w);

@@ -103,6 +103,16 @@ struct Columns {
   }
 };
 
+// How many columns a block has. Where there would be few blocks, they are narrower, for threads to share: columns do not
+// depend on each other, so that the bits of a result do not depend on it. Whole cache lines in any case.
+inline int64_t columns_at_once(const SliceLayout& layout) {
+  constexpr int64_t kBlocks = 8, kLeast = 64;
+  const int64_t columns = layout.over.back().size;
+  const int64_t blocks = std::max<int64_t>(1, kBlocks / std::max<int64_t>(1, layout.slices / columns));
+  const int64_t shared = std::max(kLeast, ceil_div(ceil_div(columns, blocks), 16) * 16);
+  return std::min(columns, std::min(kBlock, layout.slices * layout.length < 2 * kGrain ? kBlock : shared));
+}
+
 template <class Op>
 void walk_columns(const Op& op, const SliceLayout& layout, const Operands<Op>& all) {
   constexpr int L = kLanes<typename Op::A>;
@@ -110,7 +120,7 @@ void walk_columns(const Op& op, const SliceLayout& layout, const Operands<Op>& a
   const std::vector<SliceLoop> outer(layout.over.begin(), layout.over.end() - 1);
   const SliceLoop row = layout.within.empty() ? SliceLoop{1, 0, 0, 0, 0} : layout.within.back();
   // Every block is at least a vector wide: fewer columns than that stay with the block before them.
-  const int64_t width = std::min(column_loop.size, kBlock);
+  const int64_t width = columns_at_once(layout);
   const int64_t blocks = std::max<int64_t>(1, ceil_div(column_loop.size - (L - 1), width));
   const int64_t groups = layout.slices / column_loop.size * blocks;
   const int64_t rows_each = std::max<int64_t>(1, kTask / width);
@@ -169,33 +179,4 @@ void walk_columns(const Op& op, const SliceLayout& layout, const Operands<Op>& a
     std::copy_n(parts.at(task / splits * splits * vectors), Columns<Op>::vectors(w), columns.states);
     map(columns, o, w, from, to);
   });
-}
-
-template <class Op>
-void walk_slices(const Op& op, const SliceLayout& layout, const void* x, const void* grad, const void* mask, void* out) {
-  using T = typename Op::T;
-  if (layout.slices == 0 || layout.length == 0) return;
-  const bool stream = layout.slices * layout.length * static_cast<int64_t>(sizeof(T)) >= kStreamFrom;
-  const Operands<Op> all{static_cast<const T*>(x), static_cast<const T*>(grad), static_cast<const uint8_t*>(mask),
-                         static_cast<T*>(out), stream};
-  const bool rows_touch = !layout.within.empty() && layout.within.back().touches();
-  const bool columns_touch =
-      !layout.over.empty() && layout.over.back().touches() && layout.over.back().size >= kLanes<typename Op::A>;
-  if (!rows_touch && columns_touch)
-    walk_columns(op, layout, all);
-  else
-    walk_rows(op, layout, all);
-}
-
-// Picks the type of the elements, and runs make(T{}) over the slices.
-template <class Make>
-void walk_floating(ScalarType dtype, const Make& make, const SliceLayout& layout, const void* x, const void* grad,
-                   const void* mask, void* out) {
-  switch (dtype) {
-    case ScalarType::Float: return walk_slices(make(float{}), layout, x, grad, mask, out);
-    case ScalarType::Double: return walk_slices(make(double{}), layout, x, grad, mask, out);
-    case ScalarType::Half: return walk_slices(make(Half{}), layout, x, grad, mask, out);
-    case ScalarType::BFloat16: return walk_slices(make(BFloat16{}), layout, x, grad, mask, out);
-    default: STD_TORCH_CHECK(false, "maskwise: a function of slices was called with a dtype that has no kernel");
-  }
 }

@@ -2,7 +2,7 @@
 // strides and dims; knows nothing of types.
 #pragma once
 
-#include "common.h"
+#include "fresh.h"
 #include "turn.h"
 
 namespace maskwise {
@@ -102,15 +102,6 @@ inline void for_each_run(const std::vector<SliceLoop>& loops, int64_t begin, int
     run(offset_of(loops, begin), count);
     begin += count;
   }
-}
-
-// A result with the memory layout of `like`, as torch::empty_like gives it; that is called by name, and so slower.
-inline Tensor empty_as(const Tensor& like) {
-  const auto sizes = like.sizes();
-  if (like.is_contiguous()) return empty_cpu({sizes.begin(), sizes.end()}, like.scalar_type());
-  Tensor out = torch::stable::empty_like(like);
-  if (out.numel() > 0) advise_huge(out.mutable_data_ptr(), static_cast<size_t>(out.numel()) * out.element_size());
-  return out;
 }
 
 }  // namespace maskwise

@@ -4,6 +4,8 @@
 #include "slice_store.h"
 #include "slice_walk.h"
 #include "slice_columns.h"
+#include "slice_settled.h"
+#include "slice_dispatch.h"
 
 // What is common to the forward passes: the largest value, and the sum of exponentials below it, in one pass. The sum is
 // rescaled once a group rather than once an element.
@@ -12,6 +14,7 @@ struct Exponentials {
   using T = Element;
   using A = Acc<T>;
   static constexpr bool kGrad = false;
+  static constexpr bool kSettles = true;
   static constexpr A kInf = std::numeric_limits<A>::infinity();
   static constexpr int kFields = 2;
   struct State {
@@ -37,6 +40,21 @@ struct Exponentials {
     s.field[0] = top;
   }
 
+  template <class G>
+  static void top(State& s, const G& group, int n) {
+    Vec<A> top = s.field[0];
+    for (int k = 0; k < n; ++k) top = larger<A>(sign(group.x_or(k, splat<A>(kNegate ? kInf : -kInf))), top);
+    s.field[0] = top;
+  }
+  static void share_top(State& s) {
+    A lanes[kLanes<A>];
+    std::memcpy(lanes, &s.field[0], sizeof(lanes));
+    s.field[0] = splat<A>(*std::max_element(lanes, lanes + kLanes<A>));
+  }
+  static Vec<A> base(const State& s) { return shift(s.field[0]); }
+  static Vec<A> weigh(Vec<A> base, Vec<A> x) { return vexp_nonpositive<A>(sign(x) - base); }
+  static void add(State& s, Vec<A> sum) { s.field[1] += sum; }
+
   static void merge(State& s, const State& other) {
     const Vec<A> top = larger<A>(s.field[0], other.field[0]);
     const Vec<A> base = shift(top);
@@ -53,8 +71,11 @@ struct Softmax : Exponentials<Element, kNegate> {
   using A = typename Base::A;
   using State = typename Base::State;
   static constexpr A kDropped = 0;
+  // Narrow floats would round an exponential before it is divided.
+  static constexpr bool kHolds = std::is_same_v<Element, A>;
 
   static void finish(State& s) { s.field[1] = A(1) / s.field[1]; }
+  static Vec<A> release(const State& s, Vec<A> e) { return e * s.field[1]; }
   static Vec<A> map(const State& s, Vec<A> x, Vec<A>) {
     return vexp_nonpositive<A>(Base::sign(x) - s.field[0]) * s.field[1];
   }
@@ -69,6 +90,7 @@ struct LogSoftmax : Exponentials<Element, false> {
   using A = typename Base::A;
   using State = typename Base::State;
   static constexpr A kDropped = -Base::kInf;
+  static constexpr bool kHolds = false;
 
   static void finish(State& s) { s.field[1] = vlog<A>(s.field[1]); }
   // Two subtractions: the largest value plus the logarithm would round the logarithm away where values are large.
@@ -81,6 +103,7 @@ struct SoftmaxBackward {
   using T = Element;
   using A = Acc<T>;
   static constexpr bool kGrad = true;
+  static constexpr bool kSettles = false;
   static constexpr A kDropped = 0;
   static constexpr int kFields = 1;
   struct State {
@@ -106,6 +129,7 @@ struct LogSoftmaxBackward {
   using T = Element;
   using A = Acc<T>;
   static constexpr bool kGrad = true;
+  static constexpr bool kSettles = false;
   static constexpr A kDropped = 0;
   static constexpr int kFields = 1;
   struct State {

@@ -49,6 +49,7 @@ struct Standardize {
   using T = Element;
   using A = Acc<T>;
   static constexpr bool kGrad = false;
+  static constexpr bool kSettles = false;
   static constexpr A kDropped = 0;
   static constexpr int kFields = 4;
   union State {
@@ -85,6 +86,7 @@ struct StandardizeBackward {
   using T = Element;
   using A = Acc<T>;
   static constexpr bool kGrad = true;
+  static constexpr bool kSettles = false;
   static constexpr A kDropped = 0;
   static constexpr int kFields = 6;
   struct Seen {

@@ -1,33 +1,127 @@
-// The bytes of a mask that lies across: its rows are turned into what a walk over columns reads.
+// What lies across in memory, turned: the rows of a matrix become what a walk over its columns reads. Squares are turned
+// in registers, so that each cache line is asked for once and not for every row.
 #pragma once
 
 #include "common.h"
 
 namespace maskwise {
 
-constexpr int kTurned = 8;
+// A vector of 16 bytes, which every CPU has; wider ones would not turn squares faster than memory delivers them.
+template <class T>
+struct Packed16 {
+  typedef T type __attribute__((vector_size(16)));
+};
 
-// kTurned rows of w bytes, to rows + k * pitch; byte k of column j is at m[k + j * stride]. Eight by eight bytes are
-// turned in registers, so that each cache line is asked for once and not for every row.
-inline void turn(const uint8_t* m, int64_t stride, int64_t w, uint8_t* rows, int64_t pitch) {
-  int64_t j = 0;
-  for (; j + 8 <= w; j += 8) {
-    uint64_t block[8];
-    for (int c = 0; c < 8; ++c) std::memcpy(&block[c], m + (j + c) * stride, 8);
-    // Halves, quarters and eighths change places between words, as in any transposition by powers of two.
-    for (int step = 4; step > 0; step /= 2) {
-      const uint64_t low = step == 4 ? 0x00000000ffffffffull : step == 2 ? 0x0000ffff0000ffffull : 0x00ff00ff00ff00ffull;
-      for (int c = 0; c < 8; ++c) {
-        if (c & step) continue;
-        const uint64_t a = block[c], b = block[c + step];
-        block[c] = (a & low) | ((b & low) << (8 * step));
-        block[c + step] = ((a >> (8 * step)) & low) | (b & ~low);
-      }
+// Lanes of a and b by turns, of their lower or upper halves.
+template <bool kUpper, class V, size_t... I>
+inline V zip(V a, V b, std::index_sequence<I...>) {
+  constexpr size_t N = sizeof...(I);
+  return __builtin_shufflevector(a, b, static_cast<int>(I % 2 * N + I / 2 + (kUpper ? N / 2 : 0))...);
+}
+
+// The side of the squares that are turned at once.
+template <class T>
+constexpr int kSquare = sizeof(T) == 1 ? 8 : 16 / static_cast<int>(sizeof(T));
+
+// Row j of a square of T is at from + j * across; it becomes column j of the rows at to + k * pitch. In bytes.
+template <class T>
+inline void turn_square(const char* from, int64_t across, char* to, int64_t pitch) {
+  using V = typename Packed16<T>::type;
+  constexpr int N = kSquare<T>;
+  constexpr auto kLanes = std::make_index_sequence<16 / sizeof(T)>{};
+  if constexpr (sizeof(T) == 1) {
+    // Half vectors: the first round leaves four whole ones, each with the bytes of two rows by turns.
+    using W = Packed16<uint16_t>::type;
+    using D = Packed16<uint32_t>::type;
+    constexpr auto kWords = std::make_index_sequence<8>{};
+    constexpr auto kDoubles = std::make_index_sequence<4>{};
+    V rows[8];
+    for (int j = 0; j < 8; ++j) {
+      uint64_t word;
+      std::memcpy(&word, from + j * across, 8);
+      rows[j] = (V)(typename Packed16<uint64_t>::type{word, 0});
     }
-    for (int k = 0; k < 8; ++k) std::memcpy(rows + k * pitch + j, &block[k], 8);
+    W pairs[4];
+    for (int j = 0; j < 4; ++j) pairs[j] = (W)zip<false>(rows[2 * j], rows[2 * j + 1], kLanes);
+    const D low[] = {(D)zip<false>(pairs[0], pairs[1], kWords), (D)zip<false>(pairs[2], pairs[3], kWords)};
+    const D high[] = {(D)zip<true>(pairs[0], pairs[1], kWords), (D)zip<true>(pairs[2], pairs[3], kWords)};
+    const D turned[] = {zip<false>(low[0], low[1], kDoubles), zip<true>(low[0], low[1], kDoubles),
+                        zip<false>(high[0], high[1], kDoubles), zip<true>(high[0], high[1], kDoubles)};
+    for (int k = 0; k < 8; ++k)
+      std::memcpy(to + k * pitch, reinterpret_cast<const char*>(turned) + 8 * k, 8);
+  } else {
+    V rows[N], turned[N];
+    for (int j = 0; j < N; ++j) std::memcpy(&rows[j], from + j * across, 16);
+    for (int step = 1; step < N; step *= 2) {
+      for (int j = 0; j < N / 2; ++j) {
+        turned[2 * j] = zip<false>(rows[j], rows[j + N / 2], kLanes);
+        turned[2 * j + 1] = zip<true>(rows[j], rows[j + N / 2], kLanes);
+      }
+      for (int j = 0; j < N; ++j) rows[j] = turned[j];
+    }
+    for (int k = 0; k < N; ++k) std::memcpy(to + k * pitch, &rows[k], 16);
+  }
+}
+
+// `height` rows of w elements, to + k * pitch: element j of row k is at from + k * sizeof(T) + j * across. In bytes.
+template <class T>
+inline void turn_tile(const char* from, int64_t across, int64_t height, int64_t w, char* to, int64_t pitch) {
+  constexpr int64_t kSize = sizeof(T);
+  constexpr int N = kSquare<T>;
+  int64_t j = 0;
+  for (; j + N <= w; j += N) {
+    int64_t k = 0;
+    for (; k + N <= height; k += N)
+      turn_square<T>(from + k * kSize + j * across, across, to + k * pitch + j * kSize, pitch);
+    for (; k < height; ++k)
+      for (int64_t c = j; c < j + N; ++c)
+        std::memcpy(to + k * pitch + c * kSize, from + k * kSize + c * across, kSize);
   }
   for (; j < w; ++j)
-    for (int k = 0; k < kTurned; ++k) rows[k * pitch + j] = m[k + j * stride];
+    for (int64_t k = 0; k < height; ++k)
+      std::memcpy(to + k * pitch + j * kSize, from + k * kSize + j * across, kSize);
+}
+
+// 16 bytes, for complex128, which has no lanes of its own.
+struct Pair16 {
+  uint64_t parts[2];
+};
+
+inline void turn_tile(int bytes, const char* from, int64_t across, int64_t height, int64_t w, char* to, int64_t pitch) {
+  switch (bytes) {
+    case 1: return turn_tile<uint8_t>(from, across, height, w, to, pitch);
+    case 2: return turn_tile<uint16_t>(from, across, height, w, to, pitch);
+    case 4: return turn_tile<uint32_t>(from, across, height, w, to, pitch);
+    case 8: return turn_tile<uint64_t>(from, across, height, w, to, pitch);
+    default:
+      for (int64_t j = 0; j < w; ++j)
+        for (int64_t k = 0; k < height; ++k)
+          std::memcpy(to + k * pitch + j * sizeof(Pair16), from + k * sizeof(Pair16) + j * across, sizeof(Pair16));
+  }
+}
+
+template <class T>
+inline void copy_strided(char* to, int64_t to_stride, const char* from, int64_t from_stride, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) std::memcpy(to + i * to_stride, from + i * from_stride, sizeof(T));
+}
+
+// n elements of any size, from and to any stride in bytes.
+inline void copy_strided(int bytes, char* to, int64_t to_stride, const char* from, int64_t from_stride, int64_t n) {
+  switch (bytes) {
+    case 1: return copy_strided<uint8_t>(to, to_stride, from, from_stride, n);
+    case 2: return copy_strided<uint16_t>(to, to_stride, from, from_stride, n);
+    case 4: return copy_strided<uint32_t>(to, to_stride, from, from_stride, n);
+    case 8: return copy_strided<uint64_t>(to, to_stride, from, from_stride, n);
+    default: return copy_strided<Pair16>(to, to_stride, from, from_stride, n);
+  }
+}
+
+// Rows of a mask that are turned at once.
+constexpr int kTurned = 8;
+
+// kTurned rows of w bytes, to rows + k * pitch; byte k of column j is at m[k + j * stride].
+inline void turn(const uint8_t* m, int64_t stride, int64_t w, uint8_t* rows, int64_t pitch) {
+  turn_tile<uint8_t>(reinterpret_cast<const char*>(m), stride, kTurned, w, reinterpret_cast<char*>(rows), pitch);
 }
 
 }  // namespace maskwise

@@ -112,8 +112,6 @@ fill = register(
     setup_context=remember_mask,
     backward=fill_backward,
     work=fill_work,
-    # torch's own kernel follows the memory of x, ours that of a contiguous result.
-    apart=12.0,
     cpu=(*FLOATING, *INTEGRAL, torch.bool, torch.complex64, torch.complex128),
     gpu=(*FLOATING, *INTEGRAL, torch.bool),
     gpu_from="maskwise.ops.fill.gpu:fill",

@@ -37,10 +37,6 @@ _SETTINGS = frozenset(
 FEW_ELEMENTS = 1 << 11
 
 
-#: Elements of a row that lie side by side, from which on a mask that lies across is worth a copy.
-_LONG = 64
-
-
 class Quick(NamedTuple):
     """A call that was checked and planned."""
 
@@ -173,22 +169,8 @@ def plan_classes(
 def of_elements(asked: Asked, code: Code, x: Tensor, target: Tensor, bits: Tensor, _: None) -> Tensor:
     """A loss of single elements by its kernel."""
     run = elements.taped if asked.grad and elements.taped else elements.bare
-    if not x.is_contiguous():
-        bits = laid_as(x, bits)
     out: Tensor = run(x, target, bits, *code, asked.inner)[0]
     return reference.reduce(out, bits, "sequence") if asked.reduction == "sequence" else out
-
-
-def laid_as(x: Tensor, bits: Tensor) -> Tensor:
-    """The mask in x's order of memory, where the kernel would read it across: byte by byte, each in a line of its own.
-
-    Short rows share their lines, and are read faster as they are.
-    """
-    if bits.shape != x.shape or bits.stride() == x.stride() or x.device.type != "cpu":
-        return bits
-    if all(step != 1 or size < _LONG for step, size in zip(x.stride(), x.shape, strict=True)):
-        return bits
-    return torch.empty_like(x, dtype=torch.bool).copy_(bits)
 
 
 def of_classes(

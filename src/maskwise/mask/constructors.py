@@ -78,7 +78,7 @@ def from_lengths(
             raise ArgumentError(
                 say(op, "max_len", must="be given when lengths is a device tensor", got=None, hint=hint)
             )
-        max_len = int(bounds.max()) if bounds.numel() else 0
+        max_len = max(0, int(bounds.max())) if bounds.numel() else 0
     check_size(op, "max_len", max_len)
     count = None
     if readable(bounds):

@@ -340,7 +340,7 @@ class Mask:
         raise AttributeError(f"Mask.{name} cannot be set: a Mask is immutable. Hint: mask & other, mask[...].")
 
     def __delattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"Mask.{name} cannot be deleted: a Mask is immutable.")
+        raise AttributeError(f"Mask.{name} cannot be deleted: a Mask is immutable. Hint: del mask.")
 
     def __reduce__(self) -> tuple[Callable[..., Mask], tuple[Structure]]:
         # What can be computed again is not worth carrying along.

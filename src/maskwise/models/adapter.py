@@ -82,7 +82,8 @@ def register(adapter: Adapter) -> None:
     """
     if not isinstance(adapter, Adapter):
         missing = [each for each in ("name", "serves", "install", "undo") if not hasattr(adapter, each)]
-        raise ArgumentError(say("register", "adapter", must="have name, serves, install, undo", got=f"no {missing}"))
+        must, hint = "have name, serves, install, undo", "help(maskwise.models.Adapter) shows one"
+        raise ArgumentError(say("register", "adapter", must=must, got=f"no {', '.join(missing)}", hint=hint))
     if adapter.name in _ADAPTERS:
         hint = f"maskwise.models.unregister({adapter.name!r}) removes the other"
         raise ArgumentError(say("register", "adapter", must="have a name of its own", got=adapter.name, hint=hint))
@@ -96,7 +97,8 @@ def unregister(name: str) -> None:
         ArgumentError: there is none of that name.
     """
     if name not in _ADAPTERS:
-        raise ArgumentError(say("unregister", "name", must=f"be one of {sorted(_ADAPTERS)}", got=repr(name)))
+        must, hint = f"be one of {', '.join(map(repr, _ADAPTERS))}", "list(maskwise.models.adapters())"
+        raise ArgumentError(say("unregister", "name", must=must, got=repr(name), hint=hint))
     del _ADAPTERS[name]
 
 

@@ -41,7 +41,8 @@ class Selecting(Gate):
         weight: Tensor,  # any shape
     ) -> Tensor:
         """What to keep of this weight: a bool tensor of its shape."""
-        raise NotImplementedError(f"{type(self).__name__} must override choose(weight), which says what to keep.")
+        kind = type(self).__name__
+        raise NotImplementedError(f"{kind} must override choose(weight). Hint: return weight > weight.mean().")
 
     @torch.no_grad()
     def select(self, weight: Tensor) -> None:

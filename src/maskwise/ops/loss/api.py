@@ -12,7 +12,7 @@ from torch import Tensor
 
 from maskwise.errors import ArgumentError, DtypeError, say
 from maskwise.mask import Mask
-from maskwise.ops.arguments import MaskLike
+from maskwise.ops.arguments import MUST, MaskLike, mask_hint
 from maskwise.ops.loss import reference, unknown
 from maskwise.ops.loss.call import prepare
 from maskwise.ops.loss.kinds import KINDS
@@ -117,7 +117,8 @@ def tensors_of(input: Tensor | Sequence[Tensor], target: Tensor | None) -> tuple
     """The operands in the order in which the loss takes them, or raise."""
     inputs = (input,) if isinstance(input, Tensor) else input
     if not isinstance(inputs, Sequence) or not inputs or not all(isinstance(x, Tensor) for x in inputs):
-        raise DtypeError(say("loss", "input", must="be a tensor, or several", got=type(input).__name__))
+        must, hint = "be a tensor, or several", "torch.as_tensor(input)"
+        raise DtypeError(say("loss", "input", must=must, got=type(input).__name__, hint=hint))
     if target is None:
         return tuple(inputs)
     if not isinstance(target, Tensor):
@@ -129,13 +130,13 @@ def tensors_of(input: Tensor | Sequence[Tensor], target: Tensor | None) -> tuple
 def check(fn: Callable[..., Tensor], bits: Tensor, reduction: str, kwargs: dict[str, Any]) -> None:
     """Raise where an argument cannot be meant."""
     if not isinstance(bits, Tensor):
-        hint = "Mask.full(shape)" if bits is None else "Mask(torch.as_tensor(mask))"
-        raise DtypeError(say("loss", "mask", must="be a Mask or a bool tensor", got=type(bits).__name__, hint=hint))
+        hint = mask_hint(bits, "target.shape")
+        raise DtypeError(say("loss", "mask", must=MUST, got=type(bits).__name__, hint=hint))
     if bits.dtype is not torch.bool:
-        hint = "mask.bool(), Mask.from_attention_mask(mask) or Mask.from_additive(mask)"
-        raise DtypeError(say("loss", "mask", must="be a Mask or a bool tensor", got=bits.dtype, hint=hint))
+        raise DtypeError(say("loss", "mask", must=MUST, got=bits.dtype, hint=mask_hint(bits)))
     if reduction not in REDUCTIONS:
-        raise ArgumentError(say("loss", "reduction", must=f"be one of {', '.join(REDUCTIONS)}", got=repr(reduction)))
+        must, hint = f"be one of {', '.join(map(repr, REDUCTIONS))}", 'reduction="mean"'
+        raise ArgumentError(say("loss", "reduction", must=must, got=repr(reduction), hint=hint))
     for legacy in ("size_average", "reduce"):
         if kwargs.get(legacy) is not None:
             hint = 'reduction="mean", "sum", "sequence" or "none"'

@@ -27,10 +27,10 @@ class Ordered(NamedTuple):
 def check_one(op: str, x: Tensor, dim: int, *, bools: bool = True) -> None:
     """Raise unless ``dim`` is one dim and x has values that can be ordered."""
     if not isinstance(dim, int):
-        raise DtypeError(say(op, "dim", must="be one int", got=repr(dim), hint="dim=-1, or x.flatten() to order all"))
+        raise DtypeError(say(op, "dim", must="be an int", got=repr(dim), hint="dim=-1, or x.flatten() for all"))
     if isinstance(x, Tensor):
         if x.dtype.is_complex:
-            raise DtypeError(say(op, "x", must="have values that can be ordered", got=x.dtype, hint="x.abs()"))
+            raise DtypeError(say(op, "x", must="be floating or integer", got=x.dtype, hint="x.abs() or x.real"))
         if x.dtype is torch.bool and not bools:
             raise DtypeError(say(op, "x", must="be floating or integer", got=x.dtype, hint="x.to(torch.uint8)"))
 
@@ -148,7 +148,7 @@ def topk(
     """
     check_one("topk", x, dim, bools=False)
     if isinstance(k, bool) or not isinstance(k, (int, torch.SymInt)):
-        raise DtypeError(say("topk", "k", must="be an int", got=type(k).__name__))
+        raise DtypeError(say("topk", "k", must="be an int", got=type(k).__name__, hint="k=int(k)"))
     if isinstance(x, Tensor):
         size = x.shape[dim] if -x.dim() <= dim < x.dim() else 1
         if not 0 <= k <= size:
@@ -245,8 +245,10 @@ def quantile(
     if isinstance(x, Tensor) and not x.dtype.is_floating_point:
         raise DtypeError(say("quantile", "x", must="be floating", got=x.dtype, hint="x.float() or mw.median"))
     if interpolation not in INTERPOLATIONS:
-        must = f"be one of {', '.join(INTERPOLATIONS)}"
-        raise ArgumentError(say("quantile", "interpolation", must=must, got=repr(interpolation)))
+        must = f"be one of {', '.join(map(repr, INTERPOLATIONS))}"
+        raise ArgumentError(
+            say("quantile", "interpolation", must=must, got=repr(interpolation), hint='interpolation="linear"')
+        )
     ranks = quantiles_of(x, q)
     out: Tensor = registered.quantile(x, mask, dim, ranks, bool(keepdim), INTERPOLATIONS.index(interpolation))
     return out if empty is None else replace_empty("quantile", out, x, mask, dim, keepdim, empty)
@@ -261,7 +263,9 @@ def quantiles_of(x: Tensor, q: Any) -> Tensor:
         for number in numbers:
             if isinstance(number, bool) or not isinstance(number, (int, float)):
                 must = "be a number, a sequence of numbers or a floating tensor"
-                raise DtypeError(say("quantile", "q", must=must, got=type(number).__name__))
+                raise DtypeError(
+                    say("quantile", "q", must=must, got=type(number).__name__, hint="q=0.5, or q=[0.25, 0.75]")
+                )
             if not 0 <= number <= 1:
                 raise ArgumentError(say("quantile", "q", must="be in [0, 1]", got=number, hint="q=percent / 100"))
         if several:

@@ -190,8 +190,7 @@ def logcumsumexp(
 def run(scan: Operation, x: Tensor, mask: MaskLike, dim: int, dtype: torch.dtype | None = None) -> Any:
     """Run a scan, once it is known that dim is one dim."""
     if not isinstance(dim, int):
-        hint = "dim=-1" if dim is None else ""
-        raise DtypeError(say(scan.name, "dim", must="be an int", got=type(dim).__name__, hint=hint))
+        raise DtypeError(say(scan.name, "dim", must="be an int", got=type(dim).__name__, hint="dim=-1"))
     if dtype is None:
         return scan(x, mask, dim)
     # Integers scan to int64, and from there to the dtype that was asked for: modulo arithmetic is the same either way.
@@ -201,7 +200,7 @@ def run(scan: Operation, x: Tensor, mask: MaskLike, dim: int, dtype: torch.dtype
 def refuse_complex(op: str, x: Tensor) -> None:
     """Raise for x that has no order."""
     if isinstance(x, Tensor) and x.dtype.is_complex:
-        raise DtypeError(say(op, "x", must="have an order", got=x.dtype, hint="x.abs() or x.real"))
+        raise DtypeError(say(op, "x", must="be floating or integer", got=x.dtype, hint="x.abs() or x.real"))
 
 
 def named(kind: Callable[[tuple[Tensor, Tensor]], Pair], found: tuple[Tensor, Tensor]) -> Pair:

@@ -177,7 +177,15 @@ def _harmless(
 
 def _checked(out: Any, count: int) -> Tensor:
     if not isinstance(out, Tensor):
-        raise DtypeError(say("apply", "fn", must="return a tensor or a tuple of tensors", got=type(out).__name__))
+        raise DtypeError(
+            say(
+                "apply",
+                "fn",
+                must="return a tensor or a tuple of tensors",
+                got=type(out).__name__,
+                hint="lambda rows: tuple(fn(rows))",
+            )
+        )
     if out.dim() == 0 or out.shape[0] != count:
         hint = "fn must treat each row by itself, and reduce no dim 0"
         raise ShapeError(
@@ -189,6 +197,8 @@ def _checked(out: Any, count: int) -> Tensor:
 def _each(outs: Any, place: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(outs, tuple):
         if not outs:
-            raise ArgumentError(say("apply", "fn", must="return at least one tensor", got="()"))
+            raise ArgumentError(
+                say("apply", "fn", must="return at least one tensor", got="()", hint="lambda rows: rows")
+            )
         return tuple(place(out) for out in outs)
     return place(outs)

@@ -223,5 +223,5 @@ def check_floating(op: str, x: Any) -> None:
 def check_number(op: str, argument: str, value: Any) -> float:
     """The value as a float; an error unless it is a number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise DtypeError(say(op, argument, must="be a number", got=type(value).__name__))
+        raise DtypeError(say(op, argument, must="be a number", got=type(value).__name__, hint=f"float({argument})"))
     return float(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from maskwise.errors import ArgumentError, say
+from maskwise.errors import DtypeError, say
 from maskwise.ops.arguments import Dim, MaskLike
 from maskwise.ops.reduce import registered
 from maskwise.ops.reduce.api.shared import need_ordered, replace_empty
@@ -172,4 +172,4 @@ def need_one_dim(op: str, dim: object) -> None:
     """Raise unless dim is one dim or None: a position in several dims would have no one number."""
     if isinstance(dim, (tuple, list)):
         hint = "x.flatten(start, end) first, or dim=None for the position in the flattened x"
-        raise ArgumentError(say(op, "dim", must="be an int or None", got=dim, hint=hint))
+        raise DtypeError(say(op, "dim", must="be an int or None", got=dim, hint=hint))

@@ -34,5 +34,5 @@ def need_floating(op: str, x: Tensor, hint: str, *, or_complex: bool = False) ->
 def need_ordered(op: str, x: Tensor, *, or_bool: bool) -> None:
     """Raise unless the values of x have an order."""
     if isinstance(x, Tensor) and (x.dtype.is_complex or (x.dtype is torch.bool and not or_bool)):
-        hint = "x.abs()" if x.dtype.is_complex else "x.to(torch.uint8)"
+        hint = "x.abs() or x.real" if x.dtype.is_complex else "x.to(torch.uint8)"
         raise DtypeError(say(op, "x", must="be floating or integer", got=x.dtype, hint=hint))

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from maskwise.errors import DtypeError, say
 from maskwise.mask import Mask
-from maskwise.ops.arguments import Dim, MaskLike
+from maskwise.ops.arguments import MUST, Dim, MaskLike, mask_hint
 from maskwise.ops.gpu.status import DEVICE
 from maskwise.ops.operation import Operation
 from maskwise.ops.reduce import registered
@@ -132,7 +132,7 @@ def count(
         return count_of(mask, dim, keepdim)
     if not isinstance(mask, Tensor) or mask.dtype is not torch.bool:
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise DtypeError(say("count", "mask", must="be a Mask or a bool tensor", got=got, hint="mask.bool()"))
+        raise DtypeError(say("count", "mask", must=MUST, got=got, hint=mask_hint(mask)))
     everything = _EVERYTHING if type(mask) is Tensor and mask.device == _CPU else mask.new_ones(())
     out: Tensor = _count(mask, everything, dim, keepdim)
     return out

@@ -19,6 +19,7 @@ from tests.errors.row import Row
 X = torch.ones(2, 3)
 BITS = torch.ones(2, 3, dtype=torch.bool)
 TOKENS = torch.ones(2, 3, 4)
+PIXELS, ON_META = torch.ones(1, 3, 5, 5), torch.ones(1, 5, 5, dtype=torch.bool, device="meta")
 ATTACHED = TopK(0.5)
 GATED = mw.nn.attach(nn.Linear(3, 2), ATTACHED)
 OWN = mw.nn.MaskedLinear(3, 2)
@@ -42,6 +43,10 @@ def two_budgets() -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 3))
     densities = iter((0.1, 0.2))
     mw.nn.prune(model, lambda: TopK(next(densities), scope="global"))
+
+
+def from_linear(kind: str, *arguments: Any, **options: Any) -> Callable[[], Any]:
+    return lambda: getattr(mw.nn, f"{kind}Linear").from_linear(nn.Linear(3, 2), *arguments, **options)
 
 
 def prune(*arguments: Any, **options: Any) -> Callable[[], Any]:
@@ -131,6 +136,10 @@ ROWS = [
     Row("gates.HardConcrete", lambda: HardConcrete(temperature=0.0), ArgumentError, "temperature=2 / 3"),
     Row("gates.HardConcrete", lambda: HardConcrete(stretch=(0.0, 1.0)), ArgumentError, "stretch=(-0.1, 1.1)"),
     Row("gates.HardConcrete.penalty", lambda: HardConcrete().penalty(), ArgumentError, "mw.nn.attach(module, gate)"),
+    Row("gates.HardConcrete", lambda: HardConcrete(torch.ones(3, 2))(X), ShapeError, "init.T"),
+    Row("gates.Gate.bind", lambda: Binary(BITS.T).bind(X), ShapeError, "mask.T"),
+    Row("gates.Gate.bind", lambda: Binary(BITS.to("meta")).bind(X), DeviceError, "mask.to('cpu')"),
+    Row("gates.Gate.bind", lambda: TopK(0.1).bind([1.0]), DtypeError, "gate(module.weight)"),
     Row("gates.Gate", lambda: Gate()(X), NotImplementedError, "return weight.abs() > 0.1"),
     Row("gates.Gate.mask", lambda: Gate().mask([1.0]), DtypeError, "gate(module.weight)"),
     Row("gates.Gate.mask", lambda: Gate().mask(torch.ones(2, dtype=torch.int64)), DtypeError, "weight.float()"),
@@ -172,6 +181,8 @@ ROWS = [
     Row("schedule.linear", lambda: schedule.linear(0.1, steps=-1), ArgumentError, "steps=1000"),
     Row("schedule.cubic", lambda: schedule.cubic(0.1, steps=9, begin=0.5), ArgumentError, "begin=1000"),
     Row("schedule.constant", lambda: schedule.constant(10), ArgumentError, "density=0.1"),
+    Row("schedule.constant", lambda: schedule.constant("low"), DtypeError, "density=0.1"),
+    Row("schedule.linear", lambda: schedule.linear("low", 9), DtypeError, "density=0.1"),
     Row("schedule.cubic", lambda: schedule.cubic("low", 9), DtypeError, "density=0.1"),
     Row(
         "schedule.DensityScheduler",
@@ -204,6 +215,10 @@ ROWS = [
         DtypeError,
         "mw.nn.prune(model",
     ),
+    Row("mw.nn.MaskedLinear.from_linear", from_linear("Masked", ATTACHED), ArgumentError, "TopK(...) anew"),
+    Row("mw.nn.MaskedLinear.from_linear", from_linear("Masked", BITS.T), ShapeError, "mask.T"),
+    Row("mw.nn.SparseLinear.from_linear", from_linear("Sparse", BITS.T), ShapeError, "mask.T"),
+    Row("mw.nn.SparseLinear.from_linear", from_linear("Sparse", BITS, block=(2, 2)), ArgumentError, "block=(1, 1)"),
     *inputs_of_linear("mw.nn.MaskedLinear.forward", OWN),
     *inputs_of_linear("mw.nn.SparseLinear.forward", SPARSE),
     Row("mw.nn.MaskedConv2d.forward", lambda: IMAGES([1.0]), DtypeError, "torch.as_tensor(input)"),
@@ -221,6 +236,10 @@ ROWS = [
     ),
     *masks_of_norms(),
     *pools(),
+    called("MaskedBatchNorm2d", 3)([1.0], BITS, error=DtypeError, hint="torch.as_tensor(input)"),
+    called("MaskedBatchNorm2d", 3)(
+        PIXELS, PIXELS[:, 0].bool().to("meta"), error=DeviceError, hint="mask.to(input.device)"
+    ),
     called("MaskedBatchNorm2d", 3)(X, BITS, error=ShapeError, hint="input.unflatten(-1, (N, C, H, W))"),
     called("MaskedBatchNorm2d", 3)(torch.ones(3, 5, 5), torch.ones(5, 5) > 0, error=ShapeError, hint="input[None]"),
     called("MaskedLayerNorm", 4)([1.0], BITS, error=DtypeError, hint="torch.as_tensor(input)"),

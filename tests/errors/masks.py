@@ -21,7 +21,7 @@ def stale() -> None:
     bits = torch.ones(3, dtype=torch.bool)
     mask = Mask(bits)
     bits[0] = False
-    mask.count()
+    mask.to_bool()
 
 
 def unflatten_leaves_of_another_rank() -> None:
@@ -103,14 +103,32 @@ ROWS = [
     Row("Mask.cat", lambda: Mask.cat([MASK, META]), DeviceError, 'mask.to("cpu")'),
     Row("Mask.cat", lambda: Mask.cat([MASK, Mask.full((2, 4))]), ShapeError, "Mask.from_lengths(..., max_len=L)"),
     Row("Mask.stack", lambda: Mask.stack([MASK, Mask.full((2, 4))]), ShapeError, "Mask.from_lengths(..., max_len=L)"),
+    Row("Mask.cat", lambda: Mask.cat([MASK, MASK], 4), OutOfRangeError, "dim=-1"),
+    Row("Mask.stack", lambda: Mask.stack([]), ArgumentError, "Mask.none(shape)"),
+    Row("Mask.stack", lambda: Mask.stack([BITS]), DtypeError, "Mask(t)"),
+    Row("Mask.stack", lambda: Mask.stack([MASK, META]), DeviceError, 'mask.to("cpu")'),
+    Row("Mask.stack", lambda: Mask.stack([MASK], 4), OutOfRangeError, "dim=-1"),
+    Row("Mask.view", lambda: MASK.view(7), ShapeError, "mask.reshape(-1)"),
+    Row("Mask.expand_as", lambda: MASK.expand_as(torch.ones(4, 3)), ShapeError, "mask[..., None] adds a dim"),
+    Row("Mask.permute", lambda: MASK.permute(0, 4), OutOfRangeError, "dim=-1"),
+    Row("Mask.transpose", lambda: MASK.transpose(0, 4), OutOfRangeError, "dim=-1"),
+    Row("Mask.movedim", lambda: MASK.movedim(0, 4), OutOfRangeError, "dim=-1"),
+    Row("Mask.flatten", lambda: MASK.flatten(4), OutOfRangeError, "dim=-1"),
+    Row("Mask.size", lambda: MASK.size(4), OutOfRangeError, "dim=-1"),
     # -- facts, and what Python asks
+    Row("Mask.to_bool", stale, StaleMaskError, "Mask(t.clone())"),
+    Row("Mask", stale, StaleMaskError, "Mask(t.clone())"),
+    Row("Mask.count", lambda: MASK.count(4), OutOfRangeError, "dim=-1"),
+    Row("Mask.count", lambda: MASK.count((0, 0)), ArgumentError, "dim=(0,)"),
+    Row("Mask.equal", lambda: MASK.equal(FLOATS), DtypeError, "Mask(other.bool())"),
+    Row("Mask.equal", lambda: MASK.equal(META), DeviceError, "mask.to(other.device)"),
     Row("Mask.lengths", lambda: Mask.full(()).lengths, ShapeError, "mask[None]"),
-    Row("Mask.count", stale, StaleMaskError, "Mask(t.clone())"),
+    Row("Mask.count", lambda: stale(), StaleMaskError, "Mask(t.clone())"),
     Row("Mask.__bool__", lambda: bool(MASK), ArgumentError, "mask.is_full, mask.is_empty"),
     Row("Mask.__len__", lambda: len(MASK), DtypeError, "mask.shape[0], or mask.count()"),
     Row("Mask.__iter__", lambda: iter(Mask.full(())), DtypeError, "bool(mask)"),
     Row("Mask.__setattr__", lambda: setattr(MASK, "shape", (1,)), AttributeError, "mask & other"),
     Row("Mask.__delattr__", lambda: delattr(MASK, "shape"), AttributeError, "del mask"),
-    Row("Mask", unflatten_leaves_of_another_rank, ShapeError, "pass mask.to_bool() to vmap"),
+    Row("tree_unflatten", unflatten_leaves_of_another_rank, ShapeError, "pass mask.to_bool() to vmap"),
     Row("maskwise", lambda: mw.summ, AttributeError, "maskwise.sum"),
 ]

@@ -105,6 +105,11 @@ def without_safetensors() -> None:
         mw.models.save_compressed(LINEAR, "model")
 
 
+def load_without_safetensors() -> None:
+    with patch.dict(sys.modules, {"safetensors": None, "safetensors.torch": None}):
+        mw.models.load_compressed("model")
+
+
 def attend(mask: Any, **asked: Any) -> Callable[[], Any]:
     """What transformers would call within a packed call."""
 
@@ -162,7 +167,10 @@ ROWS = [
         KeyError,
         "[row.name for row in",
     ),
+    Row("mw.models.unpad", lambda: mw.models.unpad(X), DtypeError, "torch.nn.Sequential(...)"),
+    Row("mw.models.unpad", lambda: mw.models.unpad(nn.Linear(3, 2)), UnsupportedModelError, "write an adapter"),
     # -- files
+    Row("mw.models.load_compressed", load_without_safetensors, MissingSafetensorsError, "pip install 'maskwise[safe"),
     Row(
         "mw.models.save_compressed", without_safetensors, MissingSafetensorsError, "pip install 'maskwise[safetensors]'"
     ),

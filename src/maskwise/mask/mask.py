@@ -45,6 +45,7 @@ class Mask:
 
     Raises:
         DtypeError: it is not a bool tensor; the hint names the converter to use.
+        StaleMaskError: the tensor was changed in place since; whatever is asked of the mask raises it.
 
     """
 

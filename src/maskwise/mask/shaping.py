@@ -87,6 +87,9 @@ def unsqueeze(mask: Mask, dim: int) -> Mask:
     >>> from maskwise import Mask
     >>> Mask.full((2, 3)).unsqueeze(-1).shape
     torch.Size([2, 3, 1])
+
+    Raises:
+        OutOfRangeError: there is no such dim.
     """
     return mask._wrap(mask._structure.view(views.unsqueeze(mask._structure.shape, dim)))
 
@@ -97,6 +100,9 @@ def squeeze(mask: Mask, dim: int | Sequence[int] | None = None) -> Mask:
     >>> from maskwise import Mask
     >>> Mask.full((1, 3, 1)).squeeze(0).shape
     torch.Size([3, 1])
+
+    Raises:
+        OutOfRangeError: there is no such dim.
     """
     return mask._wrap(mask._structure.view(views.squeeze(mask._structure.shape, dim)))
 
@@ -122,6 +128,9 @@ def expand_as(mask: Mask, other: Tensor | Mask) -> Mask:
     >>> from maskwise import Mask
     >>> Mask.full(4).expand_as(torch.zeros(2, 4)).shape
     torch.Size([2, 4])
+
+    Raises:
+        ShapeError: a size other than 1 would change.
     """
     return expand(mask, *other.shape)
 
@@ -132,6 +141,10 @@ def permute(mask: Mask, *dims: int | Sequence[int]) -> Mask:
     >>> from maskwise import Mask
     >>> Mask.full((2, 3, 4)).permute(2, 0, 1).shape
     torch.Size([4, 2, 3])
+
+    Raises:
+        ArgumentError: a dim is missing, or named twice.
+        OutOfRangeError: there is no such dim.
     """
     return mask._wrap(mask._structure.view(views.permute(mask._structure.shape, _flat(dims))))
 
@@ -142,6 +155,9 @@ def transpose(mask: Mask, dim0: int, dim1: int) -> Mask:
     >>> from maskwise import Mask
     >>> Mask.causal(2).transpose(0, 1).to_bool().int().tolist()
     [[1, 1], [0, 1]]
+
+    Raises:
+        OutOfRangeError: there is no such dim.
     """
     order = list(range(mask.ndim))
     first, second = (views.normalize_dim("Mask.transpose", d, mask.ndim) for d in (dim0, dim1))
@@ -155,6 +171,9 @@ def movedim(mask: Mask, source: int, destination: int) -> Mask:
     >>> from maskwise import Mask
     >>> Mask.full((2, 3, 4)).movedim(0, -1).shape
     torch.Size([3, 4, 2])
+
+    Raises:
+        OutOfRangeError: there is no such dim.
     """
     start, end = (views.normalize_dim("Mask.movedim", d, mask.ndim) for d in (source, destination))
     order = [d for d in range(mask.ndim) if d != start]
@@ -193,6 +212,10 @@ def flatten(mask: Mask, start_dim: int = 0, end_dim: int = -1) -> Mask:
     >>> from maskwise import Mask
     >>> Mask.full((2, 3, 4)).flatten(1).shape
     torch.Size([2, 12])
+
+    Raises:
+        ArgumentError: ``start_dim`` comes after ``end_dim``.
+        OutOfRangeError: there is no such dim.
     """
     if not mask.ndim:
         return reshape(mask, 1)
@@ -288,6 +311,8 @@ def cat(cls: type[Mask], masks: Sequence[Mask], dim: int = 0) -> Mask:
         ArgumentError: there are no masks.
         ShapeError: the other dims differ.
         DeviceError: the devices differ.
+        DtypeError: one is not a mask.
+        OutOfRangeError: there is no such dim.
 
     """
     parts = _masks("Mask.cat", cls, masks)
@@ -317,6 +342,8 @@ def stack(cls: type[Mask], masks: Sequence[Mask], dim: int = 0) -> Mask:
         ArgumentError: there are no masks.
         ShapeError: the shapes differ.
         DeviceError: the devices differ.
+        DtypeError: one is not a mask.
+        OutOfRangeError: there is no such dim.
 
     """
     parts = _masks("Mask.stack", cls, masks)

@@ -71,6 +71,11 @@ class MaskedBatchNorm2d(_OverKept, nn.BatchNorm2d):
 
     The input of ``forward(input, mask=None)`` is (N, C, H, W), its mask (N, H, W), or of four dims that broadcast to
     the input. Everything else is as in `MaskedBatchNorm1d`.
+
+    Raises:
+        ShapeError: the mask does not line up with the input, or the input has other dims or channels.
+        DtypeError: the mask is not bool, or the input is not a tensor.
+        DeviceError: the mask is on another device.
     """
 
 

@@ -86,7 +86,11 @@ def linear(end: float, steps: int, start: float = 1.0, begin: int = 0) -> Schedu
     >>> [mw.nn.schedule.linear(0.0, steps=4)(step) for step in range(6)]
     [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
 
-    Arguments, result and errors are those of `cubic`.
+    Arguments and result are those of `cubic`.
+
+    Raises:
+        ArgumentError: a density is not between 0 and 1, or steps are not a number of steps.
+        DtypeError: a density is not a number.
     """
     return Schedule("linear", start, end, steps, begin)
 

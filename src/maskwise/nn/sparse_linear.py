@@ -177,8 +177,13 @@ class SparseLinear(nn.Module):
         """Let other weights live: values that stay keep value, gradient and optimizer state; new ones start at 0.
 
         Args:
-            mask: a Mask or a bool tensor (out_features, in_features).
+            mask: a Mask or a bool tensor of the weight's shape, (out_features, in_features); True means keep.
             optimizer: the one that trains this layer.
+
+        Raises:
+            DtypeError: the mask is not bool.
+            ShapeError: the mask has another shape than the weight.
+            ArgumentError: the mask keeps a part of a block, or the optimizer does not train this layer.
         """
         bits = mask_bits("SparseLinear.set_mask", mask, (self.out_features, self.in_features))
         self._become(SparseLayout.from_mask(bits.to(self.columns.device), self.block), optimizer, "set_mask")
@@ -259,7 +264,13 @@ class SparseLinear(nn.Module):
 
     # -- the product ---------------------------------------------------------------------------------------------------
     def forward(self, input: Tensor) -> Tensor:
-        """Map (..., in_features) to (..., out_features)."""
+        """Map (..., in_features) to (..., out_features).
+
+        Raises:
+            ShapeError: the input does not end in the layer's features.
+            DtypeError: the input is not a tensor, or not of the layer's dtype.
+            DeviceError: the input is on another device.
+        """
         held: Tensor = self.values
         check_features("SparseLinear", input, self.in_features, held)
         values: Tensor = held

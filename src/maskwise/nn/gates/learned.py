@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from maskwise.errors import ArgumentError, DtypeError, say
 from maskwise.nn.gates.fitting import expanded
-from maskwise.nn.gates.gate import Gate, check_device
+from maskwise.nn.gates.gate import Gate, check_device, check_weight
 from maskwise.nn.gates.gradient import kept_only
 
 __all__ = ["HardConcrete", "Sigmoid"]
@@ -34,6 +34,7 @@ class _Learned(Gate):
 
     def bind(self, weight: Tensor) -> None:
         """Make the parameter, of weight's shape and dtype."""
+        check_weight(type(self).__name__, weight)
         init = self._init
         dtype = weight.abs().dtype
         if isinstance(init, Tensor):

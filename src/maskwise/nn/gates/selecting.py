@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from maskwise.nn.gates.gate import Gate
+from maskwise.nn.gates.gate import Gate, check_weight
 
 __all__ = ["Selecting", "largest", "scores_of"]
 
@@ -82,6 +82,7 @@ class Selecting(Gate):
 
     def bind(self, weight: Tensor) -> None:
         """Choose from this weight, and hold it."""
+        check_weight(type(self).__name__, weight)
         with torch.no_grad():
             bits = self.choose(weight.detach())
         super().bind(weight)

@@ -77,10 +77,11 @@ def loss(
         gradient of 0.
 
     Raises:
-        ShapeError: the mask does not broadcast to the unreduced loss.
-        DtypeError: the mask is not bool; an input is no tensor; ``fn`` does not take ``reduction``.
+        ShapeError: the mask does not broadcast to the unreduced loss, or the target not with the input.
+        DtypeError: the mask is not bool; an input is not a tensor; ``fn`` does not take ``reduction``.
         DeviceError: the mask is on another device.
-        ArgumentError: a reduction that does not exist.
+        ArgumentError: a reduction that does not exist, or a loss that is not one of elements.
+        OutOfRangeError: a kept target is a class that does not exist (on a GPU the loss is NaN instead).
     """
     bits = mask.to_bool() if isinstance(mask, Mask) else mask
     compiling = torch.compiler.is_compiling()

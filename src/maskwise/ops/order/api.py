@@ -67,6 +67,7 @@ def sort(
         DtypeError: the mask is not bool, x is complex, or ``dim`` is not an int.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: x or the mask is sparse.
     """
     check_one("sort", x, dim)
     return Ordered(*registered.sort(x, mask, dim, bool(descending)))
@@ -101,6 +102,7 @@ def argsort(
         DtypeError: the mask is not bool, x is complex, or ``dim`` is not an int.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: x or the mask is sparse.
     """
     check_one("argsort", x, dim)
     indices: Tensor = registered.argsort(x.detach() if isinstance(x, Tensor) else x, mask, dim, bool(descending))
@@ -145,6 +147,7 @@ def topk(
         DtypeError: the mask is not bool, x is complex or bool, or ``dim`` or ``k`` is not an int.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have, or a k that is negative or above its size.
+        ArgumentError: x or the mask is sparse.
     """
     check_one("topk", x, dim, bools=False)
     if isinstance(k, bool) or not isinstance(k, (int, torch.SymInt)):
@@ -194,6 +197,7 @@ def median(
         DtypeError: the mask is not bool, or x is complex or bool.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: a dim is named twice, or x or the mask is sparse.
     """
     check_one("median", x, -1, bools=False)
     out: Tensor = registered.median(x, mask, dim, bool(keepdim))
@@ -238,7 +242,8 @@ def quantile(
     Raises:
         ShapeError: the mask does not broadcast to x, or q has more than one dim.
         DtypeError: the mask is not bool, x is not floating, or q is neither a number, numbers nor a floating tensor.
-        ArgumentError: q is not in [0, 1] or asks for a gradient, or an interpolation that there is not.
+        ArgumentError: q is not in [0, 1] or asks for a gradient, an interpolation that there is not, a dim is named
+            twice, or x or the mask is sparse.
         DeviceError: the mask or q is on another device.
         OutOfRangeError: a dim that x does not have.
     """

@@ -46,6 +46,7 @@ def cumsum(
         DtypeError: the mask is not bool, or dim is not an int.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: x or the mask is sparse.
     """
     out: Tensor = run(registered.cumsum, x, mask, dim, dtype)
     return out
@@ -79,6 +80,7 @@ def cumprod(
         DtypeError: the mask is not bool, or dim is not an int.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: x or the mask is sparse.
     """
     out: Tensor = run(registered.cumprod, x, mask, dim, dtype)
     return out
@@ -114,6 +116,7 @@ def cummax(
         DtypeError: the mask is not bool, dim is not an int, or x is complex.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: x or the mask is sparse.
     """
     refuse_complex("cummax", x)
     return named(torch.return_types.cummax, run(registered.cummax, x, mask, dim))
@@ -149,6 +152,7 @@ def cummin(
         DtypeError: the mask is not bool, dim is not an int, or x is complex.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: x or the mask is sparse.
     """
     refuse_complex("cummin", x)
     return named(torch.return_types.cummin, run(registered.cummin, x, mask, dim))
@@ -179,6 +183,7 @@ def logcumsumexp(
         DtypeError: the mask is not bool, dim is not an int, or x is not floating.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: x or the mask is sparse.
     """
     if isinstance(x, Tensor) and not x.dtype.is_floating_point:
         hint = "x.float()" if not x.dtype.is_complex else "x.abs()"

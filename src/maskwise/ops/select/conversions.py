@@ -58,7 +58,11 @@ def from_sparse(cls: type[Packed], sparse: Tensor) -> Packed:
 
 
 def to_nested(self: Packed) -> Tensor:
-    """As a jagged nested tensor: one component a sequence; the mask must have two dims."""
+    """As a jagged nested tensor: one component a sequence; the mask must have two dims.
+
+    Raises:
+        ShapeError: the mask does not have two dims.
+    """
     _need_two_dims(self, "to_nested")
     return torch.nested.nested_tensor_from_jagged(_kept(self), offsets=self.mask.cu_seqlens.to(torch.int64))
 
@@ -77,6 +81,7 @@ def to_packed_sequence(self: Packed) -> PackedSequence:
 
     Raises:
         ArgumentError: a sequence is empty, which a PackedSequence cannot tell.
+        ShapeError: the mask does not have two dims.
     """
     _need_two_dims(self, "to_packed_sequence")
     lengths = self.mask.lengths

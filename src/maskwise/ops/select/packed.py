@@ -60,6 +60,12 @@ class Packed:
             fill: a number, or a tensor that broadcasts to the original layout.
             out: where to write, contiguous and without gradients; it is also what is returned. A large result goes
                 faster into memory that is there already.
+
+        Raises:
+            ShapeError: ``out`` has another shape, or gaps.
+            DtypeError: ``out`` is not a tensor, or of another dtype.
+            DeviceError: ``out`` is on another device.
+            ArgumentError: ``out`` shares memory with what is read, or a gradient is asked for.
         """
         values = self.values
         other = torch.as_tensor(fill, device=values.device).to(values.dtype)
@@ -82,6 +88,9 @@ class Packed:
         >>> import torch, maskwise as mw
         >>> mw.pack(torch.tensor([4.0, -1.0]), torch.tensor([True, False])).map(torch.log2).unpack()
         tensor([2., 0.])
+
+        Raises:
+            ShapeError: ``fn`` does not return as many rows as it got.
         """
         return self._like(fn(self.values))
 
@@ -230,7 +239,8 @@ def pack(x: Tensor, mask: MaskLike, *, capacity: int | None = None, out: Tensor 
 
     Raises:
         ShapeError: the mask does not line up with x, or ``out`` has another shape than the result.
-        DtypeError, DeviceError: ``out`` is of another dtype or device than x.
+        DtypeError: the mask is not bool, x is not a tensor, or ``out`` is of another dtype than x.
+        DeviceError: the mask or ``out`` is on another device.
         ArgumentError: the mask keeps more than ``capacity``; or ``out`` cannot be written.
     """
     if capacity is None and out is None and type(mask) is Mask and _is_tiny(x, mask):

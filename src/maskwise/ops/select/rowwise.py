@@ -54,6 +54,9 @@ def apply(
 
     Raises:
         ShapeError: the mask does not line up with x, or fn does not return one row for each it got.
+        DtypeError: the mask is not bool, x is not a tensor, or fn returns something else than tensors.
+        DeviceError: the mask is on another device.
+        ArgumentError: fn returns an empty tuple.
 
     Where skipping does not pay (nearly everything is kept, or fn is a cheap elementwise function), fn runs on all rows,
     with a kept row in the place of each dropped one, and the result is the same.
@@ -74,6 +77,21 @@ def apply_(fn: Callable[..., Any], x: Tensor, *more: Any, mask: MaskLike) -> Ten
     >>> x = torch.tensor([1.0, 2.0, 3.0])
     >>> mw.apply_(torch.neg, x, mask=torch.tensor([True, False, True]))
     tensor([-1.,  2., -3.])
+
+    Args:
+        fn: as for `apply`; it must keep the shape and the dtype of the rows.
+        x: (*lead, *rest); it is written into.
+        more: as for `apply`.
+        mask: as for `apply`.
+
+    Returns:
+        The same x.
+
+    Raises:
+        ShapeError: the mask does not line up with x, or fn does not return rows of x's own shape and dtype.
+        DtypeError: the mask is not bool, x is not a tensor, or fn returns something else than tensors.
+        DeviceError: the mask is on another device.
+        ArgumentError: fn returns an empty tuple.
     """
     out = apply(fn, x, *more, mask=mask, other=x)
     if not isinstance(out, Tensor) or out.shape != x.shape or out.dtype != x.dtype:

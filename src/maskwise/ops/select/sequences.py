@@ -78,7 +78,11 @@ def _by_kernel(self: Packed, op: str) -> Tensor:
 
 
 def sum(self: Packed) -> Tensor:
-    """The sum of each sequence: (*lead without the last dim, *rest); 0 for an empty one. Bools are counted."""
+    """The sum of each sequence: (*lead without the last dim, *rest); 0 for an empty one. Bools are counted.
+
+    Raises:
+        ArgumentError: the rows have a capacity, and so rows that belong to no sequence.
+    """
     if served(_usable(self, "sum")):
         return _by_kernel(self, "sum")
     total = _wide_sum(self, "sum")
@@ -97,7 +101,11 @@ def _wide_sum(self: Packed, name: str) -> Tensor:
 
 
 def mean(self: Packed) -> Tensor:
-    """The mean of each sequence; NaN for an empty one."""
+    """The mean of each sequence; NaN for an empty one.
+
+    Raises:
+        ArgumentError: the rows have a capacity, and so rows that belong to no sequence.
+    """
     if served(_usable(self, "mean")):
         return _by_kernel(self, "mean")
     kept = self.mask.lengths.to(self.values.device).reshape(*self.mask.shape[:-1], *[1] * (self.values.dim() - 1))
@@ -123,12 +131,20 @@ def _extreme(self: Packed, name: str) -> Tensor:
 
 
 def amax(self: Packed) -> Tensor:
-    """The largest of each sequence; -inf for an empty one, the least integer where values are integers."""
+    """The largest of each sequence; -inf for an empty one, the least integer where values are integers.
+
+    Raises:
+        ArgumentError: the rows have a capacity, and so rows that belong to no sequence.
+    """
     return _extreme(self, "amax")
 
 
 def amin(self: Packed) -> Tensor:
-    """The smallest of each sequence; +inf for an empty one, the greatest integer where values are integers."""
+    """The smallest of each sequence; +inf for an empty one, the greatest integer where values are integers.
+
+    Raises:
+        ArgumentError: the rows have a capacity, and so rows that belong to no sequence.
+    """
     return _extreme(self, "amin")
 
 
@@ -140,7 +156,11 @@ def _shifted(self: Packed, ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def logsumexp(self: Packed) -> Tensor:
-    """The logarithm of the sum of the exponentials of each sequence; -inf for an empty one."""
+    """The logarithm of the sum of the exponentials of each sequence; -inf for an empty one.
+
+    Raises:
+        ArgumentError: the rows have a capacity, and so rows that belong to no sequence.
+    """
     if served(_usable(self, "logsumexp")):
         return _by_kernel(self, "logsumexp")
     ids = sequence_ids(self)
@@ -151,7 +171,11 @@ def logsumexp(self: Packed) -> Tensor:
 
 
 def softmax(self: Packed) -> Packed:
-    """The softmax over each sequence, as a Packed of the same mask."""
+    """The softmax over each sequence, as a Packed of the same mask.
+
+    Raises:
+        ArgumentError: the rows have a capacity, and so rows that belong to no sequence.
+    """
     if served(_usable(self, "softmax")):
         return self._like(reduce_segments(self.values, self.mask.cu_seqlens, "softmax"))
     ids = sequence_ids(self)

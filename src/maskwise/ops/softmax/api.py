@@ -46,6 +46,7 @@ def softmax(
         DtypeError: the mask is not bool, x is not floating, or dim is not an int.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: x or the mask is sparse.
     """
     return along_one_dim(registered.softmax, x, mask, dim, dtype)
 
@@ -82,6 +83,7 @@ def log_softmax(
         DtypeError: the mask is not bool, x is not floating, or dim is not an int.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: x or the mask is sparse.
     """
     return along_one_dim(registered.log_softmax, x, mask, dim, dtype)
 
@@ -114,6 +116,7 @@ def softmin(
         DtypeError: the mask is not bool, x is not floating, or dim is not an int.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: x or the mask is sparse.
     """
     return along_one_dim(registered.softmin, x, mask, dim, dtype)
 
@@ -149,7 +152,7 @@ def normalize(
         DtypeError: the mask is not bool, x is not floating, or p or eps is not a number.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
-        ArgumentError: a dim that is named twice.
+        ArgumentError: a dim is named twice, or x or the mask is sparse.
     """
     check_floating("normalize", x)
     numbers = check_number("normalize", "p", p), check_number("normalize", "eps", eps)
@@ -192,7 +195,7 @@ def standardize(
         DtypeError: the mask is not bool, x is not floating, or correction or eps is not a number.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
-        ArgumentError: a dim that is named twice, or an eps below 0.
+        ArgumentError: a dim is named twice, an eps is below 0, or x or the mask is sparse.
     """
     check_floating("standardize", x)
     numbers = check_number("standardize", "correction", correction), check_number("standardize", "eps", eps)

@@ -44,6 +44,7 @@ def logsumexp(
         DtypeError: the mask is not bool, or x is complex.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: a dim is named twice, or x or the mask is sparse.
     """
     if isinstance(x, Tensor) and not x.dtype.is_floating_point and not x.dtype.is_complex:
         x = x.to(torch.get_default_dtype())
@@ -90,6 +91,7 @@ def norm(
         DtypeError: the mask is not bool, x is not floating or complex, or ord is not a number.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: a dim is named twice, or x or the mask is sparse.
     """
     if dtype is not None:
         x = x.to(dtype)

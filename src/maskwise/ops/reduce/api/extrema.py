@@ -44,6 +44,7 @@ def amax(
         DtypeError: the mask is not bool, or x is complex.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: a dim is named twice, or x or the mask is sparse.
     """
     need_ordered("amax", x, or_bool=True)
     out: Tensor = registered.amax(x, mask, dim, keepdim)
@@ -82,6 +83,7 @@ def amin(
         DtypeError: the mask is not bool, or x is complex.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: a dim is named twice, or x or the mask is sparse.
     """
     need_ordered("amin", x, or_bool=True)
     out: Tensor = registered.amin(x, mask, dim, keepdim)
@@ -118,9 +120,10 @@ def argmax(
 
     Raises:
         ShapeError: the mask does not broadcast to x.
-        DtypeError: the mask is not bool, or x is complex or bool.
+        DtypeError: the mask is not bool, x is complex or bool, or dim is neither an int nor None.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: x or the mask is sparse.
     """
     need_ordered("argmax", x, or_bool=False)
     need_one_dim("argmax", dim)
@@ -158,9 +161,10 @@ def argmin(
 
     Raises:
         ShapeError: the mask does not broadcast to x.
-        DtypeError: the mask is not bool, or x is complex or bool.
+        DtypeError: the mask is not bool, x is complex or bool, or dim is neither an int nor None.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: x or the mask is sparse.
     """
     need_ordered("argmin", x, or_bool=False)
     need_one_dim("argmin", dim)

@@ -44,6 +44,7 @@ def var(
         DtypeError: the mask is not bool, or x is not floating.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: a dim is named twice, or x or the mask is sparse.
     """
     need_floating("var", x, "mw.var(x.float(), mask)")
     out: Tensor = registered.var(x, mask, dim, keepdim, float(correction))
@@ -83,6 +84,7 @@ def std(
         DtypeError: the mask is not bool, or x is not floating.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: a dim is named twice, or x or the mask is sparse.
     """
     need_floating("std", x, "mw.std(x.float(), mask)")
     out: Tensor = registered.std(x, mask, dim, keepdim, float(correction))

@@ -47,6 +47,7 @@ def sum(
         DtypeError: the mask is not bool.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: a dim is named twice, or x or the mask is sparse.
     """
     if dtype is not None:
         x = x.to(dtype)
@@ -89,6 +90,7 @@ def prod(
         DtypeError: the mask is not bool.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: a dim is named twice, or x or the mask is sparse.
     """
     if dtype is not None:
         x = x.to(dtype)
@@ -132,6 +134,7 @@ def mean(
         DtypeError: the mask is not bool, or x is not floating or complex.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: a dim is named twice, or x or the mask is sparse.
     """
     if dtype is not None:
         x = x.to(dtype)

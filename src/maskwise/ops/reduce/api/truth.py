@@ -57,6 +57,7 @@ def any(
         DtypeError: the mask is not bool.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: a dim is named twice, or x or the mask is sparse.
     """
     out: Tensor = registered.any(x, mask, dim, keepdim)
     return out if empty is None else replace_empty("any", out, x, mask, dim, keepdim, empty)
@@ -93,6 +94,7 @@ def all(
         DtypeError: the mask is not bool.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: a dim is named twice, or x or the mask is sparse.
     """
     out: Tensor = registered.all(x, mask, dim, keepdim)
     return out if empty is None else replace_empty("all", out, x, mask, dim, keepdim, empty)
@@ -123,6 +125,7 @@ def count(
     Raises:
         DtypeError: the mask is not bool.
         OutOfRangeError: a dim that the mask does not have.
+        ArgumentError: a dim is named twice.
     """
     if isinstance(mask, Mask):
         if listeners and not torch.compiler.is_compiling():
@@ -157,7 +160,8 @@ _count = Operation("count", plain=_by_torch, bare=registered.sum.bare, fused=reg
 
 def count_of(mask: Mask, dim: Dim, keepdim: bool) -> Tensor:
     """Count a Mask by what it knows."""
-    if dim is None:
+    # As for every reduction, and as in torch, no dims stand for all.
+    if dim is None or (not isinstance(dim, int) and not len(dim)):
         total = torch.tensor(mask.count(), dtype=torch.int64, device=mask.device)
         return total.reshape((1,) * mask.ndim) if keepdim else total
     out: Tensor = mask.count(dim, keepdim)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import maskwise as mw
-from maskwise import Mask
+from maskwise import Mask, Packed
 from maskwise.errors import ArgumentError, DeviceError, DtypeError, ShapeError
 from maskwise.ops.attention.sequences import attend
 from maskwise.ops.linear import SparseLayout
@@ -98,6 +98,10 @@ ROWS = [
         "(sequences, positions) mask",
     ),
     Row("Packed.to_nested", mw.pack(X, BITS[:, 0]).to_nested, ShapeError, "pack with a (sequences, positions) mask"),
+    Row("Packed.to_sparse_csr", mw.pack(X, BITS[:, 0]).to_sparse_csr, ShapeError, "(sequences, positions) mask"),
+    Row("Packed.from_sparse", lambda: Packed.from_sparse(X), DtypeError, "sparse.to_sparse()"),
+    Row("Packed.from_nested", lambda: Packed.from_nested([X]), DtypeError, "layout=torch.jagged"),
+    Row("Packed.from_packed_sequence", lambda: Packed.from_packed_sequence(X), DtypeError, "rnn.pack_sequence(parts"),
     # -- attention
     Row("mw.attention", attention([1.0], K, K), DtypeError, "all three from mw.pack"),
     Row("mw.attention", attention(Q[0], K, K), ShapeError, "q[None]"),

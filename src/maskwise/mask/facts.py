@@ -137,8 +137,8 @@ def count(mask: Mask, dim: int | Sequence[int] | None = None, keepdim: bool = Fa
             [4]]))
 
     Args:
-        dim: the dim or dims to count along; by default all of them.
-        keepdim: whether the counted dims stay, with size 1.
+        dim: the dim or dims to count along; None for all.
+        keepdim: whether counted dims stay, with size 1.
 
     Raises:
         OutOfRangeError: there is no such dim.

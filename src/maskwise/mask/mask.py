@@ -184,11 +184,19 @@ class Mask:
         return len(self._structure.shape)
 
     def dim(self) -> int:
-        """Return the number of dims."""
+        """Return the number of dims.
+
+        >>> Mask.causal(2, 3).dim()
+        2
+        """
         return self.ndim
 
     def numel(self) -> int:
-        """Return how many positions there are, kept or not."""
+        """Return how many positions there are, kept or not.
+
+        >>> Mask.causal(2, 3).numel()
+        6
+        """
         return prod(self._structure.shape)
 
     size = shaping.size

@@ -74,6 +74,13 @@ _ADAPTERS: dict[str, Adapter] = {}
 def register(adapter: Adapter) -> None:
     """Add an adapter. The latest is asked first, so that it may serve a model better than those already there.
 
+    >>> import maskwise as mw
+    >>> adapter = mw.models.adapters()["nn.TransformerEncoder"]
+    >>> mw.models.unregister(adapter.name)
+    >>> mw.models.register(adapter)
+    >>> next(iter(mw.models.adapters()))
+    'nn.TransformerEncoder'
+
     Args:
         adapter: an object with a ``name`` and the methods of `Adapter`.
 
@@ -92,6 +99,14 @@ def register(adapter: Adapter) -> None:
 
 def unregister(name: str) -> None:
     """Remove an adapter by its name.
+
+    >>> import maskwise as mw
+    >>> adapter = mw.models.adapters()["nn.TransformerEncoder"]
+    >>> mw.models.unregister("nn.TransformerEncoder")
+    >>> mw.models.register(adapter)
+
+    Args:
+        name: the adapter's ``name``.
 
     Raises:
         ArgumentError: there is none of that name.

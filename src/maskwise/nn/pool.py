@@ -122,7 +122,7 @@ class MaskedAttentionPool(nn.Module):
         hidden_dim: the score is a linear function of a position by default. With a hidden size it is
             ``linear(tanh(linear(position)))``.
         device: where the parameters are.
-        dtype: their dtype.
+        dtype: of the parameters.
 
     Raises:
         ArgumentError: ``embed_dim`` is not a multiple of ``num_heads``.

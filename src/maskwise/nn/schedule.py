@@ -86,7 +86,14 @@ def linear(end: float, steps: int, start: float = 1.0, begin: int = 0) -> Schedu
     >>> [mw.nn.schedule.linear(0.0, steps=4)(step) for step in range(6)]
     [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
 
-    Arguments and result are those of `cubic`.
+    Args:
+        end: the density at the end, between 0 and 1.
+        steps: how many steps it takes to get there.
+        start: the density at the beginning.
+        begin: the step at which it begins to fall.
+
+    Returns:
+        A Schedule: call it with a step, or hand it to `DensityScheduler`.
 
     Raises:
         ArgumentError: a density is not between 0 and 1, or steps are not a number of steps.

@@ -44,11 +44,11 @@ class SparseLinear(nn.Module):
         in_features: the size of each input.
         out_features: the size of each output.
         bias: whether there is a bias.
-        mask: a Mask or a bool tensor (out_features, in_features) of the weights that live; or
+        mask: a Mask or a bool tensor of the weight's shape, (out_features, in_features); True means keep. Or else
         density: the share of weights that live, chosen at random.
         block: the weights live in blocks of (1, 1), (4, 1) or (16, 16) outputs and inputs; blocks run faster.
         device: where the parameters are.
-        dtype: of what dtype they are.
+        dtype: of the parameters.
 
     Raises:
         ShapeError: the mask has another shape. For one of (in_features, out_features) the hint is ``mask.T``.

@@ -83,6 +83,14 @@ def save_compressed(model: nn.Module, path: str | os.PathLike[str]) -> None:
 def load_compressed(path: str | os.PathLike[str], into: nn.Module | None = None) -> nn.Module:
     """Read a model that `save_compressed` wrote; what pruned and compressed it is not needed.
 
+    >>> import tempfile, torch, maskwise as mw
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     mw.models.save_compressed(torch.nn.Sequential(torch.nn.Linear(4, 3)), f"{folder}/small.safetensors")
+    ...     mw.models.load_compressed(f"{folder}/small.safetensors")
+    Sequential(
+      (0): Linear(in_features=4, out_features=3, bias=True)
+    )
+
     Args:
         path: the file.
         into: a new model of the class that was compressed, with weights of any kind: its layers are replaced by those

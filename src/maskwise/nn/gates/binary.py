@@ -26,7 +26,7 @@ class Binary(Gate):
     Attached to a layer it holds the mask in weight's full shape, under ``kept`` in the state_dict.
 
     Args:
-        mask: a Mask or a bool tensor that broadcasts to the weight, True meaning keep. The weight of
+        mask: a Mask or a bool tensor that broadcasts to the weight; True means keep. The weight of
             ``nn.Linear(10, 5)`` is (5, 10).
 
     Raises:

@@ -186,7 +186,7 @@ def median(
         mask: a Mask or a bool tensor that broadcasts to ``x``; True means keep.
         dim: the dim or dims to reduce; None for all.
         keepdim: whether reduced dims stay, with size 1.
-        empty: what a slice with nothing kept gives, instead of NaN (for integers: instead of the least one).
+        empty: what a slice with nothing kept gives, instead of NaN (of integers: the least there is).
 
     Returns:
         The medians: x's shape without the reduced dims. Values only, with a dim too: the indices of several dims would

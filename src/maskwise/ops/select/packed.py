@@ -42,6 +42,7 @@ class Packed:
     Attributes:
         values: the kept rows, (n, *rest); with a capacity, that many rows, of which the last are zero and ignored.
         mask: what was kept, (*lead). The rows of its last dim are the sequences.
+        capacity: how many rows there are, where that was fixed; else None.
     """
 
     values: Tensor
@@ -88,6 +89,9 @@ class Packed:
         >>> import torch, maskwise as mw
         >>> mw.pack(torch.tensor([4.0, -1.0]), torch.tensor([True, False])).map(torch.log2).unpack()
         tensor([2., 0.])
+
+        Args:
+            fn: takes (n, *rest) and returns n rows; it may change their shape and dtype.
 
         Raises:
             ShapeError: ``fn`` does not return as many rows as it got.
@@ -228,7 +232,7 @@ def pack(x: Tensor, mask: MaskLike, *, capacity: int | None = None, out: Tensor 
     Args:
         x: (*lead, *rest).
         mask: a Mask or a bool tensor of x's leading dims, or of as many dims as x, which broadcasts and selects single
-            elements.
+            elements; True means keep.
         capacity: how many rows the result has, for a shape that does not depend on data, as compiled and captured
             graphs want it; the rest is zero and ignored. Must be at least what the mask keeps.
         out: where to write, (n, *rest), contiguous and without gradients: the values of what is returned. A large

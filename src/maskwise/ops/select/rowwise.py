@@ -44,7 +44,7 @@ def apply(
         x: (*lead, *rest).
         more: tensors laid out as x is, of which fn gets the same rows; anything else is handed on as it is.
         mask: a Mask or a bool tensor of x's leading dims, or of as many dims as x, which broadcasts and selects single
-            elements: rows are then of shape (n,).
+            elements, so that rows are of shape (n,); True means keep.
         fill: what stands where nothing was kept: a number.
         other: what stands there instead: a tensor that broadcasts to the result, such as x itself for a selective
             update.

@@ -44,6 +44,7 @@ REDUCTIONS = ("sum", "mean", "prod", "amax", "amin", "logsumexp", "any", "all", 
 ORDERED = ("amax", "amin", "argmax", "argmin", "median")
 ALONG_ONE = ("softmax", "log_softmax", "softmin", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")
 ALL = (*REDUCTIONS, "argmax", "argmin", "sort", "argsort", "normalize", "standardize")
+CAST = ("sum", "mean", "prod", "norm", "softmax", "log_softmax", "softmin", "cumsum", "cumprod")
 CONVENTIONS = "Mask.from_attention_mask(mask) for 0 and 1, Mask.from_additive(mask) for 0 and -inf"
 
 ROWS = [
@@ -89,6 +90,11 @@ ROWS = [
     *wrong(("logcumsumexp",), INTS, BITS, 1, error=DtypeError, hint="x.float()"),
     *wrong(("norm",), X, BITS, "fro", error=DtypeError, hint="ord=2 is the root of the squares"),
     # -- arguments of their own
+    *wrong(CAST, X, BITS, dim=1, dtype="float", error=DtypeError, hint="dtype=torch.float32"),
+    *wrong((*REDUCTIONS, "argmax", "argmin"), X, BITS, empty="none", error=DtypeError, hint="empty=0.0"),
+    *wrong(("quantile",), X, BITS, 0.5, empty="none", error=DtypeError, hint="empty=0.0"),
+    *wrong(("var", "std"), X, BITS, correction="one", error=DtypeError, hint="correction=0.0"),
+    *wrong(("loss",), None, X, X, BITS, error=DtypeError, hint="F.mse_loss"),
     *wrong(("normalize",), X, BITS, "2", error=DtypeError, hint="float(p)"),
     *wrong(("normalize",), X, BITS, eps=None, error=DtypeError, hint="float(eps)"),
     *wrong(("standardize",), X, BITS, correction="1", error=DtypeError, hint="float(correction)"),

@@ -62,6 +62,7 @@ ROWS = [
     Row("mw.pack", lambda: mw.pack([1.0], BITS), DtypeError, "torch.as_tensor(x)"),
     Row("mw.pack", lambda: mw.pack(X, BITS.T), ShapeError, "mask.T"),
     Row("mw.pack", lambda: mw.pack(X, BITS.to("meta")), DeviceError, "mask.to(x.device)"),
+    Row("mw.pack", lambda: mw.pack(X, BITS, capacity="6"), DtypeError, "capacity=mask.numel()"),
     Row("mw.pack", lambda: mw.pack(X, BITS, capacity=2), ArgumentError, "capacity=5"),
     Row("mw.pack", lambda: torch.func.vmap(lambda x: mw.pack(x, BITS).values)(X[None]), ArgumentError, "mask.numel()"),
     Row("mw.pack", pack_into([1.0]), DtypeError, "torch.empty((5,))"),

@@ -11,7 +11,20 @@ import torch
 from maskwise.errors import ArgumentError, DeviceError, DtypeError, OutOfRangeError, ShapeError, say
 from maskwise.mask import Mask
 
-__all__ = ["MUST", "Dim", "MaskLike", "check", "dims_of", "fits", "input_hint", "mask_hint", "shape_hint", "wrap"]
+__all__ = [
+    "MUST",
+    "Dim",
+    "MaskLike",
+    "check",
+    "dims_of",
+    "fits",
+    "input_hint",
+    "mask_hint",
+    "number",
+    "shape_hint",
+    "to_dtype",
+    "wrap",
+]
 
 MaskLike: TypeAlias = Mask | torch.Tensor
 Dim: TypeAlias = int | Sequence[int] | None
@@ -135,3 +148,17 @@ def wrap(op: str, dim: int, ndim: int) -> int:
         must = f"be in [-{bound}, {bound - 1}] for x of {ndim} dims"
         raise OutOfRangeError(say(op, "dim", must=must, got=dim, hint="dim=-1 for the last"))
     return dim % bound
+
+
+def to_dtype(op: str, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """X in another dtype. What is no tensor at all is left to the checks that follow."""
+    if not isinstance(dtype, torch.dtype):
+        raise DtypeError(say(op, "dtype", must="be a torch.dtype", got=repr(dtype), hint="dtype=torch.float32"))
+    return x.to(dtype) if isinstance(x, torch.Tensor) else x
+
+
+def number(op: str, argument: str, value: float) -> float:
+    """The value, if it is a number."""
+    if not isinstance(value, (int, float, complex)) or isinstance(value, bool):
+        raise DtypeError(say(op, argument, must="be a number", got=type(value).__name__, hint=f"{argument}=0.0"))
+    return value

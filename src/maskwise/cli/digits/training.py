@@ -84,6 +84,6 @@ def measure(model: nn.Module, digits: Digits, step: int) -> tuple[int, float, fl
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
     """The share of images that are recognised, in evaluation."""
     model.eval()
-    share = (model(images).argmax(-1) == labels).float().mean().item()
+    share: float = (model(images).argmax(-1) == labels).float().mean().item()
     model.train()
     return share

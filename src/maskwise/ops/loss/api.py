@@ -142,6 +142,8 @@ def check(fn: Callable[..., Tensor], bits: Tensor, reduction: str, kwargs: dict[
         if kwargs.get(legacy) is not None:
             hint = 'reduction="mean", "sum", "sequence" or "none"'
             raise ArgumentError(say("loss", legacy, must="not be given", got=kwargs[legacy], hint=hint))
+    if not callable(fn):
+        raise DtypeError(say("loss", "fn", must="be a function", got=type(fn).__name__, hint="F.mse_loss"))
     if fn is F.ctc_loss:
         hint = "F.ctc_loss(log_probs[:, keep], targets[keep], input_lengths[keep], target_lengths[keep])"
         must = "give a loss for each element of its input"

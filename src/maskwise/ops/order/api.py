@@ -294,6 +294,8 @@ def quantiles_of(x: Tensor, q: Any) -> Tensor:
 
 def replace_empty(op: str, out: Tensor, x: Tensor, mask: MaskLike, dim: Dim, keepdim: bool, empty: float) -> Tensor:
     """``out`` with ``empty`` where a slice kept nothing. The gradient of such a slice is zero."""
+    if not isinstance(empty, (int, float, complex, Tensor)):
+        raise DtypeError(say(op, "empty", must="be a number or None", got=type(empty).__name__, hint="empty=0.0"))
     bits = mask.to_bool() if isinstance(mask, Mask) else mask
     dims = dims_of(op, x, dim)
     kept = bits.expand(x.shape)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from maskwise.errors import DtypeError, say
-from maskwise.ops.arguments import MaskLike
+from maskwise.ops.arguments import MaskLike, to_dtype
 from maskwise.ops.operation import Operation
 from maskwise.ops.scan import registered
 
@@ -199,7 +199,7 @@ def run(scan: Operation, x: Tensor, mask: MaskLike, dim: int, dtype: torch.dtype
     if dtype is None:
         return scan(x, mask, dim)
     # Integers scan to int64, and from there to the dtype that was asked for: modulo arithmetic is the same either way.
-    return scan(x.to(dtype), mask, dim).to(dtype)
+    return scan(to_dtype(scan.name, x, dtype), mask, dim).to(dtype)
 
 
 def refuse_complex(op: str, x: Tensor) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import register_pytree_node
 
-from maskwise.errors import ArgumentError, ShapeError, say
+from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike
 from maskwise.ops.gpu.status import DEVICE
@@ -306,6 +306,9 @@ def _transformed() -> bool:
 
 def _enough(mask: Mask, capacity: int) -> int:
     """``capacity``, if it is enough; what lies on a device is asked there, without waiting for the answer."""
+    if not isinstance(capacity, (int, torch.SymInt)):
+        must, hint = "be an int or None", "capacity=mask.numel()"
+        raise DtypeError(say("pack", "capacity", must=must, got=type(capacity).__name__, hint=hint))
     if torch.compiler.is_compiling() or not (mask.facts.on_host or mask.device.type == "cpu"):
         torch._assert_async(mask.to_bool().sum() <= capacity, "pack: the mask keeps more than `capacity`")
     elif (kept := mask.count()) > capacity:

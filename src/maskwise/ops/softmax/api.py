@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from maskwise.errors import ArgumentError, DtypeError, say
-from maskwise.ops.arguments import Dim, MaskLike
+from maskwise.ops.arguments import Dim, MaskLike, to_dtype
 from maskwise.ops.operation import Operation
 from maskwise.ops.softmax import registered
 
@@ -209,8 +209,8 @@ def along_one_dim(op: Operation, x: Tensor, mask: MaskLike, dim: int, dtype: tor
     """Run one of the softmaxes, which take one dim as torch's do."""
     if type(dim) is not int:
         raise DtypeError(say(op.name, "dim", must="be an int", got=type(dim).__name__, hint="dim=-1"))
-    if dtype is not None and isinstance(x, Tensor):
-        x = x.to(dtype)
+    if dtype is not None:
+        x = to_dtype(op.name, x, dtype)
     check_floating(op.name, x)
     out: Tensor = op(x, mask, dim)
     return out

@@ -1,6 +1,6 @@
 // Selection: pack moves the kept rows of x together, unpack puts them back. Pure movement of bytes, so one code path
 // serves every dtype and every CPU. Arguments were checked in Python: x has the mask's dims first, then those of a row.
-#include "layout.h"
+#include "select_mask.h"
 
 namespace maskwise {
 namespace {
@@ -127,25 +127,11 @@ std::vector<int64_t> block_starts(const MaskBytes& mask, int64_t block) {
   parallel(blocks, block, [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
       const int64_t last = std::min((b + 1) * block, mask.rows);
-      int64_t kept = 0;
-      for (int64_t i = b * block; i < last; ++i) kept += mask.data[i] != 0;
-      starts[b + 1] = kept;
+      starts[b + 1] = count_kept(mask.data + b * block, last - b * block);
     }
   });
   for (int64_t b = 0; b < blocks; ++b) starts[b + 1] += starts[b];
   return starts;
-}
-
-// Calls run(kept, first, count) for each stretch of rows in [begin, end) that are all kept or all dropped.
-template <class Run>
-void for_each_stretch(const uint8_t* mask, int64_t begin, int64_t end, const Run& run) {
-  while (begin < end) {
-    const bool kept = mask[begin] != 0;
-    int64_t stop = begin + 1;
-    while (stop < end && (mask[stop] != 0) == kept) ++stop;
-    run(kept, begin, stop - begin);
-    begin = stop;
-  }
 }
 
 // Where the rows of a tensor are: rows that touch are moved as one piece.
@@ -179,6 +165,31 @@ struct Rows {
   }
 };
 
+// A block is looked through for its kept elements where less than one in this many is kept.
+constexpr int64_t kFew = 8;
+
+// The kept ones of the single elements [begin, end) into [to, stop).
+template <class Word>
+void pack_single(const Rows<Word>& x, const uint8_t* mask, int64_t begin, int64_t end, Word* to, Word* stop) {
+  const bool few = (stop - to) * kFew < end - begin;
+  const int64_t step = x.lead.empty() ? 1 : x.lead.back().x;
+  mask += begin;
+  for_each_run(x.lead, begin, end, [&](Offset at, int64_t count) {
+    const Word* from = x.data + at.x;
+    if (few) {
+      for_each_kept(mask, count, [&](int64_t i) { *to++ = from[i * step]; });
+    } else {
+      // No branch, since a random mask would mispredict every other one. It stays within the block's own places but for
+      // one write past its end, so it ends with the last that is kept.
+      for (int64_t i = 0; i < count && to < stop; ++i) {
+        *to = from[i * step];
+        to += mask[i] != 0;
+      }
+    }
+    mask += count;
+  });
+}
+
 template <class Word>
 void pack_words(const Rows<Word>& x, const MaskBytes& mask, const std::vector<int64_t>& starts, Word* out) {
   const int64_t block = block_rows(x.elements);
@@ -187,14 +198,8 @@ void pack_words(const Rows<Word>& x, const MaskBytes& mask, const std::vector<in
     for (int64_t b = begin; b < end; ++b) {
       const int64_t last = std::min((b + 1) * block, mask.rows);
       Word* to = out + starts[b] * x.elements;
-      if (x.elements == 1 && x.touching) {
-        // Single elements: no branch, since a random mask would mispredict every other one. Stays within the block's
-        // own places but for one write past its end, so the last element of a block is written by itself.
-        Word* const stop = out + starts[b + 1];
-        for (int64_t i = b * block; i < last && to < stop; ++i) {
-          *to = x.data[i];
-          to += mask.data[i] != 0;
-        }
+      if (x.elements == 1) {
+        pack_single(x, mask.data, b * block, last, to, out + starts[b + 1]);
         continue;
       }
       for_each_stretch(mask.data, b * block, last, [&](bool kept, int64_t first, int64_t count) {
@@ -205,6 +210,13 @@ void pack_words(const Rows<Word>& x, const MaskBytes& mask, const std::vector<in
     }
     end_stream(streamed);
   });
+}
+
+// kept ? a : b, of addresses and by arithmetic: of two loads a compiler would make a branch.
+template <class Word>
+inline const Word* either(bool kept, const Word* a, const Word* b) {
+  const uintptr_t all = -static_cast<uintptr_t>(kept);
+  return reinterpret_cast<const Word*>((reinterpret_cast<uintptr_t>(a) & all) | (reinterpret_cast<uintptr_t>(b) & ~all));
 }
 
 template <class Word>
@@ -222,9 +234,14 @@ void unpack_words(const Word* values, const MaskBytes& mask, const std::vector<i
         // come, until none is left; then the rest of the block is dropped.
         const Word* const stop = values + starts[b + 1];
         int64_t i = b * block;
+        if ((stop - from) * kFew < last - i) {
+          std::fill_n(out + i, last - i, *other.data);
+          for_each_kept(mask.data + i, last - i, [&](int64_t k) { out[i + k] = *from++; });
+          continue;
+        }
         for (; i < last && from < stop; ++i) {
           const bool kept = mask.data[i] != 0;
-          out[i] = kept ? *from : *other.data;
+          out[i] = *either(kept, from, other.data);
           from += kept;
         }
         std::fill_n(out + i, last - i, *other.data);
@@ -350,7 +367,9 @@ void unpack_rows_out(const Tensor& values, const Tensor& mask, const Tensor& oth
 
 STABLE_TORCH_LIBRARY_IMPL(maskwise, CPU, m) {
   m.impl("pack_rows", TORCH_BOX(&maskwise::pack_rows));
+  m.impl("pack_rows_forward", TORCH_BOX(&maskwise::pack_rows));
   m.impl("pack_rows_out", TORCH_BOX(&maskwise::pack_rows_out));
   m.impl("unpack_rows", TORCH_BOX(&maskwise::unpack_rows));
+  m.impl("unpack_rows_forward", TORCH_BOX(&maskwise::unpack_rows));
   m.impl("unpack_rows_out", TORCH_BOX(&maskwise::unpack_rows_out));
 }

@@ -103,6 +103,9 @@ def count_all(structure: Structure, bits: Tensor | None = None) -> int:
         return closed
     if not structure.shape:
         return int(structure.materialize() if bits is None else bits)
+    if bits is not None:
+        # Several times faster than to add up bools, which torch widens to eight bytes each.
+        return int(bits.count_nonzero())
     return int(row_counts(structure, bits).sum())
 
 

@@ -17,19 +17,24 @@ from maskwise.mask import Mask
 from maskwise.ops.arguments import Dim, MaskLike, check, dims_of
 from maskwise.plan import Plan, planner
 from maskwise.plan.explain import listeners, record
+from maskwise.plan.remembered import Remembered
 
-__all__ = ["Operation", "Recipe", "recipe_for"]
-
-_RECIPES_KEPT = 4096
-_recipes: dict[tuple[Any, ...], Recipe] = {}
-planner.on_forget(_recipes.clear)
+__all__ = ["Operation", "Recipe"]
 
 
 class Recipe(NamedTuple):
-    """A call that was checked and planned: the dims, not negative and sorted, and the plan."""
+    """A call that was checked and planned: the way down, the dims, not negative and sorted, and the plan."""
 
+    run: Callable[..., Any]
     dims: list[int]
     plan: Plan
+
+
+_recipes: Remembered[Recipe] = Remembered()
+
+# Bound here, because to find them anew takes a tiny call longer than to ask them.
+_is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
+_transform = torch._C._functorch.peek_interpreter_stack
 
 
 @dataclass(frozen=True)
@@ -47,50 +52,56 @@ class Operation:
 
     def __call__(self, x: torch.Tensor, mask: MaskLike, dim: Dim, *rest: Any) -> Any:
         """Check and plan the call, or find that it was, and run it."""
+        return self._run(x, mask, dim, rest, is_step=False)
+
+    def step(self, x: torch.Tensor, mask: MaskLike, dim: Dim, *rest: Any) -> Any:
+        """The same as a step of another function: no log hears of it."""
+        return self._run(x, mask, dim, rest, is_step=True)
+
+    def _run(self, x: torch.Tensor, mask: MaskLike, dim: Dim, rest: tuple[Any, ...], *, is_step: bool) -> Any:
         bits = mask.to_bool() if isinstance(mask, Mask) else mask
         # Inside a compiled graph the choice must be a constant of the graph: dtype and device are, the caches are not.
-        if torch.compiler.is_compiling():
+        if _is_compiling():
             check(self.name, x, bits)
             by_kernel = planner.has_kernel(self.name, x.dtype, x.device.type)
             run = self.fused if by_kernel and not (self.fuses and x.device.type == "cuda") else self.plain
             return run(x, bits, dims_of(self.name, x, dim), *rest)
-        recipe = recipe_for(self.name, x, bits, dim)
-        if listeners:
+        try:
+            # fmt: off
+            facts = (
+                self.name, dim, x.shape, bits.shape, x.dtype, bits.dtype, x.device, bits.device, x.layout,
+                x.requires_grad and _is_grad_enabled(), x.is_contiguous(),
+                _transform() is not None or forward_ad._current_level >= 0,
+            )
+            # fmt: on
+            recipe = _recipes.get(facts)
+        except (AttributeError, TypeError):
+            # Not tensors, which the checks say in full; or a list of dims, which cannot be a key.
+            if isinstance(dim, list):
+                return self._run(x, mask, tuple(dim), rest, is_step=is_step)
+            check(self.name, x, bits)
+            dims_of(self.name, x, dim)
+            raise
+        if recipe is None:
+            recipe = self._recipe(x, bits, dim, facts)
+        if listeners and not is_step:
             record(recipe.plan, x, mask)
-        route = recipe.plan.route
-        run = self.bare if route == "bare" else self.taped or self.fused if route == "fused" else self.plain
-        return run(x, bits, recipe.dims, *rest)
+        return recipe.run(x, bits, recipe.dims, *rest)
 
-
-def recipe_for(op: str, x: torch.Tensor, bits: torch.Tensor, dim: Dim) -> Recipe:
-    """The recipe of this call: from the cache, or checked and planned now."""
-    try:
-        grad = x.requires_grad and torch.is_grad_enabled()
-        transformed = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
-        facts = (op, dim, x.shape, bits.shape, x.dtype, bits.dtype, x.device, bits.device, x.layout)
-        key = (*facts, grad, transformed, x.is_contiguous())
-        recipe = _recipes.get(key)
-    except (AttributeError, TypeError):
-        # Not tensors, which the checks below will say in full; or a list of dims, which cannot be a key.
-        if isinstance(dim, list):
-            return recipe_for(op, x, bits, tuple(dim))
-        check(op, x, bits)
-        dims_of(op, x, dim)
-        raise
-    if recipe is not None:
+    def _recipe(self, x: torch.Tensor, bits: torch.Tensor, dim: Dim, facts: tuple[Any, ...]) -> Recipe:
+        """Check and plan a call that was not made before."""
+        check(self.name, x, bits)
+        dims = dims_of(self.name, x, dim)
+        *_, grad, contiguous, transformed = facts
+        plan = planner.make(
+            self.name,
+            tuple(x.shape),
+            x.dtype,
+            x.device.type,
+            grad=grad,
+            transformed=transformed,
+            contiguous=contiguous,
+        )
+        ways = {"plain": self.plain, "bare": self.bare, "fused": self.taped or self.fused}
+        recipe = _recipes[facts] = Recipe(ways[plan.route], dims, plan)
         return recipe
-    check(op, x, bits)
-    dims = dims_of(op, x, dim)
-    plan = planner.make(
-        op,
-        tuple(x.shape),
-        x.dtype,
-        x.device.type,
-        grad=grad,
-        transformed=transformed,
-        contiguous=x.is_contiguous(),
-    )
-    if len(_recipes) >= _RECIPES_KEPT:
-        _recipes.clear()
-    recipe = _recipes[key] = Recipe(dims, plan)
-    return recipe

@@ -42,6 +42,7 @@ def register(
     gpu: Iterable[torch.dtype] = (),
     gpu_from: str | None = None,
     fuses: bool = False,
+    adapt: Callable[[Operation], Operation] = lambda operation: operation,
 ) -> Operation:
     """Register ``maskwise::<name>_fused`` and ``maskwise::<name>_fused_forward``.
 
@@ -59,6 +60,7 @@ def register(
         gpu_from: where that is, such as ``"maskwise.ops.reduce.gpu:sum"``.
         fuses: whether torch.compile makes one kernel of the plain torch operations and their neighbours on a GPU, so
             that a compiled graph there is better off with those.
+        adapt: makes the operation that is called from the one that was registered.
     """
     for op in (f"{name}_fused", f"{name}_fused_forward"):
         define(op, schema, reference=reference, fake=fake, gpu=gpu, gpu_from=gpu_from)
@@ -70,19 +72,33 @@ def register(
     capability.provide(name, DEVICE, gpu)
     ops = torch.ops.maskwise
     bare = getattr(ops, f"{name}_fused_forward").default
-    _registered[name] = Operation(
-        name,
-        plain=reference,
-        bare=bare,
-        fused=getattr(ops, f"{name}_fused").default,
-        taped=None if backward is None else tape(name, schema, bare, setup_context, backward),
-        fuses=fuses,
+    _registered[name] = adapt(
+        Operation(
+            name,
+            plain=reference,
+            bare=bare,
+            fused=getattr(ops, f"{name}_fused").default,
+            taped=None if backward is None else tape(name, schema, bare, setup_context, backward),
+            fuses=fuses,
+        )
     )
     return _registered[name]
 
 
+#: Where the operations are that families lend each other.
+_LENT = {"fill": "maskwise.ops.fill.registered", "sum": "maskwise.ops.reduce.registered"}
+
+
 def find(name: str) -> Operation:
-    """An operation that a family has registered, for another family, which does not import it."""
+    """An operation of one family for another, which does not import it.
+
+    >>> import torch
+    >>> fill = find("fill")
+    >>> fill(torch.tensor([1.0, float("nan")]), torch.tensor([True, False]), None, 0.0)
+    tensor([1., 0.])
+    """
+    if name not in _registered:
+        import_module(_LENT[name])
     return _registered[name]
 
 

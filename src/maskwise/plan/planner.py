@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from math import prod
 
 import torch
@@ -21,6 +22,7 @@ from maskwise.plan.plan import ROUTES, Plan, Refusal
 __all__ = [
     "cheapest",
     "describe",
+    "era",
     "force",
     "forced",
     "forget",
@@ -28,6 +30,7 @@ __all__ = [
     "make",
     "on_forget",
     "rates_for",
+    "small",
     "with_cost",
 ]
 
@@ -38,6 +41,7 @@ _work: dict[str, Describe] = {}
 _apart: dict[str, float] = {}
 _forced: str | None = None
 _forgetters: list[Callable[[], None]] = []
+_era = 0
 
 #: What can be forced, beside the routes of single families: all of them have a dense way, and most a kernel.
 NAMES = ("dense", "kernel")
@@ -58,8 +62,15 @@ def on_forget(forget: Callable[[], None]) -> None:
     _forgetters.append(forget)
 
 
+def era() -> int:
+    """How often plans were forgotten: for what is remembered where no one can find it to forget it, as with a mask."""
+    return _era
+
+
 def forget() -> None:
     """Make every plan anew from here on."""
+    global _era
+    _era += 1
     for each in _forgetters:
         each()
 
@@ -133,6 +144,22 @@ def make(
     else:
         return cheapest(op, works, costs)
     return Plan(op, route, reason, costs[route], refused, works[route], works["plain"])
+
+
+@lru_cache(maxsize=256)
+def small(op: str, dtype: torch.dtype) -> int:
+    """Up to how many elements on the CPU, 65,536 at most, the plain way of an op is the predicted best; 0 where another
+    is forced. It is asked before anything else is known of a call, and holds where no gradient is asked for.
+    """
+    if _forced is not None and _forced != "plain":
+        return 0
+    elements = 1 << 16
+    while elements and make(op, (elements,), dtype, "cpu", grad=False).route != "plain":
+        elements >>= 1
+    return elements
+
+
+on_forget(small.cache_clear)
 
 
 def with_cost(plan: Plan, x: torch.Tensor, *, grad: bool) -> Plan:

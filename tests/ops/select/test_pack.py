@@ -205,3 +205,29 @@ def test_few_rows_are_packed_by_torch_and_lie_together_all_the_same():
         assert torch.equal(packed.values, x)
         assert packed.values.is_contiguous()
         assert torch.equal(packed.unpack(), x)
+
+
+@pytest.mark.parametrize("density", [0.0, 0.01, 0.1, 0.3, 0.9, 1.0])
+@pytest.mark.parametrize("shape", [(1,), (7,), (8, 3), (5, 13), (3, 4, 33), (2100, 2)])
+@pytest.mark.parametrize("lies", ["contiguous", "transposed", "apart", "broadcast"])
+def test_single_elements_are_found_wherever_they_lie_and_go_back_there(shape, density, lies):
+    generator = torch.Generator().manual_seed(len(shape))
+    x = torch.rand(shape, generator=generator)
+    if lies == "transposed":
+        x = x.mT.contiguous().mT if x.dim() > 1 else x
+    elif lies == "apart":
+        x = torch.stack([x, x + 1], -1)[..., 0]
+    elif lies == "broadcast":
+        x = x[..., :1].expand(shape)
+    mask = torch.rand(shape, generator=generator) < density
+    packed = mw.pack(x, mw.Mask(mask))
+    assert torch.equal(packed.values, x[mask])
+    assert torch.equal(packed.unpack(-1.0), torch.where(mask, x, -1.0))
+
+
+def test_a_mask_may_keep_by_any_byte_that_is_not_zero():
+    raw = torch.tensor([0, 1, 2, 255, 128, 0, 127, 64, 0, 3], dtype=torch.uint8)
+    x = torch.arange(10.0)
+    packed = mw.pack(x, mw.Mask(raw.view(torch.bool)))
+    assert packed.values.tolist() == [1, 2, 3, 4, 6, 7, 9]
+    assert packed.unpack().tolist() == [0, 1, 2, 3, 4, 0, 6, 7, 0, 9]

@@ -9,6 +9,7 @@ from maskwise.errors import DeviceError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike, check, fits
 from maskwise.ops.fill import reference, registered
+from maskwise.ops.small import REFUSED, is_ordinary, small
 
 __all__ = ["fill"]
 
@@ -43,6 +44,8 @@ def fill(
         ArgumentError: the value does not fit x's dtype.
         DeviceError: the mask, or a tensor of values, is on another device.
     """
+    if type(value) is float and type(x) is Tensor and is_ordinary() and (done := _small(x, mask, value)) is not None:
+        return done
     if isinstance(value, Tensor):
         bits = mask.to_bool() if isinstance(mask, Mask) else mask
         check("fill", x, bits)
@@ -54,6 +57,20 @@ def fill(
         raise DtypeError(say("fill", "value", must="be a number or a tensor", got=type(value).__name__, hint="0.0"))
     out: Tensor = registered.fill(x, mask, None, value)
     return out
+
+
+def _small(x: Tensor, mask: MaskLike, value: float) -> Tensor | None:
+    """A small x filled by torch, or None where that is not to be had, or more must be asked."""
+    if x.requires_grad or not x.is_cpu or not registered.is_held(value, x.dtype) or x.numel() > small("fill", x.dtype):
+        return None
+    bits = mask.to_bool() if isinstance(mask, Mask) else mask
+    if type(bits) is not Tensor or bits.dtype is not torch.bool:
+        return None
+    try:
+        out = torch.where(bits, x, value)
+    except REFUSED:
+        return None
+    return out if out.shape == x.shape else None
 
 
 def values_for(x: Tensor, value: Tensor) -> Tensor:

@@ -13,11 +13,13 @@ from torch import Tensor
 from maskwise.errors import ArgumentError, say
 from maskwise.ops.fill import reference
 from maskwise.ops.layout import room_like
+from maskwise.ops.numbers import number
+from maskwise.ops.operation import Operation
 from maskwise.ops.register import register
 from maskwise.plan.capability import FLOATING, INTEGRAL
 from maskwise.plan.cost import Work
 
-__all__ = ["fill"]
+__all__ = ["fill", "is_held"]
 
 
 def fake_fill(x: Tensor, mask: Tensor, value: Tensor) -> Tensor:
@@ -59,8 +61,10 @@ def value_for(x: Tensor, value: float | complex) -> Tensor:
     # A number stays on the host: to hand it over with the launch is cheaper than a launch to write it.
     device = "cpu" if x.device.type == "cuda" and not torch.compiler.is_compiling() else x.device
     try:
-        return torch.full((), value, dtype=x.dtype, device=device)
-    except RuntimeError:
+        if isinstance(value, float) and x.is_floating_point() and torch.finfo(x.dtype).max < abs(value) < math.inf:
+            raise OverflowError  # torch would make it infinite
+        return number(value, x.dtype, device)
+    except (RuntimeError, OverflowError):
         hint = f"a value that {x.dtype} can hold, or x.to({torch.result_type(x, value)})"
         raise ArgumentError(say("fill", "value", must=f"fit x's dtype {x.dtype}", got=value, hint=hint)) from None
 
@@ -76,9 +80,25 @@ def with_tensor(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def plain(x: Tensor, mask: Tensor, dims: list[int], value: float | complex | Tensor) -> Tensor:
     """The plain route. A number that is sure to fit goes to torch as it is, which saves a tiny call half its time."""
-    if type(value) is float and x.dtype in _WIDE and not _LARGEST < abs(value) < math.inf:
+    if type(value) is float and is_held(value, x.dtype):
         return torch.where(mask, x, value)
     return with_tensor(reference.fill)(x, mask, dims, value)
+
+
+def with_numbers(fill: Operation) -> Operation:
+    """Filling with a number or a tensor of values, whichever way."""
+    return replace(
+        fill,
+        plain=plain,
+        bare=with_tensor(fill.bare),
+        fused=with_tensor(fill.fused),
+        taped=with_tensor(fill.taped or fill.fused),
+    )
+
+
+def is_held(value: float, dtype: torch.dtype) -> bool:
+    """Whether a dtype is sure to hold a number, in range if not in digits."""
+    return dtype in _WIDE and not _LARGEST < abs(value) < math.inf
 
 
 _WIDE = (torch.float32, torch.float64, torch.bfloat16)
@@ -98,11 +118,5 @@ fill = register(
     gpu=(*FLOATING, *INTEGRAL, torch.bool),
     gpu_from="maskwise.ops.fill.gpu:fill",
     fuses=True,
-)
-fill = replace(
-    fill,
-    plain=plain,
-    bare=with_tensor(fill.bare),
-    fused=with_tensor(fill.fused),
-    taped=with_tensor(fill.taped or fill.fused),
+    adapt=with_numbers,
 )

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
-from dataclasses import dataclass
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.utils.weak import WeakIdKeyDictionary
 
 from maskwise.errors import DeviceError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MUST, MaskLike, input_hint, mask_hint
 from maskwise.ops.linear import reference
+from maskwise.ops.linear.known import OP, mask_of, plan_for, settled
 from maskwise.ops.linear.layouts import SparseLayout
 from maskwise.ops.linear.registered import sparse_linear
-from maskwise.ops.linear.routes import Sizes, build_cost, choose, dense_cost, sparse_cost
-from maskwise.plan import Plan, planner
+from maskwise.ops.linear.routes import hopeless
+from maskwise.ops.register import find
+from maskwise.ops.small import REFUSED, is_ordinary
 from maskwise.plan.explain import listeners, record
-from maskwise.plan.plan import Refusal
 
 __all__ = ["linear"]
-
-OP = "linear"
-#: Weights that are picked in a microsecond, and weights that are zeroed.
-_PICKED, _ZEROED = 600.0, 2400.0
 
 
 def linear(
@@ -60,9 +52,13 @@ def linear(
         DtypeError: the mask is not bool, or dtypes differ.
         DeviceError: devices differ.
     """
-    small = None if listeners or torch.compiler.is_compiling() else _facts(x, weight, mask, bias)
-    if small in _small:
-        return reference.linear(x, weight, mask.to_bool() if isinstance(mask, Mask) else mask, bias)
+    if is_ordinary():
+        done = _small(x, weight, mask, bias)
+        if done is not None:
+            return done
+        found = settled(x, weight, mask, bias)
+        if found is not None:
+            return _run(x, weight, found.mask.to_bool(), bias, found.layout)
     bits = _checked(x, weight, mask, bias)
     device = x.device.type
     if device == "cpu" and torch.is_autocast_enabled(device):
@@ -71,109 +67,39 @@ def linear(
         x, weight, bias = x.to(low), weight.to(low), None if bias is None else bias.to(low)
     if torch.compiler.is_compiling() or device != "cpu":
         return reference.linear(x, weight, bits, bias)
-    if small is not None and _is_hopeless(x, weight):
-        _remember_small(small)
-        return reference.linear(x, weight, bits, bias)
-    remembered = _mask_of(mask)
-    plan, layout = _plan(x, weight, remembered)
+    remembered = mask_of(mask)
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    plan, layout = plan_for(x, weight, remembered, bias, transformed=transformed)
     if listeners:
         record(plan, weight, remembered)
-    if layout is None:
+    if transformed:
         return reference.linear(x, weight, bits, bias)
-    return sparse_linear(x, layout.gather(weight), layout, bias)
+    return _run(x, weight, bits, bias, layout)
 
 
-#: Calls that were checked and are too small for any route but the dense one, by their static facts.
-_small: set[tuple[Any, ...] | None] = set()
-planner.on_forget(_small.clear)
-_SMALL_KEPT = 4096
+def _run(x: Tensor, weight: Tensor, bits: Tensor, bias: Tensor | None, layout: SparseLayout | None) -> Tensor:
+    """The product with kept weights alone where there is a layout of them, else with the others at 0."""
+    if layout is not None:
+        return sparse_linear(x, layout.gather(weight), layout, bias)
+    # torch.where takes as long as the product itself where what is kept alternates at random.
+    return torch.nn.functional.linear(x, find("fill").step(weight, bits, None, 0.0), bias)
 
 
-def _facts(x: Tensor, weight: Tensor, mask: MaskLike, bias: Tensor | None) -> tuple[Any, ...] | None:
-    """All that the checks look at, or None where this is no plain call on the CPU."""
+def _small(x: Tensor, weight: Tensor, mask: MaskLike, bias: Tensor | None) -> Tensor | None:
+    """A product too small for any way but the dense one, by torch; None where it is not, or more must be asked."""
     try:
-        on_cpu = x.is_cpu and weight.is_cpu and mask.device.type == "cpu" and (bias is None or bias.is_cpu)
-        if not on_cpu or torch.is_autocast_enabled("cpu"):
+        multiplied, weights = hopeless()
+        outputs, inputs = weight.shape
+        if outputs * inputs > weights or x.numel() * outputs > multiplied or not (x.is_cpu and weight.is_cpu):
             return None
-        told = None if bias is None else (bias.shape, bias.dtype)
-        kind = mask.dtype if isinstance(mask, Tensor) else Mask
-        return (x.shape, x.dtype, weight.shape, weight.dtype, kind, mask.shape, told)
-    except AttributeError:
+        bits = mask.to_bool() if isinstance(mask, Mask) else mask
+        if bits.dtype is not torch.bool or bits.shape != weight.shape or torch.is_autocast_enabled("cpu"):
+            return None
+        if bias is not None and bias.shape != (outputs,):
+            return None
+        return reference.linear(x, weight, bits, bias)
+    except (AttributeError, *REFUSED):
         return None
-
-
-def _is_hopeless(x: Tensor, weight: Tensor) -> bool:
-    """Whether the kernel would not pay even if nothing at all were kept."""
-    if planner.forced() is not None:
-        return False
-    outputs, inputs = weight.shape
-    nothing = Sizes(x.numel() // max(inputs, 1), inputs, outputs, 0)
-    return sparse_cost(nothing) >= dense_cost(nothing)
-
-
-def _remember_small(facts: tuple[Any, ...]) -> None:
-    if len(_small) >= _SMALL_KEPT:
-        _small.clear()
-    _small.add(facts)
-
-
-@dataclass
-class _Known:
-    """What was made of a mask, and what would have been saved if more had been."""
-
-    layout: SparseLayout | None = None
-    forgone: float = 0.0
-
-
-# By identity and weakly: a tensor that nobody holds any more takes its mask along.
-_masks: MutableMapping[Tensor, tuple[int, Mask]] = WeakIdKeyDictionary()
-
-
-def _mask_of(mask: MaskLike) -> Mask:
-    """The mask as one that remembers; a tensor's is found again as long as the tensor lives unchanged."""
-    if isinstance(mask, Mask):
-        return mask
-    found = _masks.get(mask)
-    if found is not None and found[0] == mask._version:
-        return found[1]
-    # A Mask that held the tensor itself would keep it alive, and its entry with it.
-    made = Mask(mask.detach())
-    if not mask.is_inference():
-        _masks[mask] = (mask._version, made)
-    return made
-
-
-def _plan(x: Tensor, weight: Tensor, mask: Mask) -> tuple[Plan, SparseLayout | None]:
-    """The plan, and the layout where it is the sparse one."""
-    outputs, inputs = weight.shape
-    batch = x.numel() // max(inputs, 1)
-    transformed = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
-    if _is_hopeless(x, weight) and not transformed:
-        # Nothing is counted where nothing could come of it.
-        reason = "too small a product for a kernel to pay"
-        return Plan(
-            OP, "plain", reason, dense_cost(Sizes(batch, inputs, outputs, 0)), (Refusal("sparse", reason),)
-        ), None
-    kept = inputs * outputs if transformed else mask.count()
-    sizes = Sizes(batch, inputs, outputs, kept)
-    plan = choose(OP, sizes, x.dtype, x.device.type, transformed=transformed)
-    if plan.route == "plain":
-        return plan, None
-    # Here the weight is a dense one: its kept values are picked for the kernel, or its dropped ones zeroed, every time.
-    picked, zeroed = plan.microseconds + kept / _PICKED, dense_cost(sizes) + inputs * outputs / _ZEROED
-    if picked >= zeroed and planner.forced() is None:
-        reason = f"with picking the kept weights predicted {picked:.0f} µs against {zeroed:.0f} µs"
-        return Plan(OP, "plain", reason, zeroed, (Refusal("sparse", reason),), plan.dense, plan.dense), None
-    known = mask._once("linear", _Known)
-    if known.layout is None:
-        # A layout is made when what it would have saved so far pays for it: whoever calls once does not pay.
-        saved, cost = dense_cost(sizes) - plan.microseconds, build_cost(sizes)
-        known.forgone += saved
-        if known.forgone < cost and planner.forced() is None:
-            reason = f"a layout would cost {cost:.0f} µs, and has been worth {known.forgone:.0f} µs so far"
-            return Plan(OP, "plain", reason, dense_cost(sizes), (Refusal("sparse", reason),)), None
-        known.layout = SparseLayout.from_mask(mask.to_bool())
-    return plan, known.layout
 
 
 def _fits(device: torch.device, wanted: torch.device) -> bool:

@@ -16,7 +16,7 @@ from maskwise.plan.capability import can_serve
 from maskwise.plan.cost import Work
 from maskwise.plan.plan import Refusal
 
-__all__ = ["Sizes", "build_cost", "choose", "dense_cost", "sparse_cost"]
+__all__ = ["Sizes", "build_cost", "choose", "dense_cost", "hopeless", "sparse_cost"]
 
 #: How fast the kernels multiply, by block, as a part of how fast the dense product does.
 _PART: dict[Block, float] = {(1, 1): 0.52, (4, 1): 0.68, (16, 16): 0.76}
@@ -58,6 +58,21 @@ def sparse_cost(sizes: Sizes) -> float:
 def build_cost(sizes: Sizes) -> float:
     """The predicted time of making a layout from a mask, in microseconds."""
     return 50.0 + sizes.inputs * sizes.outputs / _BUILT + sizes.kept / 20.0
+
+
+@lru_cache(maxsize=1)
+def hopeless() -> tuple[float, float]:
+    """Up to how many multiplications, and weights, the kernel would not pay even if nothing were kept; none where a
+    route is forced.
+    """
+    if planner.forced() not in (None, "plain"):
+        return 0.0, 0.0
+    rates = planner.rates_for("cpu")
+    spent = _CALL - rates.plain_call
+    return spent * rates.flops / 2, spent * _WEIGHTS * rates.streamed / 4
+
+
+planner.on_forget(hopeless.cache_clear)
 
 
 @lru_cache(maxsize=4096)

@@ -34,7 +34,7 @@ def fill(x: Tensor, keep: Tensor, value: float) -> Tensor:
     """X with ``value`` where it is dropped: by the kernel of mw.fill, where there is one."""
     if not can_serve("fill", "cpu", x.dtype)[0]:
         return harmless(x, keep, value)
-    return by_kernel("fill", x, keep, torch.tensor(value, dtype=x.dtype))
+    return by_kernel("fill", x, keep, [], value)
 
 
 def total(out: Tensor, keep: Tensor) -> Tensor:

@@ -5,20 +5,24 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils._pytree import register_pytree_node
 
 from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike
 from maskwise.ops.gpu.status import DEVICE
+from maskwise.ops.numbers import number
 from maskwise.ops.select import conversions, reference, registered, sequences
 from maskwise.ops.select.room import check_room
 from maskwise.ops.select.routes import is_few, pack_plan
 from maskwise.ops.select.rows import line_up
+from maskwise.ops.small import is_ordinary
 from maskwise.plan.explain import listeners, record
 
 __all__ = ["Packed", "collect", "pack"]
@@ -69,7 +73,7 @@ class Packed:
             ArgumentError: ``out`` shares memory with what is read, or a gradient is asked for.
         """
         values = self.values
-        other = torch.as_tensor(fill, device=values.device).to(values.dtype)
+        other = fill_for(values, fill)
         bits = self.mask.to_bool()
         if out is not None:
             check_room("Packed.unpack", out, (*self.mask.shape, *values.shape[1:]), values, other)
@@ -80,7 +84,8 @@ class Packed:
         if out is not None:
             registered.unpack_rows_out(values.contiguous(), bits, other, out)
             return out
-        unpacked: Tensor = registered.unpack_rows(values.contiguous(), bits, other)
+        run = registered.unpack_rows if _is_taped(values, other) else registered.unpack_rows_forward
+        unpacked: Tensor = run(values.contiguous(), bits, other)
         return unpacked
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Packed:
@@ -247,9 +252,8 @@ def pack(x: Tensor, mask: MaskLike, *, capacity: int | None = None, out: Tensor 
         DeviceError: the mask or ``out`` is on another device.
         ArgumentError: the mask keeps more than ``capacity``; or ``out`` cannot be written.
     """
-    if capacity is None and out is None and type(mask) is Mask and _is_tiny(x, mask):
-        # A tiny call costs what is asked about it, so nothing is asked that is not needed.
-        return Packed(x.masked_select(mask.to_bool()), mask)
+    if capacity is None and out is None and isinstance(mask, Mask) and (done := _at_once(x, mask)) is not None:
+        return done
     lead = line_up("pack", x, mask)
     if listeners and not torch.compiler.is_compiling():
         record(pack_plan(x, lead), x, lead)
@@ -277,16 +281,21 @@ def collect(x: Tensor, lead: Mask, *, capacity: int | None = None, out: Tensor |
     if bits.device.type == DEVICE and not torch.compiler.is_compiling() and lead.facts.count is not None:
         # What the host knows already, the device need not be asked for.
         return Packed(registered.pack_capacity(x, bits, lead.facts.count), lead)
+    if not _is_taped(x):
+        return Packed(registered.pack_rows_forward(x, bits), lead)
     if not torch.compiler.is_compiling() and is_few(x):
         return Packed(picked(x, bits), lead)
     return Packed(registered.pack_rows(x, bits), lead)
 
 
-def _is_tiny(x: Tensor, mask: Mask) -> bool:
-    """Whether x and its mask fit each other, element by element, and are few; and nobody listens."""
-    if type(x) is not Tensor or listeners or x.shape != mask.shape or torch.compiler.is_compiling() or _transformed():
-        return False
-    return is_few(x) and mask.device == x.device
+def _at_once(x: Tensor, mask: Mask) -> Packed | None:
+    """The call that is made most, a plain tensor on the CPU without a gradient: asked as little as can be."""
+    if not is_ordinary() or type(x) is not Tensor or x.requires_grad or not x.is_cpu:
+        return None
+    shape = mask.shape
+    if (x.shape != shape and x.shape[: len(shape)] != shape) or not (bits := mask.to_bool()).is_cpu:
+        return None
+    return Packed(registered.pack_rows_forward(x, bits), mask)
 
 
 def picked(x: Tensor, bits: Tensor) -> Tensor:
@@ -294,9 +303,23 @@ def picked(x: Tensor, bits: Tensor) -> Tensor:
     return x.masked_select(bits) if bits.dim() == x.dim() else x[bits].contiguous()
 
 
+def fill_for(values: Tensor, fill: float | Tensor) -> Tensor:
+    """What stands where nothing was kept, as a tensor of the values' dtype."""
+    if type(fill) is float and values.is_floating_point() and (fill == 0.0 or not isfinite(fill)):
+        return number(fill, values.dtype, values.device)
+    return torch.as_tensor(fill, device=values.device).to(values.dtype)
+
+
 def by_kernel(bits: Tensor, op: Callable[..., Tensor], plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The op on a device that has a kernel for it; torch.func transforms see through plain operations only."""
     return op if bits.device.type == DEVICE and not _transformed() else plain
+
+
+def _is_taped(*operands: Tensor) -> bool:
+    """Whether there will be a gradient, or nobody can tell: in a compiled graph, and in forward mode."""
+    if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
+        return True
+    return torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
 
 
 def _transformed() -> bool:

@@ -12,7 +12,8 @@ from maskwise.ops.select import reference
 from maskwise.plan.capability import FLOATING, INTEGRAL
 
 __all__ = [
-    "pack_capacity", "pack_rows", "pack_rows_out", "unpack_capacity", "unpack_rows", "unpack_rows_out",
+    "pack_capacity", "pack_rows", "pack_rows_forward", "pack_rows_out",
+    "unpack_capacity", "unpack_rows", "unpack_rows_forward", "unpack_rows_out",
 ]  # fmt: skip
 
 #: Where the Triton kernels are, and what they move.
@@ -61,22 +62,25 @@ def unpack_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor
     return values, None, other
 
 
-define(
-    "pack_rows",
-    "(Tensor x, Tensor mask) -> Tensor",
-    reference=reference.pack_rows,
-    fake=fake_pack_rows,
-    gpu=MOVED,
-    gpu_from=f"{GPU}:pack_rows",
-)
-define(
-    "unpack_rows",
-    "(Tensor values, Tensor mask, Tensor other) -> Tensor",
-    reference=reference.unpack_rows,
-    fake=fake_unpack_rows,
-    gpu=MOVED,
-    gpu_from=f"{GPU}:unpack_capacity",
-)
+# Each with autograd and without: its bookkeeping costs a small call as much as all the rest, also where no gradient is
+# asked for.
+for _suffix in ("", "_forward"):
+    define(
+        f"pack_rows{_suffix}",
+        "(Tensor x, Tensor mask) -> Tensor",
+        reference=reference.pack_rows,
+        fake=fake_pack_rows,
+        gpu=MOVED,
+        gpu_from=f"{GPU}:pack_rows",
+    )
+    define(
+        f"unpack_rows{_suffix}",
+        "(Tensor values, Tensor mask, Tensor other) -> Tensor",
+        reference=reference.unpack_rows,
+        fake=fake_unpack_rows,
+        gpu=MOVED,
+        gpu_from=f"{GPU}:unpack_capacity",
+    )
 for _name, _arguments in (
     ("pack_rows", "Tensor x, Tensor mask"),
     ("unpack_rows", "Tensor values, Tensor mask, Tensor other"),
@@ -137,6 +141,8 @@ differentiate("unpack_capacity", unpack_capacity_backward, remember_unpack)
 pack_capacity = torch.ops.maskwise.pack_capacity.default
 unpack_capacity = torch.ops.maskwise.unpack_capacity.default
 pack_rows = torch.ops.maskwise.pack_rows.default
+pack_rows_forward = torch.ops.maskwise.pack_rows_forward.default
 pack_rows_out = torch.ops.maskwise.pack_rows_out.default
 unpack_rows = torch.ops.maskwise.unpack_rows.default
+unpack_rows_forward = torch.ops.maskwise.unpack_rows_forward.default
 unpack_rows_out = torch.ops.maskwise.unpack_rows_out.default

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -18,15 +19,17 @@ from maskwise.plan import Plan, planner
 from maskwise.plan.cost import Work, microseconds
 from maskwise.plan.plan import Refusal
 
-__all__ = ["choose", "is_few", "pack_plan", "with_work"]
+__all__ = ["ELEMENTWISE", "choose", "is_few", "pack_plan", "with_work"]
 
 #: From this density on, moving rows together costs more than it saves: for a 768-3072-768 network, 2 % of its time.
 _NEARLY_ALL = 0.98
-#: The same for functions that are as cheap as the moving itself, of an x whose rows lie apart in memory.
+#: The same for elementwise functions that are differentiated, of an x whose rows lie apart in memory.
 _APART = 0.9
-#: Bytes that are not few on any machine: nothing more is asked of those.
-_MANY = 1 << 16
-_CHEAP = frozenset(
+#: How many elements that lie together are moved in the time of a single one.
+_SINGLE = 4
+#: Functions of single elements. They cost about what moving an element does, and what a dropped place holds reaches
+#: no other.
+ELEMENTWISE = frozenset(
     {torch.abs, torch.neg, torch.exp, torch.log, torch.log1p, torch.expm1, torch.sqrt, torch.rsqrt, torch.square}
     | {torch.relu, torch.sigmoid, torch.tanh, torch.sin, torch.cos, torch.add, torch.sub, torch.mul, torch.div}
     | {torch.nn.functional.relu, torch.nn.functional.gelu, torch.nn.functional.silu, torch.reciprocal}
@@ -41,47 +44,90 @@ _DENSE = {
         "forced": "forced",
         "static": "how many rows are kept must not decide on shapes in a graph or a transform",
         "not counted": "nobody has counted what is kept, and the device is not waited for",
-        "cheap": "fn is as cheap as moving rows together is, which lie apart in memory",
+        "cheap": "fn is as cheap as moving rows together is",
         "nearly all": "nearly all is kept",
     }.items()
 }
 
 
-def choose(fn: Callable[..., Any], x: Tensor, lead: Mask) -> Plan:
-    """The plan of one call of apply; never waits for a device to find out."""
+def choose(fn: Callable[..., Any], x: Tensor, lead: Mask, *, learns: bool) -> Plan:
+    """The plan of one call of apply, of which ``learns`` tells whether a gradient is asked for; never waits for a
+    device to find out.
+    """
     if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
         return _DENSE["static"]
     forced = planner.forced()
     if forced == "plain":
         return _DENSE["forced"]
-    if lead.device.type != "cpu" and lead.facts.count is None:
+    on_host = lead.device.type == "cpu"
+    if not on_host and lead.facts.count is None:
         return _DENSE["not counted"]
     if forced in ("kept", "kernel"):
         return _FORCED
-    count = lead.facts.count
-    if count is not None and count == lead.numel() > 0:
+    count, total = lead.facts.count, lead.numel()
+    if count is not None and count == total > 0:
         return _DENSE["nearly all"]
-    if lead.numel() == 0 or is_few(x) or lead.density < _APART:
+    if fn in ELEMENTWISE and not learns and on_host:
+        # Few elements are not worth a count.
+        return _DENSE["cheap"] if is_few(x) else _elementwise(x.numel(), x.element_size(), total, lead.count())
+    if total == 0 or is_few(x) or lead.density < _APART:
         return _KEPT
-    if fn in _CHEAP and lead.facts.count != lead.numel():
+    if fn in ELEMENTWISE:
         # The dense way has two passes more, with a stand-in before fn and a choice after it.
         return _KEPT if x.is_contiguous() else _DENSE["cheap"]
     return _KEPT if lead.density < _NEARLY_ALL else _DENSE["nearly all"]
 
 
+@lru_cache(maxsize=4096)
+def _elementwise(
+    elements: int,  # of x
+    size: int,  # bytes of each
+    rows: int,  # of x, kept or not
+    kept: int,  # of those
+) -> Plan:
+    """The plan of an elementwise function without a gradient, whose cost is known: reading and writing."""
+    moved = size * elements * kept // max(rows, 1)
+    # fn reads and writes everything, and so does the filling after it.
+    dense = Work(calls=2, streamed=(4 * size + 1) * elements)
+    # Both moves read the mask twice; all of the result is written.
+    together = Work(
+        calls=3,
+        streamed=4 * rows + size * elements + 2 * moved,
+        gathered=4 * moved * (_SINGLE if rows == elements else 1),
+    )
+    rates = planner.rates_for("cpu")
+    works = {"plain": dense, "kept": together}
+    return planner.cheapest(
+        "apply", works, {route: microseconds(work, rates.plain_call, rates) for route, work in works.items()}
+    )
+
+
+planner.on_forget(_elementwise.cache_clear)
+
+
 def is_few(x: Tensor) -> bool:
     """Whether so little is to be moved that torch's own indexing is quicker than a call of our kernel."""
     # Tensor.nbytes says the same, and takes as long as all the rest.
-    size = x.numel() * x.element_size()
-    if size > _MANY or planner.forced() in ("kernel", "kept"):
-        return False
+    return x.numel() * x.element_size() < _few_bytes() and x.is_cpu
+
+
+@lru_cache(maxsize=1)
+def _few_bytes() -> float:
+    """Bytes on the CPU that torch's own indexing moves in the time in which our kernel is called."""
+    if planner.forced() in ("kernel", "kept"):
+        return 0.0
     rates = planner.rates_for("cpu")
     # Indexing takes two calls, and what our kernel does to each byte is next to nothing beside it.
-    return x.device.type == "cpu" and size < rates.indexed * (rates.fused_call - 2 * rates.plain_call)
+    return rates.indexed * (rates.fused_call - 2 * rates.plain_call)
+
+
+planner.on_forget(_few_bytes.cache_clear)
 
 
 def with_work(plan: Plan, x: Tensor, lead: Mask) -> Plan:
     """The plan for those who listen, with the bytes that fn reads: what it computes of them nobody can know."""
+    if plan.work is not None:
+        return plan
     dense, density = Work(calls=1, streamed=x.nbytes), lead.facts.density
     if plan.route == "plain" or density is None:
         return replace(plan, work=dense, dense=dense)

@@ -32,14 +32,15 @@ def line_up(
     """The mask over x's leading dims. One with as many dims as x may broadcast, and then selects single elements."""
     if not isinstance(x, Tensor):
         raise DtypeError(say(op, "x", must="be a tensor", got=type(x).__name__, hint="torch.as_tensor(x)"))
-    lead = as_mask(op, mask)
-    if lead.device.index is None and lead.device.type == x.device.type and lead.device != x.device:
+    lead = mask if isinstance(mask, Mask) else as_mask(op, mask)
+    device, wanted = lead.device, x.device
+    if device != wanted:
+        if device.index is not None or device.type != wanted.type:
+            raise DeviceError(say(op, "mask", must=f"be on x's device {wanted}", got=device, hint="mask.to(x.device)"))
         # A mask for "cuda" is for any CUDA device.
-        lead = lead.to(x.device)
-    if lead.device != x.device:
-        raise DeviceError(
-            say(op, "mask", must=f"be on x's device {x.device}", got=lead.device, hint="mask.to(x.device)")
-        )
+        lead = lead.to(wanted)
+    if lead.shape == x.shape:
+        return lead
     shape, sizes = tuple(lead.shape), tuple(x.shape)
     if shape == sizes[: len(shape)]:
         return lead

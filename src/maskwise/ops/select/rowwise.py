@@ -7,13 +7,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike
-from maskwise.ops.select.packed import Packed, collect, picked
-from maskwise.ops.select.routes import choose, is_few, with_work
+from maskwise.ops.register import find
+from maskwise.ops.select.packed import Packed, collect, fill_for, picked
+from maskwise.ops.select.registered import pack_rows_forward, unpack_rows_forward
+from maskwise.ops.select.routes import ELEMENTWISE, choose, is_few, with_work
 from maskwise.ops.select.rows import line_up
+from maskwise.ops.small import is_ordinary, small
 from maskwise.plan.explain import listeners, record
 
 __all__ = ["apply", "apply_"]
@@ -62,12 +66,13 @@ def apply(
     with a kept row in the place of each dropped one, and the result is the same.
     """
     lead = line_up("apply", x, mask)
-    arguments = [_rows_of(value, lead) for value in (x, *more)]
-    plan = choose(fn, x, lead)
+    arguments = [x if x.shape == lead.shape else _rows_of(x, lead), *(_rows_of(value, lead) for value in more)]
+    learns = torch.is_grad_enabled() and (x.requires_grad or (bool(more) and _requires_grad(more)))
+    plan = choose(fn, x, lead, learns=learns)
     if listeners:
         record(with_work(plan, x, lead), x, lead)
     route = _packs if plan.route == "kept" else _runs_densely
-    return route(fn, arguments, lead, fill if other is None else other)
+    return route(fn, arguments, lead, fill if other is None else other, learns)
 
 
 def apply_(fn: Callable[..., Any], x: Tensor, *more: Any, mask: MaskLike) -> Tensor:
@@ -101,6 +106,10 @@ def apply_(fn: Callable[..., Any], x: Tensor, *more: Any, mask: MaskLike) -> Ten
     return x.copy_(out)
 
 
+def _requires_grad(values: tuple[Any, ...]) -> bool:
+    return any(isinstance(value, Tensor) and value.requires_grad for value in values)
+
+
 def _rows_of(value: Any, lead: Mask) -> Any:
     """An argument laid out as the mask is: tensors are expanded (not copied) to its dims, the rest is left alone."""
     if not isinstance(value, Tensor) or value.dim() == 0:
@@ -117,9 +126,13 @@ def _rows_of(value: Any, lead: Mask) -> Any:
         ) from None
 
 
-def _packs(fn: Callable[..., Any], arguments: list[Any], lead: Mask, other: float | Tensor) -> Any:
+def _packs(fn: Callable[..., Any], arguments: list[Any], lead: Mask, other: float | Tensor, learns: bool) -> Any:
     x = arguments[0]
-    if len(arguments) == 1 and not isinstance(other, Tensor) and is_few(x):
+    if not learns and len(arguments) == 1 and x.is_cpu and is_ordinary():
+        bits = lead.to_bool()
+        kept = pack_rows_forward(x, bits)
+        return _each(fn(kept), lambda out: _unpacked(_checked(out, kept.shape[0]), bits, lead, other))
+    if learns and len(arguments) == 1 and not isinstance(other, Tensor) and is_few(x):
         bits = lead.to_bool()
         few = picked(x, bits)
         return _each(fn(few), lambda out: _spread(_checked(out, few.shape[0]), bits, other))
@@ -129,50 +142,65 @@ def _packs(fn: Callable[..., Any], arguments: list[Any], lead: Mask, other: floa
     return _each(fn(*rows), lambda out: Packed(_checked(out, count), lead, capacity).unpack(other))
 
 
+def _unpacked(values: Tensor, bits: Tensor, lead: Mask, other: float | Tensor) -> Tensor:
+    """Rows back in their places. fn may have weights that learn, in which case they are taped."""
+    if values.requires_grad or isinstance(other, Tensor):
+        return Packed(values, lead).unpack(other)
+    out: Tensor = unpack_rows_forward(values.contiguous(), bits, fill_for(values, other))
+    return out
+
+
 def _spread(values: Tensor, bits: Tensor, fill: float) -> Tensor:
     """Few rows back in their places, by torch's own indexing."""
     out = values.new_full((*bits.shape, *values.shape[1:]), fill)
     return out.masked_scatter_(bits, values) if values.dim() == 1 else out.index_put_((bits,), values)
 
 
-def _runs_densely(fn: Callable[..., Any], arguments: list[Any], lead: Mask, other: float | Tensor) -> Any:
+def _runs_densely(fn: Callable[..., Any], arguments: list[Any], lead: Mask, other: float | Tensor, learns: bool) -> Any:
     bits = lead.to_bool()
     count = bits.numel()
     # Where nothing is dropped, nothing needs a stand-in, and nothing is put back.
     full = not torch.compiler.is_compiling() and lead.facts.count == count
+    apart = _keeps_apart(fn, learns)
+    if apart and not full:
+        # What it makes of dropped elements is written over; and of which shape they are, it does not mind.
+        return _placed(fn(*arguments), bits, other)
     rows = [a.reshape(count, *a.shape[lead.ndim :]) if isinstance(a, Tensor) and a.dim() else a for a in arguments]
-    if not full and not _keeps_apart(fn, rows):
+    if not full:
         flat = bits.reshape(-1)
         rows = [_harmless(row, flat, fn) if isinstance(row, Tensor) and row.dim() else row for row in rows]
 
     def place(out: Tensor) -> Tensor:
         out = _checked(out, count).reshape(*lead.shape, *out.shape[1:])
-        if full:
-            return out
-        kept = bits.reshape(*lead.shape, *[1] * (out.dim() - lead.ndim))
-        return torch.where(kept, out, torch.as_tensor(other, device=out.device).to(out.dtype))
+        return out if full else _placed(out, bits, other)
 
     return _each(fn(*rows), place)
 
 
-#: Functions of single elements, which are never wrong about 1.
-_ELEMENTWISE = frozenset(
-    {torch.abs, torch.neg, torch.exp, torch.log, torch.log1p, torch.expm1, torch.sqrt, torch.rsqrt, torch.square}
-    | {torch.relu, torch.sigmoid, torch.tanh, torch.sin, torch.cos, torch.add, torch.sub, torch.mul, torch.div}
-    | {torch.nn.functional.relu, torch.nn.functional.gelu, torch.nn.functional.silu, torch.reciprocal}
-)
+def _placed(
+    out: Tensor,  # (*lead, *rest)
+    bits: Tensor,  # bool, (*lead)
+    other: float | Tensor,
+) -> Tensor:
+    """The result with what stands where nothing was kept."""
+    kept = bits if bits.dim() == out.dim() else bits.reshape(*bits.shape, *[1] * (out.dim() - bits.dim()))
+    if type(other) is float and other == 0.0 and out.is_floating_point() and is_ordinary():
+        if out.numel() <= small("fill", out.dtype) and not out.requires_grad:
+            return torch.where(kept, out, other)
+        filled: Tensor = find("fill").step(out, kept, None, other)
+        return filled
+    return torch.where(kept, out, torch.as_tensor(other, device=out.device).to(out.dtype))
 
 
-def _keeps_apart(fn: Callable[..., Any], rows: list[Any]) -> bool:
+def _keeps_apart(fn: Callable[..., Any], learns: bool) -> bool:
     """Whether what a dropped place holds reaches no other, so that nothing harmless need stand there.
 
     In a gradient it would: a gradient of 0 times a dropped NaN is NaN. Graphs and transforms do not say whether there
     will be one.
     """
-    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+    if learns or torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
         return False
-    learns = torch.is_grad_enabled() and any(isinstance(row, Tensor) and row.requires_grad for row in rows)
-    return fn in _ELEMENTWISE and not learns
+    return fn in ELEMENTWISE and forward_ad._current_level < 0
 
 
 def _harmless(
@@ -186,7 +214,7 @@ def _harmless(
     """
     if rows.shape[0] == 0:
         return rows
-    if fn in _ELEMENTWISE:
+    if fn in ELEMENTWISE:
         return torch.where(kept.reshape(-1, *[1] * (rows.dim() - 1)), rows, torch.ones((), dtype=rows.dtype).to(rows))
     first = rows.detach().index_select(0, kept.to(torch.uint8).argmax().unsqueeze(0))
     stand_in = torch.where(kept.any(), first, torch.ones_like(first))

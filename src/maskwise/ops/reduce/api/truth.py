@@ -12,6 +12,7 @@ from maskwise.ops.gpu.status import DEVICE
 from maskwise.ops.operation import Operation
 from maskwise.ops.reduce import registered
 from maskwise.ops.reduce.api.shared import replace_empty
+from maskwise.ops.small import REFUSED, is_ordinary, small
 from maskwise.plan import Plan
 from maskwise.plan.capability import provide, served
 from maskwise.plan.cost import Work
@@ -127,6 +128,8 @@ def count(
         OutOfRangeError: a dim that the mask does not have.
         ArgumentError: a dim is named twice.
     """
+    if type(mask) is Tensor and type(dim) is int and is_ordinary() and (done := _small(mask, dim, keepdim)) is not None:
+        return done
     if isinstance(mask, Mask):
         if listeners and not torch.compiler.is_compiling():
             # The log wants to know a shape; the positions of a lazy mask may be more than memory holds.
@@ -139,6 +142,18 @@ def count(
     everything = _EVERYTHING if type(mask) is Tensor and mask.device == _CPU else mask.new_ones(())
     out: Tensor = _count(mask, everything, dim, keepdim)
     return out
+
+
+def _small(mask: Tensor, dim: int, keepdim: bool) -> Tensor | None:
+    """A small mask counted by torch, or None where that is not to be had, or more must be asked."""
+    if mask.dtype is not torch.bool or mask.layout is not torch.strided or not mask.is_cpu:
+        return None
+    if mask.numel() > small("count", torch.bool):
+        return None
+    try:
+        return mask.sum(dim, keepdim)
+    except REFUSED:
+        return None
 
 
 def _by_torch(mask: Tensor, everything: Tensor, dims: list[int], keepdim: bool) -> Tensor:

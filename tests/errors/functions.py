@@ -127,6 +127,7 @@ ROWS = [
     *wrong(("fill",), X, BITS, torch.zeros(2), error=ShapeError, hint="sizes line up from the right"),
     *wrong(("fill",), X, BITS, X.to("meta"), error=DeviceError, hint="value.to(x.device)"),
     *wrong(("fill",), INTS, BITS, X, error=DtypeError, hint="value.to(torch.int64)"),
+    *wrong(("fill",), X.half(), BITS, 1e30, error=ArgumentError, hint="a value that torch.float16 can"),
     *wrong(("fill",), INTS.to(torch.uint8), BITS, -(2**40), error=ArgumentError, hint="a value that torch.uint8 can"),
     # -- losses
     *wrong(("loss",), F.mse_loss, [1.0], X, BITS, error=DtypeError, hint="torch.as_tensor(input)"),

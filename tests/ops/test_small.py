@@ -52,12 +52,12 @@ def test_a_mask_and_a_bool_tensor_are_the_same():
     ],
 )
 def test_a_wrong_argument_of_a_small_call_is_told_as_ever(call, error):
-    with pytest.raises(error, match="fill|count"):
+    with pytest.raises(error, match=r"fill|count"):
         call()
 
 
 def test_a_number_that_does_not_fit_is_refused_in_small_calls_too():
-    with pytest.raises(ArgumentError, match="fit x's dtype torch.float16"):
+    with pytest.raises(ArgumentError, match=r"fit x's dtype torch\.float16"):
         mw.fill(X.half(), KEEP, 1e30)
 
 

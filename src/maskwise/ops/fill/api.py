@@ -9,6 +9,7 @@ from maskwise.errors import DeviceError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike, check, fits
 from maskwise.ops.fill import reference, registered
+from maskwise.ops.numbers import number
 from maskwise.ops.small import REFUSED, is_ordinary, small
 
 __all__ = ["fill"]
@@ -67,7 +68,7 @@ def _small(x: Tensor, mask: MaskLike, value: float) -> Tensor | None:
     if type(bits) is not Tensor or bits.dtype is not torch.bool:
         return None
     try:
-        out = torch.where(bits, x, value)
+        out = torch.where(bits, x, number(value, x.dtype, x.device))
     except REFUSED:
         return None
     return out if out.shape == x.shape else None

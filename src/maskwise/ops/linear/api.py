@@ -14,8 +14,8 @@ from maskwise.ops.linear.known import OP, mask_of, plan_for, settled
 from maskwise.ops.linear.layouts import SparseLayout
 from maskwise.ops.linear.registered import sparse_linear
 from maskwise.ops.linear.routes import hopeless
-from maskwise.ops.register import find
 from maskwise.ops.small import REFUSED, is_ordinary
+from maskwise.ops.zeroed import zeroed
 from maskwise.plan.explain import listeners, record
 
 __all__ = ["linear"]
@@ -82,7 +82,7 @@ def _run(x: Tensor, weight: Tensor, bits: Tensor, bias: Tensor | None, layout: S
     if layout is not None:
         return sparse_linear(x, layout.gather(weight), layout, bias)
     # torch.where takes as long as the product itself where what is kept alternates at random.
-    return torch.nn.functional.linear(x, find("fill").step(weight, bits, None, 0.0), bias)
+    return torch.nn.functional.linear(x, zeroed(weight, bits), bias)
 
 
 def _small(x: Tensor, weight: Tensor, mask: MaskLike, bias: Tensor | None) -> Tensor | None:
@@ -93,11 +93,11 @@ def _small(x: Tensor, weight: Tensor, mask: MaskLike, bias: Tensor | None) -> Te
         if outputs * inputs > weights or x.numel() * outputs > multiplied or not (x.is_cpu and weight.is_cpu):
             return None
         bits = mask.to_bool() if isinstance(mask, Mask) else mask
-        if bits.dtype is not torch.bool or bits.shape != weight.shape or torch.is_autocast_enabled("cpu"):
+        if bits.dtype is not torch.bool or bits.shape != weight.shape:
             return None
         if bias is not None and bias.shape != (outputs,):
             return None
-        return reference.linear(x, weight, bits, bias)
+        return torch.nn.functional.linear(x, zeroed(weight, bits), bias)
     except (AttributeError, *REFUSED):
         return None
 

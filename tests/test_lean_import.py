@@ -7,11 +7,19 @@ import sys
 import pytest
 
 FORBIDDEN = ("typer", "rich", "click", "numpy.ma", "triton", "matplotlib", "transformers", "sklearn", "safetensors")
+# The help is asked for in a process of its own, which starts from the same imports.
 PROGRAM = """
-import json, sys, torch
+import json, os, sys, torch
 before = set(sys.modules)
 import maskwise
 imported = set(sys.modules)
+if os.fork() == 0:
+    from maskwise.cli.app import app
+    sys.stdout = open(os.devnull, "w")
+    app(["--help"], standalone_mode=False)
+    print(json.dumps(sorted(set(sys.modules) - imported)), file=sys.stderr)
+    os._exit(0)
+assert os.wait()[1] == 0
 maskwise.sum
 used = set(sys.modules)
 print(json.dumps([sorted(imported - before), sorted(used - imported)]))
@@ -21,7 +29,7 @@ print(json.dumps([sorted(imported - before), sorted(used - imported)]))
 @pytest.fixture(scope="module")
 def loaded():
     done = subprocess.run([sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True)
-    return json.loads(done.stdout)
+    return [*json.loads(done.stdout), json.loads(done.stderr)]
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +68,15 @@ def test_first_use_pulls_in_no_command_line_and_no_benchmarks(used):
 
 
 def test_first_use_pulls_in_little_else(used):
-    # A module of torch for the models that it has pruned; and of the standard library what compress takes medians with.
-    allowed = {"torch", "statistics", "_statistics", "fractions", "decimal", "_decimal", "numbers"}
-    assert foreign(used) - allowed == set()
+    assert foreign(used) == set()
+
+
+def test_the_help_of_the_command_line_pulls_in_what_it_is_printed_with_alone(loaded):
+    helped = loaded[2]
+    assert "typer" in helped
+    ours = {name for name in helped if name.startswith("maskwise.")}
+    assert ours == {"maskwise.cli", "maskwise.cli.app"}
+    assert foreign(helped) & {"torch", "numpy", *FORBIDDEN} <= {"typer", "rich", "click"}
 
 
 def test_gpu_kernels_wait_for_a_gpu(used):

@@ -133,7 +133,11 @@ _PACKAGES = ("models", "nn", "plan")
 def __getattr__(name: str) -> Any:
     """Import a public name from where it lives, once."""
     if name not in _HOME_OF and name not in _PACKAGES:
-        raise AttributeError(f"module 'maskwise' has no attribute {name!r}")
+        from difflib import get_close_matches
+
+        near = get_close_matches(name, __all__, 1)
+        hint = f"maskwise.{near[0]}" if near else "dir(maskwise)"
+        raise AttributeError(f"module 'maskwise' has no attribute {name!r}. Hint: {hint}.")
     for home, names in _HOMES.items():
         module = import_module(home)
         globals().update({each: getattr(module, each) for each in names.split()})

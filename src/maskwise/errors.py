@@ -48,11 +48,10 @@ class StaleMaskError(MaskwiseError, RuntimeError):
     """The bool tensor behind a Mask was changed in place, so what the Mask knows is no longer true."""
 
 
-def say(op: str, argument: str, *, must: str, got: object, hint: str = "") -> str:
+def say(op: str, argument: str, *, must: str, got: object, hint: str) -> str:
     """Build the message of an error: who complains, about what, what was expected, what came, what to do.
 
     >>> say("sum", "mask", must="be a bool tensor", got="torch.int64", hint="Mask.from_attention_mask(mask)")
     'sum: `mask` must be a bool tensor, got torch.int64. Hint: Mask.from_attention_mask(mask).'
     """
-    message = f"{op}: `{argument}` must {must}, got {got}."
-    return f"{message} Hint: {hint}." if hint else message
+    return f"{op}: `{argument}` must {must}, got {got}. Hint: {hint}."

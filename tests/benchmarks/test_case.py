@@ -30,9 +30,9 @@ def test_a_target_holds_up_to_its_bound_and_no_further(target, ratio, difference
 
 
 def test_a_case_needs_exactly_one_side_that_is_ours():
-    with pytest.raises(ValueError, match="exactly one side of kind 'ours'"):
+    with pytest.raises(ValueError, match="have one side of kind 'ours'"):
         case(side("a"), side("b"))
-    with pytest.raises(ValueError, match="exactly one side of kind 'ours'"):
+    with pytest.raises(ValueError, match="have one side of kind 'ours'"):
         case(side("a", "ours"), side("b", "ours"))
 
 
@@ -42,7 +42,7 @@ def test_two_sides_may_not_share_a_name():
 
 
 def test_a_target_must_name_a_side_of_its_case():
-    with pytest.raises(ValueError, match="target names no side: 'floor'"):
+    with pytest.raises(ValueError, match=r"must name a side, .* got 'floor'"):
         case(side("a", "ours"), targets=(at_most(2, "floor"),))
 
 

@@ -57,7 +57,7 @@ def test_every_word_of_a_filter_must_match():
 
 
 def test_a_filter_that_matches_nothing_says_how_to_list():
-    with pytest.raises(ArgumentError, match=r"no benchmark matches 'nothing'; `maskwise bench --list` shows all"):
+    with pytest.raises(ArgumentError, match=r"got 'nothing'. Hint: maskwise bench --list"):
         select("nothing")
 
 

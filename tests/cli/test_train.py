@@ -35,6 +35,16 @@ def test_every_gate_ends_with_at_most_a_twentieth_of_the_weights_of_a_network_of
         assert 0.03 < sum(int((w != 0).sum()) for w in layers) / sum(w.numel() for w in layers) <= 0.05, recipe.name
 
 
+def test_no_image_is_in_two_parts_of_the_digits():
+    digits = data.load()
+    parts = {len(y): x for x, y in ((digits.train_x, digits.train_y), (digits.test_x, digits.test_y))}
+    parts[len(digits.validation_y)] = digits.validation_x
+    assert {count: tuple(x.shape) for count, x in parts.items()} == {n: (n, 64) for n in (987, 450, 360)}
+    everything = torch.cat(list(parts.values()))
+    # As many different images as there are in all: what one part has, no other has.
+    assert len(torch.unique(everything, dim=0)) == len(everything) == 1797
+
+
 def test_the_demo_trains_prints_json_and_draws(tmp_path):
     picture = tmp_path / "runs.png"
     result = invoke("--train", "--quick", "--json", "--plot", str(picture))
@@ -44,12 +54,13 @@ def test_the_demo_trains_prints_json_and_draws(tmp_path):
     for name, each in found.items():
         assert each["density"] == 1.0 if name == "dense" else each["density"] < 0.08, name
         assert 0.0 <= each["accuracy"] <= 1.0
+        assert 0.0 <= each["validation"] <= 1.0
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_table_says_how_much_was_lost(monkeypatch):
     accuracies = iter([0.98, 0.97, 0.9, *[0.98] * 20])
-    monkeypatch.setattr(command, "train", lambda recipe, *_: Run(recipe.name, ((1, 0.05, next(accuracies)),)))
+    monkeypatch.setattr(command, "train", lambda recipe, *_: Run(recipe.name, ((1, 0.05, 0.5),), next(accuracies)))
     result = invoke("--train", "--quick")
     assert result.exit_code == 0, result.output
     assert "-1.0 points" in result.stdout

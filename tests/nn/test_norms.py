@@ -176,16 +176,24 @@ def test_a_layer_norm_over_positions_counts_kept_positions():
 BITS = torch.ones(8, 16, dtype=torch.bool)
 ERRORS = [
     (lambda: mw.nn.MaskedBatchNorm1d(4)(torch.ones(8, 4, 16), BITS.T), ShapeError, r"\(8, 16\).*Hint: mask\.T\."),
-    (lambda: mw.nn.MaskedBatchNorm1d(16)(torch.ones(8, 16, 4), BITS), ShapeError, r"x\.movedim\(-1, 1\)"),
+    (lambda: mw.nn.MaskedBatchNorm1d(16)(torch.ones(8, 16, 4), BITS), ShapeError, r"input\.movedim\(-1, 1\)"),
     (lambda: mw.nn.MaskedBatchNorm1d(4)(torch.ones(8, 5, 16), BITS), ShapeError, r"4 channels.*MaskedBatchNorm1d\(5\)"),
     (lambda: mw.nn.MaskedBatchNorm1d(4)(torch.ones(8, 4, 16), BITS[0, 0]), ShapeError, r"one bool for each position"),
     (lambda: mw.nn.MaskedBatchNorm1d(4)(torch.ones(8, 4, 16), BITS.float()), DtypeError, r"from_attention_mask"),
     (lambda: mw.nn.MaskedBatchNorm1d(4)(torch.ones(8, 4, 16), [True]), DtypeError, r"Mask\(torch\.as_tensor"),
-    (lambda: mw.nn.MaskedBatchNorm1d(4)(torch.ones(8, 4, 16), BITS.to("meta")), DeviceError, r"mask\.to\(x\.device\)"),
+    (
+        lambda: mw.nn.MaskedBatchNorm1d(4)(torch.ones(8, 4, 16), BITS.to("meta")),
+        DeviceError,
+        r"mask\.to\(input\.device\)",
+    ),
     (lambda: mw.nn.MaskedInstanceNorm1d(3)(torch.ones(8, 4, 16), ~BITS), ShapeError, r"MaskedInstanceNorm1d\(4\)"),
     (lambda: mw.nn.MaskedLayerNorm(4)(torch.ones(8, 16, 4), BITS.T), ShapeError, r"Hint: mask\.T\."),
     (lambda: mw.nn.MaskedLayerNorm(4)(torch.ones(8, 16, 5), BITS), ShapeError, r"end in normalized_shape \(4,\)"),
-    (lambda: mw.nn.MaskedLayerNorm(4)(torch.ones(8, 16, 4), BITS[:, 0, None, None, None]), ShapeError, r"x\[mask\]"),
+    (
+        lambda: mw.nn.MaskedLayerNorm(4)(torch.ones(8, 16, 4), BITS[:, 0, None, None, None]),
+        ShapeError,
+        r"input\[mask\]",
+    ),
 ]
 
 
@@ -196,6 +204,8 @@ def test_bad_arguments_get_an_error_that_teaches(call, error, message):
     assert str(caught.value).startswith("Masked")
 
 
-def test_the_input_dims_are_refused_as_torch_does():
-    with pytest.raises(ValueError, match="expected 2D or 3D input"):
+def test_the_input_dims_are_refused_with_those_that_fit():
+    with pytest.raises(
+        ValueError, match=r"`input` must be \(N, C\) or \(N, C, L\), got \(2, 3, 4, 5\). Hint: input.flatten"
+    ):
         mw.nn.MaskedBatchNorm1d(3)(torch.ones(2, 3, 4, 5), torch.ones(2, 4, 5, dtype=torch.bool))

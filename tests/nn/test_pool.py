@@ -92,7 +92,7 @@ def test_they_say_what_they_are():
 BITS = torch.ones(2, 6, dtype=torch.bool)
 ERRORS = [
     (lambda: MEAN()(torch.ones(2, 3, 6), BITS), ShapeError, r"batch and the pooled dims, \(2, 3\).*pool along dim=2"),
-    (lambda: MEAN()(torch.ones(2, 6, 3), BITS.int()), DtypeError, r"mask\.bool\(\)"),
+    (lambda: MEAN()(torch.ones(2, 6, 3), BITS.int()), DtypeError, r"Mask\.from_attention_mask"),
     (lambda: mw.nn.MaskedAttentionPool(4, 3), ArgumentError, r"divide embed_dim 4, got 3"),
     (lambda: mw.nn.MaskedAttentionPool(4)(torch.ones(2, 6, 3), BITS), ShapeError, r"be \(\*, L, 4\)"),
     (lambda: mw.nn.MaskedAttentionPool(3)(torch.ones(2, 6, 3), BITS[..., None].expand(2, 6, 3)), ShapeError, "whole"),

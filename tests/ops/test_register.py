@@ -55,5 +55,5 @@ def test_only_tensors_get_gradients():
 
 def test_a_schema_with_a_tensor_after_a_setting_is_refused():
     schema = "(Tensor x, int[] dim, Tensor q) -> Tensor"
-    with pytest.raises(ValueError, match=r"shift: the tensors of a schema that is taped come before its settings"):
+    with pytest.raises(ValueError, match=r"shift: the tensors of a schema that is taped must come before its settings"):
         tape("shift", schema, lambda x, dim, q: x + q, None, lambda ctx, grad: (grad, None, None))

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from typing_extensions import assert_type
 
 import maskwise as mw
-from maskwise import Mask, MaskwiseError, Packed
+from maskwise import Mask, MaskwiseError, Packed, data, errors
 from maskwise.nn import gates, schedule
 
 
@@ -156,8 +156,45 @@ def selection(x: Tensor, mask: Mask) -> None:
     rows = mw.pack(q.transpose(1, 2), mask)
     assert_type(mw.attention(rows, rows, rows), Packed)
     sampler = mw.TokenBudgetSampler([3, 6, 4], budget=9, method="bucket")
+    sampler.set_epoch(1)
     batches: list[list[int]] = list(sampler)
-    print(done.shape, len(reduced), batches, sampler.waste.padding)
+    waste: data.Waste = sampler.waste
+    again: data.TokenBudgetSampler = sampler
+    print(done.shape, len(reduced), batches, waste.padding, waste.unused, len(again))
+
+
+class Positive(gates.Gate):
+    """A gate of one's own."""
+
+    def bits(self, weight: Tensor) -> Tensor:
+        """Keep what is positive."""
+        return weight > 0
+
+
+class Largest(gates.Selecting):
+    """A gate of one's own that chooses, and holds what it chose."""
+
+    def choose(self, weight: Tensor) -> Tensor:
+        """Keep what is above the mean."""
+        return weight > weight.mean()
+
+
+def own_gates() -> None:
+    """What gates are made of, for those who write their own."""
+    x = torch.randn(4, 8)
+    learned: tuple[gates.Sigmoid | gates.HardConcrete, ...] = (gates.Sigmoid(), gates.HardConcrete())
+    for soft in learned:
+        weight = nn.Linear(8, 4).weight
+        soft.bind(weight)
+        assert_type(soft.penalty(), Tensor)
+        assert_type(soft.opening(weight), Tensor)
+        assert_type(soft.random, bool)
+    assert_type(Positive().bits(x), Tensor)
+    assert_type(Positive().held, Tensor | None)
+    assert_type(Positive().right_inverse(x), Tensor)
+    largest = Largest()
+    largest.select(x)
+    largest.hold(x > 0)
 
 
 def layers(mask: Mask) -> nn.Module:
@@ -188,6 +225,7 @@ def layers(mask: Mask) -> nn.Module:
     pruned = mw.nn.prune(model, lambda: gates.TopK(0.5, scope="global"), exclude="2")
     scheduler = schedule.DensityScheduler(model, schedule.cubic(end=0.25, steps=4))
     scheduler.step()
+    scheduler.load_state_dict(scheduler.state_dict())
     curves: list[schedule.Schedule] = [schedule.linear(end=0.1, steps=4), schedule.constant(0.5)]
     mw.nn.reselect(model, density=0.5)
     report = mw.nn.report(model)
@@ -198,9 +236,23 @@ def layers(mask: Mask) -> nn.Module:
         optimizer.zero_grad()
         sparse(torch.randn(2, 8)).sum().backward()
         rewire.step()
+        assert_type(rewire.scores(sparse), Tensor | None)
+        if isinstance(rewire, mw.nn.RigL):
+            rewire.close()
+    sparse.set_mask(torch.ones(4, 8, dtype=torch.bool))
+    assert_type(sparse.drop(0.5), int)
+    assert_type(sparse.regrow(2, scores=torch.rand(4, 8)), int)
+    sparse.reset_parameters()
+    assert_type(sparse.to_dense(), Tensor)
+    assert_type(sparse.to_linear(), nn.Linear)
+    assert_type(sparse.layout.block, tuple[int, int])
     masked = mw.nn.MaskedLinear(8, 4, gate=gates.TopK(0.5))
     assert_type(masked.mask, Mask)
-    mw.nn.MaskedConv2d(2, 3, 3, gate=torch.ones(3, 2, 3, 3, dtype=torch.bool))(torch.randn(1, 2, 5, 5))
+    masked.forget()
+    assert_type(masked.to_linear(), nn.Linear)
+    images = mw.nn.MaskedConv2d(2, 3, 3, gate=torch.ones(3, 2, 3, 3, dtype=torch.bool))
+    images(torch.randn(1, 2, 5, 5))
+    images.forget()
     print(report.density, report.to_json()[:1], len(curves), sparse.density, type(pruned).__name__)
     return model
 
@@ -212,12 +264,16 @@ def models(model: nn.Module) -> None:
     assert_type(mw.models.repad(encoder), nn.TransformerEncoderLayer)
     small, report = mw.compress(model, torch.randn(4, 8))
     assert_type(report, mw.models.CompressionReport)
-    print(report.difference, report.after.parameters, [row.name for row in report])
+    assert_type(report.speedup, float)
+    print(report.difference, report.after.parameters, [row.name for row in report], report.table().title)
     with tempfile.TemporaryDirectory() as folder:
         mw.models.save_compressed(small, f"{folder}/small.safetensors")
         mw.models.load_compressed(f"{folder}/small.safetensors")
     packing = mw.models.Packing.of(torch.ones(2, 3, dtype=torch.bool))
     attending = mw.models.PackedMask(packing)
+    q = torch.randn(packing.tokens, 2, 4)
+    print([row.keys for row in packing.rows], packing.columns.shape)
+    assert_type(attending.attend(q, q, q), Tensor)
     known = list(mw.models.adapters())
 
     class Nothing:
@@ -237,6 +293,9 @@ def models(model: nn.Module) -> None:
 
     adapter: mw.models.Adapter = Nothing()
     mw.models.register(adapter)
+    if adapter.serves(small)[0]:
+        adapter.install(small)
+        adapter.undo(small)
     mw.models.unregister("nothing")
     raised: tuple[type[MaskwiseError], ...] = (mw.models.CompressionError, mw.models.UnsupportedModelError)
     print(known, type(attending).__name__, raised)
@@ -250,13 +309,21 @@ def main() -> None:
         functions(x, mask)
     with mw.force("dense"):
         plan = mw.plan(mw.softmax, x, mask, dim=-1)
-    print(plan.route, plan.reason, plan.microseconds, [refusal.route for refusal in plan.refused])
+    print(plan.route, plan.reason, plan.microseconds, [refusal.route for refusal in plan.refused], plan.saved)
     try:
         mw.sum(x, torch.ones(7, dtype=torch.bool))
-    except MaskwiseError as error:
+    except errors.ShapeError as error:
         print(error)
-    print(mw.__version__, len(log), log.to_json()[:1], [call.route for call in log][:1])
+    try:
+        mw.sum(x, mask, dim=7)
+    except (errors.ArgumentError, errors.DtypeError, errors.DeviceError, errors.StaleMaskError):
+        raise
+    except errors.OutOfRangeError as outside:
+        problem: MaskwiseError = outside
+        print(problem)
+    print(mw.__version__, len(log), log.to_json()[:1], [call.route for call in log][:1], log.table().title)
     selection(x, mask)
+    own_gates()
     models(layers(mask))
 
 

@@ -216,7 +216,9 @@ def reset() -> bool:
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
-        raise MaskwiseError(f"calibrate: {path} cannot be removed: {error}") from error
+        raise MaskwiseError(
+            f"calibrate: {path} cannot be removed: {error}. Hint: rm {path}, with the rights to."
+        ) from error
     _use_anew()
     return there
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from maskwise.errors import ArgumentError, say
+
 __all__ = ["Case", "Kind", "Side", "Target", "at_least", "at_most", "never_slower", "within"]
 
 Kind = Literal["ours", "peer", "leaky", "floor", "memory", "route"]
@@ -122,10 +124,12 @@ class Case:
         """Refuse a case that could not be judged: that is a mistake in the registry, not in a run."""
         names = [side.name for side in self.sides]
         if [side.kind for side in self.sides].count("ours") != 1 or len(set(names)) != len(names):
-            raise ValueError(f"{self.name}: a case needs exactly one side of kind 'ours' and distinct names: {names}")
+            must, hint = "have one side of kind 'ours', and distinct names", "Side(..., kind='ours') once"
+            raise ArgumentError(say(self.name, "sides", must=must, got=names, hint=hint))
         for target in self.targets:
             if target.side not in {*names, "best peer"}:
-                raise ValueError(f"{self.name}: target names no side: {target.side!r}, sides are {names}")
+                must, hint = f"name a side, one of {names}", 'side="best peer"'
+                raise ArgumentError(say(self.name, "targets", must=must, got=repr(target.side), hint=hint))
 
     @property
     def name(self) -> str:

@@ -23,7 +23,7 @@ from maskwise.benchmarks.cases import (
     sweep,
 )
 from maskwise.benchmarks.cases import select as selection
-from maskwise.errors import ArgumentError
+from maskwise.errors import ArgumentError, say
 
 __all__ = ["all_cases", "select", "swept_cases"]
 
@@ -76,5 +76,6 @@ def select(pattern: str = "") -> tuple[Case, ...]:
         if any(all(word in f"{case.family} {case.name}".lower() for word in words) for words in alternatives)
     )
     if not chosen:
-        raise ArgumentError(f"no benchmark matches {pattern!r}; `maskwise bench --list` shows all {len(all_cases())}")
+        must, hint = f"match one of {len(all_cases())} benchmarks", "maskwise bench --list"
+        raise ArgumentError(say("bench", "filter", must=must, got=repr(pattern), hint=hint))
     return chosen

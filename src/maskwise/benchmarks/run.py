@@ -148,7 +148,10 @@ def check_agreement(case: Case, calls: Mapping[str, Callable[[], object]]) -> No
                 values[side.name], expected, rtol=case.relative_tolerance, atol=case.absolute_tolerance
             )
         except AssertionError as error:
-            raise BenchmarkError(f"{case.name}: {side.name} disagrees with {case.ours.name}: {error}") from error
+            raise BenchmarkError(
+                f"{case.name}: {side.name} disagrees with {case.ours.name}: {error}. Hint: one of both has a bug; "
+                f"maskwise bench --quick --filter '{case.name}' repeats it."
+            ) from error
 
 
 def _prepare(case: Case, side: Side, inputs: object) -> Callable[[], object]:
@@ -161,7 +164,10 @@ def _guarded(case: Case, name: str, call: Callable[[], object]) -> object:
     try:
         return call()
     except Exception as error:
-        raise BenchmarkError(f"{case.name}: {name} raised {type(error).__name__}: {error}") from error
+        raise BenchmarkError(
+            f"{case.name}: {name} raised {type(error).__name__}: {error}. Hint: maskwise bench --quick --filter "
+            f"'{case.name}' repeats it."
+        ) from error
 
 
 def _copy(size: int, device: str) -> Callable[[], object]:
@@ -187,7 +193,10 @@ def _judge(case: Case, samples: Samples, kinds: Mapping[str, Kind], skipped: Map
 def _verdict(target: Target, result: Result, samples: Samples) -> Verdict:
     side = result.best_peer if target.side == "best peer" else result.side(target.side)
     if side is None:
-        raise BenchmarkError(f"{result.case.name}: no peer could run, so {target.text!r} cannot be judged")
+        raise BenchmarkError(
+            f"{result.case.name}: no peer could run, so {target.text!r} cannot be judged. Hint: install one of "
+            f"{', '.join(result.skipped)}, or run without --check."
+        )
     ours = result.ours.name
     difference = samples.difference(side.name, ours)
     return Verdict(target, side.name, target.holds(ratio=side.ratio.median, difference=difference))

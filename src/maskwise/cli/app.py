@@ -96,7 +96,7 @@ def demo(
 
         raise typer.Exit(training.run(quick=quick, plot=plot, open_=open_, json=json))
     if quick or open_ or plot is not None:
-        raise typer.BadParameter("--quick, --plot and --open go with --train.")
+        raise typer.BadParameter("--quick, --plot and --open go with --train: add it.")
     from maskwise.cli import demo as command
 
     raise typer.Exit(command.run(json=json))

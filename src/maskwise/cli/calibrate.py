@@ -37,7 +37,7 @@ SCALES = {"µs": 1.0, "GB/s": 1e-3, "MB": 1e-6, "GFLOP/s": 1e-3}
 def run(*, reset: bool = False, show: bool = False, json: bool = False) -> int:
     """Measure and save, show, or remove; return the exit code: 1 where a file cannot be read."""
     if reset and show:
-        raise typer.BadParameter("--reset removes what --show would show: choose one.")
+        raise typer.BadParameter("--reset removes what --show would show: drop one of them.")
     path = str(calibration.path())
     if reset:
         removed = measuring.reset()

@@ -19,7 +19,9 @@ def check_picture(plot: Path | None, open_: bool = False) -> None:
             raise typer.BadParameter("--open shows the picture that --plot draws: add --plot picture.png.")
         return
     if plot.suffix not in SUFFIXES:
-        raise typer.BadParameter(f"--plot writes {' or '.join(SUFFIXES)}, not {plot.name!r}.")
+        raise typer.BadParameter(
+            f"--plot writes {' or '.join(SUFFIXES)}, not {plot.name!r}: --plot {plot.stem or 'picture'}.png."
+        )
     if find_spec("matplotlib") is None:
         raise typer.BadParameter("--plot needs matplotlib: pip install 'maskwise[plot]'.")
 

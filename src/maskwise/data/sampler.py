@@ -110,13 +110,19 @@ class TokenBudgetSampler(Sampler[list[int]]):
             if value is not None:
                 _at_least(name, value, 1)
         if method not in _METHODS:
-            raise ArgumentError(say(_OP, "method", must=f"be one of {tuple(_METHODS)}", got=repr(method)))
+            must, hint = (
+                f"be one of {', '.join(map(repr, _METHODS))}",
+                'method="first_fit" for packed batches, "bucket" for padded',
+            )
+            raise ArgumentError(say(_OP, "method", must=must, got=repr(method), hint=hint))
         shared = distributed.is_available() and distributed.is_initialized()
         self.num_replicas = num_replicas or (distributed.get_world_size() if shared else 1)
         self.rank = rank if rank is not None else distributed.get_rank() if shared and num_replicas is None else 0
         if not 0 <= self.rank < self.num_replicas:
             must = f"be in [0, {self.num_replicas - 1}] for {self.num_replicas} replicas"
-            raise ArgumentError(say(_OP, "rank", must=must, got=self.rank))
+            raise ArgumentError(
+                say(_OP, "rank", must=must, got=self.rank, hint=f"num_replicas={self.rank + 1}, or another rank")
+            )
         if rank is None and num_replicas is not None and num_replicas > 1:
             must, hint = "be given with num_replicas", "rank=torch.distributed.get_rank()"
             raise ArgumentError(say(_OP, "rank", must=must, got=None, hint=hint))
@@ -197,9 +203,9 @@ def _mixed(seed: int, epoch: int) -> int:
 
 def _at_least(name: str, value: int, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise DtypeError(say(_OP, name, must="be an int", got=type(value).__name__))
+        raise DtypeError(say(_OP, name, must="be an int", got=type(value).__name__, hint=f"{name}=int({name})"))
     if value < least:
-        raise ArgumentError(say(_OP, name, must=f"be at least {least}", got=value))
+        raise ArgumentError(say(_OP, name, must=f"be at least {least}", got=value, hint=f"{name}={least}"))
 
 
 def _checked(lengths: Sequence[int] | Tensor, budget: int) -> Tensor:
@@ -212,11 +218,14 @@ def _checked(lengths: Sequence[int] | Tensor, budget: int) -> Tensor:
         hint = "lengths.flatten()"
         raise ShapeError(say(_OP, "lengths", must="have one dim", got=tuple(found.shape), hint=hint))
     if found.numel() and (found.dtype.is_floating_point or found.dtype.is_complex or found.dtype is torch.bool):
-        raise DtypeError(say(_OP, "lengths", must="be ints", got=found.dtype, hint="[len(t) for t in dataset]"))
+        raise DtypeError(
+            say(_OP, "lengths", must="be ints", got=found.dtype, hint="[len(tokens) for tokens in dataset]")
+        )
     found = found.to(torch.int64, copy=True)
     for wrong, must in ((found < 0, "be at least 0"), (found > budget, f"be at most the budget {budget}")):
         if wrong.any():
             at = int(wrong.to(torch.uint8).argmax())
-            hint = f"truncate or leave out what is longer, or budget={int(found.max())}" if found[at] > 0 else ""
+            longer = f"truncate or leave out what is longer, or budget={int(found.max())}"
+            hint = longer if found[at] > 0 else "lengths.clamp(min=0), or [len(tokens) for tokens in dataset]"
             raise ArgumentError(say(_OP, "lengths", must=must, got=f"{int(found[at])} at index {at}", hint=hint))
     return found

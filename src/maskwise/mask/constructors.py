@@ -78,7 +78,7 @@ def from_lengths(
             raise ArgumentError(
                 say(op, "max_len", must="be given when lengths is a device tensor", got=None, hint=hint)
             )
-        max_len = int(bounds.max()) if bounds.numel() else 0
+        max_len = max(0, int(bounds.max())) if bounds.numel() else 0
     check_size(op, "max_len", max_len)
     count = None
     if readable(bounds):
@@ -115,9 +115,10 @@ def from_indices(
         A mask of shape ``size``. The values of a device tensor are not read, so they are not checked.
 
     Raises:
-        DtypeError: the indices are not ints.
+        DtypeError: the indices are not ints, or the size is neither an int nor a sequence.
         ShapeError: the indices do not have one column a dim.
         OutOfRangeError: an index is outside of its dim.
+        ArgumentError: a size is negative.
 
     """
     op = "Mask.from_indices"
@@ -233,7 +234,9 @@ def from_function(cls: type[Mask], fn: Callable[..., Tensor], shape: Shape, devi
         A mask of shape ``shape``.
 
     Raises:
-        DtypeError: ``fn`` does not return a bool tensor, or is not a function.
+        DtypeError: ``fn`` does not return a bool tensor, or is not a function; or the shape is neither an int nor a
+            sequence.
+        ArgumentError: a size is negative.
 
     """
     op = "Mask.from_function"
@@ -271,6 +274,8 @@ def causal(cls: type[Mask], q: int, k: int | None = None, *, offset: int = 0, de
     Returns:
         A mask of shape (q, k) that holds q ints.
 
+    Raises:
+        ArgumentError: a size is negative.
     """
     op = "Mask.causal"
     keys = q if k is None else k
@@ -328,6 +333,9 @@ def full(cls: type[Mask], shape: Shape, device: Device = None) -> Mask:
         shape: the mask's shape.
         device: where the mask is used.
 
+    Raises:
+        DtypeError: the shape is neither an int nor a sequence.
+        ArgumentError: a size is negative.
     """
     return cls._wrap(Constant(as_shape("Mask.full", "shape", shape), device_of(device, None), True))
 
@@ -343,6 +351,9 @@ def none(cls: type[Mask], shape: Shape, device: Device = None) -> Mask:
         shape: the mask's shape.
         device: where the mask is used.
 
+    Raises:
+        DtypeError: the shape is neither an int nor a sequence.
+        ArgumentError: a size is negative.
     """
     return cls._wrap(Constant(as_shape("Mask.none", "shape", shape), device_of(device, None), False))
 

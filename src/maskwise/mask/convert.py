@@ -196,7 +196,9 @@ def from_cu_seqlens(
 
     Raises:
         ShapeError: it does not have one dim and at least one entry.
-        ArgumentError: it does not start at 0, or falls.
+        ArgumentError: it does not start at 0, or falls; or ``max_len`` is missing or negative.
+        DtypeError: it does not hold ints.
+        OutOfRangeError: a sequence is longer than ``max_len``.
 
     """
     op = "Mask.from_cu_seqlens"

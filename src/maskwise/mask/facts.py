@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, overload
 import torch
 from torch import Tensor
 
+from maskwise.errors import ArgumentError, say
 from maskwise.mask.structures import Indices, Intervals, Structure
 from maskwise.mask.views import normalize_dim, subscript
 
@@ -139,16 +140,21 @@ def count(mask: Mask, dim: int | Sequence[int] | None = None, keepdim: bool = Fa
             [4]]))
 
     Args:
-        dim: the dim or dims to count along; by default all of them.
-        keepdim: whether the counted dims stay, with size 1.
+        dim: the dim or dims to count along; None for all.
+        keepdim: whether counted dims stay, with size 1.
 
     Raises:
         OutOfRangeError: there is no such dim.
+        ArgumentError: a dim is named twice.
+        StaleMaskError: the tensor that the mask was made of has been changed in place.
 
     """
     if dim is None:
         return mask._once("count", lambda: count_all(mask._local, mask._seen))
-    dims = sorted({normalize_dim("Mask.count", d, mask.ndim) for d in ([dim] if isinstance(dim, int) else dim)})
+    dims = sorted(normalize_dim("Mask.count", d, mask.ndim) for d in ([dim] if isinstance(dim, int) else dim))
+    if len(set(dims)) < len(dims):
+        hint = f"dim={tuple(sorted(set(dims)))}"
+        raise ArgumentError(say("Mask.count", "dim", must="name each dim once", got=dim, hint=hint))
     if not dims:
         return mask.to_bool().to(torch.int64)
     if dims[-1] == mask.ndim - 1:

@@ -45,6 +45,7 @@ class Mask:
 
     Raises:
         DtypeError: it is not a bool tensor; the hint names the converter to use.
+        StaleMaskError: the tensor was changed in place since; whatever is asked of the mask raises it.
 
     """
 
@@ -183,11 +184,19 @@ class Mask:
         return len(self._structure.shape)
 
     def dim(self) -> int:
-        """Return the number of dims."""
+        """Return the number of dims.
+
+        >>> Mask.causal(2, 3).dim()
+        2
+        """
         return self.ndim
 
     def numel(self) -> int:
-        """Return how many positions there are, kept or not."""
+        """Return how many positions there are, kept or not.
+
+        >>> Mask.causal(2, 3).numel()
+        6
+        """
         return prod(self._structure.shape)
 
     size = shaping.size
@@ -340,7 +349,7 @@ class Mask:
         raise AttributeError(f"Mask.{name} cannot be set: a Mask is immutable. Hint: mask & other, mask[...].")
 
     def __delattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"Mask.{name} cannot be deleted: a Mask is immutable.")
+        raise AttributeError(f"Mask.{name} cannot be deleted: a Mask is immutable. Hint: del mask.")
 
     def __reduce__(self) -> tuple[Callable[..., Mask], tuple[Structure]]:
         # What can be computed again is not worth carrying along.

@@ -74,6 +74,9 @@ def size(mask: Mask, dim: int | None = None) -> torch.Size | int:
     >>> Mask.causal(2, 3).size(-1)
     3
 
+    Args:
+        dim: the dim; None for the whole shape.
+
     Raises:
         OutOfRangeError: there is no such dim.
 
@@ -87,6 +90,12 @@ def unsqueeze(mask: Mask, dim: int) -> Mask:
     >>> from maskwise import Mask
     >>> Mask.full((2, 3)).unsqueeze(-1).shape
     torch.Size([2, 3, 1])
+
+    Args:
+        dim: where the new dim is.
+
+    Raises:
+        OutOfRangeError: there is no such dim.
     """
     return mask._wrap(mask._structure.view(views.unsqueeze(mask._structure.shape, dim)))
 
@@ -97,6 +106,12 @@ def squeeze(mask: Mask, dim: int | Sequence[int] | None = None) -> Mask:
     >>> from maskwise import Mask
     >>> Mask.full((1, 3, 1)).squeeze(0).shape
     torch.Size([3, 1])
+
+    Args:
+        dim: the dim or dims to take away; None for all of size 1.
+
+    Raises:
+        OutOfRangeError: there is no such dim.
     """
     return mask._wrap(mask._structure.view(views.squeeze(mask._structure.shape, dim)))
 
@@ -107,6 +122,9 @@ def expand(mask: Mask, *sizes: int | Sequence[int]) -> Mask:
     >>> from maskwise import Mask
     >>> Mask.from_lengths([2, 4])[:, None, :].expand(-1, 8, -1).shape
     torch.Size([2, 8, 4])
+
+    Args:
+        sizes: the new sizes, one by one or as one sequence. New dims come in front.
 
     Raises:
         ShapeError: a size other than 1 would change.
@@ -122,6 +140,12 @@ def expand_as(mask: Mask, other: Tensor | Mask) -> Mask:
     >>> from maskwise import Mask
     >>> Mask.full(4).expand_as(torch.zeros(2, 4)).shape
     torch.Size([2, 4])
+
+    Args:
+        other: a tensor or a Mask.
+
+    Raises:
+        ShapeError: a size other than 1 would change.
     """
     return expand(mask, *other.shape)
 
@@ -132,6 +156,13 @@ def permute(mask: Mask, *dims: int | Sequence[int]) -> Mask:
     >>> from maskwise import Mask
     >>> Mask.full((2, 3, 4)).permute(2, 0, 1).shape
     torch.Size([4, 2, 3])
+
+    Args:
+        dims: every dim once, one by one or as one sequence.
+
+    Raises:
+        ArgumentError: a dim is missing, or named twice.
+        OutOfRangeError: there is no such dim.
     """
     return mask._wrap(mask._structure.view(views.permute(mask._structure.shape, _flat(dims))))
 
@@ -142,6 +173,13 @@ def transpose(mask: Mask, dim0: int, dim1: int) -> Mask:
     >>> from maskwise import Mask
     >>> Mask.causal(2).transpose(0, 1).to_bool().int().tolist()
     [[1, 1], [0, 1]]
+
+    Args:
+        dim0: the one dim.
+        dim1: the other.
+
+    Raises:
+        OutOfRangeError: there is no such dim.
     """
     order = list(range(mask.ndim))
     first, second = (views.normalize_dim("Mask.transpose", d, mask.ndim) for d in (dim0, dim1))
@@ -155,6 +193,13 @@ def movedim(mask: Mask, source: int, destination: int) -> Mask:
     >>> from maskwise import Mask
     >>> Mask.full((2, 3, 4)).movedim(0, -1).shape
     torch.Size([3, 4, 2])
+
+    Args:
+        source: the dim to move.
+        destination: where it goes.
+
+    Raises:
+        OutOfRangeError: there is no such dim.
     """
     start, end = (views.normalize_dim("Mask.movedim", d, mask.ndim) for d in (source, destination))
     order = [d for d in range(mask.ndim) if d != start]
@@ -170,6 +215,9 @@ def reshape(mask: Mask, *shape: int | Sequence[int]) -> Mask:
     'intervals'
     >>> Mask.from_lengths([2, 4]).reshape(-1).shape
     torch.Size([8])
+
+    Args:
+        shape: the new sizes, one by one or as one sequence; one of them may be -1.
 
     Raises:
         ShapeError: the number of positions would change.
@@ -193,6 +241,14 @@ def flatten(mask: Mask, start_dim: int = 0, end_dim: int = -1) -> Mask:
     >>> from maskwise import Mask
     >>> Mask.full((2, 3, 4)).flatten(1).shape
     torch.Size([2, 12])
+
+    Args:
+        start_dim: the first dim of those.
+        end_dim: the last of them.
+
+    Raises:
+        ArgumentError: ``start_dim`` comes after ``end_dim``.
+        OutOfRangeError: there is no such dim.
     """
     if not mask.ndim:
         return reshape(mask, 1)
@@ -238,6 +294,9 @@ def cuda(mask: Mask, device: torch.device | str | int | None = None) -> Mask:
     >>> from maskwise import Mask
     >>> Mask.from_lengths([2, 4]).cuda().count()
     6
+
+    Args:
+        device: which one.
     """
     return to(mask, "cuda" if device is None else device)
 
@@ -288,6 +347,8 @@ def cat(cls: type[Mask], masks: Sequence[Mask], dim: int = 0) -> Mask:
         ArgumentError: there are no masks.
         ShapeError: the other dims differ.
         DeviceError: the devices differ.
+        DtypeError: one is not a mask.
+        OutOfRangeError: there is no such dim.
 
     """
     parts = _masks("Mask.cat", cls, masks)
@@ -317,6 +378,8 @@ def stack(cls: type[Mask], masks: Sequence[Mask], dim: int = 0) -> Mask:
         ArgumentError: there are no masks.
         ShapeError: the shapes differ.
         DeviceError: the devices differ.
+        DtypeError: one is not a mask.
+        OutOfRangeError: there is no such dim.
 
     """
     parts = _masks("Mask.stack", cls, masks)

@@ -16,9 +16,12 @@ Shape = tuple[int, ...]
 def normalize_dim(op: str, dim: int, ndim: int) -> int:
     """Return ``dim`` counted from the front, or raise OutOfRangeError."""
     if isinstance(dim, bool) or not isinstance(dim, int) or not -ndim <= dim < ndim:
-        raise OutOfRangeError(
-            say(op, "dim", must=f"be an int between {-ndim} and {ndim - 1} for {ndim} dims", got=repr(dim))
+        must = (
+            f"be an int between {-ndim} and {ndim - 1} for {ndim} dims"
+            if ndim
+            else "not be given for a mask of no dims"
         )
+        raise OutOfRangeError(say(op, "dim", must=must, got=repr(dim), hint="dim=-1" if ndim else "mask[None]"))
     return dim % ndim
 
 
@@ -26,17 +29,21 @@ def expand(shape: Shape, to: Sequence[int]) -> Affine:
     """View ``shape`` broadcast to ``to``; -1 keeps a size."""
     new = len(to) - len(shape)
     if new < 0:
-        raise ShapeError(say("Mask.expand", "sizes", must=f"have at least the mask's {len(shape)} dims", got=tuple(to)))
+        must, hint = f"have at least the mask's {len(shape)} dims", f"mask.expand({', '.join(['-1'] * len(shape))})"
+        raise ShapeError(say("Mask.expand", "sizes", must=must, got=tuple(to), hint=hint))
     sizes, terms = [], []
     for axis, wanted in enumerate(to):
         size = shape[axis - new] if axis >= new else None
         if wanted == -1 and size is None:
-            raise ShapeError(say("Mask.expand", "sizes", must="not be -1 for a new dim", got=tuple(to)))
+            hint = "a size instead of -1, which keeps the size of a dim that is there"
+            raise ShapeError(say("Mask.expand", "sizes", must="not be -1 for a new dim", got=tuple(to), hint=hint))
         target = size if wanted == -1 and size is not None else wanted
         if size is not None and size not in (target, 1):
-            raise ShapeError(
-                say("Mask.expand", "sizes", must=f"keep every size of {shape} that is not 1", got=tuple(to))
+            must, hint = (
+                f"keep every size of {shape} that is not 1",
+                "-1 keeps one; mask[..., None] adds a dim of size 1",
             )
+            raise ShapeError(say("Mask.expand", "sizes", must=must, got=tuple(to), hint=hint))
         sizes.append(target)
         if size is not None:
             terms.append(Term(0, 1, axis) if size == target else Term(0, 0, None))
@@ -47,7 +54,8 @@ def permute(shape: Shape, dims: Sequence[int], op: str = "Mask.permute") -> Affi
     """View with the dims in another order."""
     order = [normalize_dim(op, d, len(shape)) for d in dims]
     if sorted(order) != list(range(len(shape))):
-        raise ArgumentError(say(op, "dims", must=f"name each of the {len(shape)} dims once", got=tuple(dims)))
+        must, hint = f"name each of the {len(shape)} dims once", f"mask.permute{tuple(range(len(shape)))[::-1]}"
+        raise ArgumentError(say(op, "dims", must=must, got=tuple(dims), hint=hint))
     terms = [Term(0, 1, order.index(dim)) for dim in range(len(shape))]
     return Affine(tuple(shape[d] for d in order), tuple(terms))
 
@@ -87,11 +95,12 @@ def subscript(shape: Shape, key: Any) -> Affine:
     parts = list(key) if isinstance(key, tuple) else [key]
     used = sum(p is not None and p is not ... for p in parts)
     if used > len(shape):
-        raise OutOfRangeError(
-            say("Mask[...]", "index", must=f"have at most {len(shape)} entries for shape {shape}", got=used)
-        )
+        must, hint = f"have at most {len(shape)} entries for shape {shape}", "mask[..., None] adds a dim"
+        raise OutOfRangeError(say("Mask[...]", "index", must=must, got=used, hint=hint))
     if sum(p is ... for p in parts) > 1:
-        raise ArgumentError(say("Mask[...]", "index", must="hold at most one Ellipsis", got=key))
+        raise ArgumentError(
+            say("Mask[...]", "index", must="hold at most one Ellipsis", got=key, hint="mask[..., 0], or mask[:, 0, :]")
+        )
     rest = [slice(None)] * (len(shape) - used)
     at = next((i for i, p in enumerate(parts) if p is ...), len(parts))
     parts[at : at + 1] = rest
@@ -130,7 +139,7 @@ def _slice(part: slice, size: int) -> tuple[int, int, int]:
 
 def _position(index: int, size: int, dim: int) -> int:
     if not -size <= index < size:
-        raise OutOfRangeError(
-            say("Mask[...]", "index", must=f"be between {-size} and {size - 1} in dim {dim}", got=index)
-        )
+        must = f"be between {-size} and {size - 1} in dim {dim}" if size else f"not be an int in dim {dim}, of size 0"
+        hint = "-1 for the last one" if size else ":"
+        raise OutOfRangeError(say("Mask[...]", "index", must=must, got=index, hint=hint))
     return index + size if index < 0 else index

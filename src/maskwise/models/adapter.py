@@ -74,6 +74,13 @@ _ADAPTERS: dict[str, Adapter] = {}
 def register(adapter: Adapter) -> None:
     """Add an adapter. The latest is asked first, so that it may serve a model better than those already there.
 
+    >>> import maskwise as mw
+    >>> adapter = mw.models.adapters()["nn.TransformerEncoder"]
+    >>> mw.models.unregister(adapter.name)
+    >>> mw.models.register(adapter)
+    >>> next(iter(mw.models.adapters()))
+    'nn.TransformerEncoder'
+
     Args:
         adapter: an object with a ``name`` and the methods of `Adapter`.
 
@@ -82,7 +89,8 @@ def register(adapter: Adapter) -> None:
     """
     if not isinstance(adapter, Adapter):
         missing = [each for each in ("name", "serves", "install", "undo") if not hasattr(adapter, each)]
-        raise ArgumentError(say("register", "adapter", must="have name, serves, install, undo", got=f"no {missing}"))
+        must, hint = "have name, serves, install, undo", "help(maskwise.models.Adapter) shows one"
+        raise ArgumentError(say("register", "adapter", must=must, got=f"no {', '.join(missing)}", hint=hint))
     if adapter.name in _ADAPTERS:
         hint = f"maskwise.models.unregister({adapter.name!r}) removes the other"
         raise ArgumentError(say("register", "adapter", must="have a name of its own", got=adapter.name, hint=hint))
@@ -92,11 +100,20 @@ def register(adapter: Adapter) -> None:
 def unregister(name: str) -> None:
     """Remove an adapter by its name.
 
+    >>> import maskwise as mw
+    >>> adapter = mw.models.adapters()["nn.TransformerEncoder"]
+    >>> mw.models.unregister("nn.TransformerEncoder")
+    >>> mw.models.register(adapter)
+
+    Args:
+        name: the adapter's ``name``.
+
     Raises:
         ArgumentError: there is none of that name.
     """
     if name not in _ADAPTERS:
-        raise ArgumentError(say("unregister", "name", must=f"be one of {sorted(_ADAPTERS)}", got=repr(name)))
+        must, hint = f"be one of {', '.join(map(repr, _ADAPTERS))}", "list(maskwise.models.adapters())"
+        raise ArgumentError(say("unregister", "name", must=must, got=repr(name), hint=hint))
     del _ADAPTERS[name]
 
 

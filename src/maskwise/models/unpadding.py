@@ -6,8 +6,9 @@ from typing import TypeVar
 
 from torch import nn
 
-from maskwise.errors import ArgumentError, DtypeError, say
+from maskwise.errors import ArgumentError, say
 from maskwise.models.adapter import Adapter, UnsupportedModelError, adapters
+from maskwise.nn.modules import check_module
 
 __all__ = ["repad", "unpad"]
 
@@ -44,10 +45,10 @@ def unpad(model: Model) -> Model:
         The same object.
 
     Raises:
+        DtypeError: ``model`` is not a module.
         UnsupportedModelError: no adapter serves it or a part of it; says why, and how to write one.
     """
-    if not isinstance(model, nn.Module):
-        raise DtypeError(say("unpad", "model", must="be a torch.nn.Module", got=type(model).__name__))
+    check_module("unpad", model)
     reasons: dict[str, str] = {}
     if not _install(model, "", reasons):
         raise UnsupportedModelError(_refusal(model, reasons))
@@ -70,8 +71,10 @@ def repad(model: Model) -> Model:
         The same object.
 
     Raises:
+        DtypeError: ``model`` is not a module.
         ArgumentError: nothing in it is unpadded.
     """
+    check_module("repad", model)
     served = [module for module in model.modules() if hasattr(module, MARK)]
     if not served:
         raise ArgumentError(say("repad", "model", must="be unpadded", got=type(model).__name__, hint="mw.unpad(model)"))
@@ -90,7 +93,8 @@ def _install(module: nn.Module, path: str, reasons: dict[str, str]) -> int:
         try:
             adapter.install(module)
         except UnsupportedModelError as error:
-            reasons[path] = str(error)
+            # The whole refusal has a hint of its own.
+            reasons[path] = str(error).partition(" Hint: ")[0].rstrip(".")
         else:
             setattr(module, MARK, adapter.name)
             return 1

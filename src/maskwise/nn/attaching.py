@@ -11,6 +11,7 @@ from torch.nn.utils import parametrize
 from maskwise.errors import ArgumentError, DtypeError, say
 from maskwise.nn.gated import chains_of, gated, own_gate
 from maskwise.nn.gates import Gate
+from maskwise.nn.modules import check_module
 from maskwise.nn.parametrized import make_copyable
 
 __all__ = ["attach", "detach"]
@@ -62,8 +63,7 @@ def attach(module: M, gate: Gate, name: str = "weight") -> M:
 
 def check_attach(module: nn.Module, gate: Gate, name: str) -> Tensor:
     """The weight that the gate is for, if it can have one."""
-    if not isinstance(module, nn.Module):
-        raise DtypeError(say("attach", "module", must="be a torch.nn.Module", got=type(module).__name__))
+    check_module("attach", module, "module")
     if not isinstance(gate, Gate):
         hint = "Binary(mask)" if not isinstance(gate, type) else f"{gate.__name__}(...)"
         raise DtypeError(say("attach", "gate", must="be a gate of mw.nn.gates", got=type(gate).__name__, hint=hint))
@@ -112,10 +112,14 @@ def detach(module: M, keep: Literal["masked", "original"] = "masked", name: str 
         The module, changed in place; its parameter is still the same object.
 
     Raises:
+        DtypeError: ``module`` is not a module.
         ArgumentError: there is no such gate, ``keep`` is neither of both, or another parametrization is on the weight.
     """
+    check_module("detach", module, "module")
     if keep not in ("masked", "original"):
-        raise ArgumentError(say("detach", "keep", must='be "masked" or "original"', got=repr(keep)))
+        raise ArgumentError(
+            say("detach", "keep", must='be "masked" or "original"', got=repr(keep), hint='keep="masked"')
+        )
     found = [each for each in gated(module) if each.module is module and own_gate(module) is not each.gate]
     chosen = [each for each in found if name is None or each.tensor_name == name]
     if not chosen:

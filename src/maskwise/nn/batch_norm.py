@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from maskwise.errors import ShapeError, say
+from maskwise.nn.layer_input import check_dims
 from maskwise.nn.positions import beside_channels, keeps_all
 from maskwise.nn.scaling import scaled, wide
 from maskwise.ops.arguments import MaskLike
@@ -70,17 +71,22 @@ class MaskedBatchNorm2d(_OverKept, nn.BatchNorm2d):
 
     The input of ``forward(input, mask=None)`` is (N, C, H, W), its mask (N, H, W), or of four dims that broadcast to
     the input. Everything else is as in `MaskedBatchNorm1d`.
+
+    Raises:
+        ShapeError: the mask does not line up with the input, or the input has other dims or channels.
+        DtypeError: the mask is not bool, or the input is not a tensor.
+        DeviceError: the mask is on another device.
     """
 
 
 def _checked(self: _BatchNorm, x: Tensor, mask: MaskLike) -> Tensor:
     """The mask as bools that broadcast to x, if both fit the layer."""
     op = type(self).__name__
-    # Torch's own check, with torch's own words; it carries no types.
-    self._check_input_dim(x)  # type: ignore[no-untyped-call]
+    check_dims(op, x, *(("(N, C, H, W)",) if isinstance(self, nn.BatchNorm2d) else ("(N, C)", "(N, C, L)")))
     if x.shape[1] != self.num_features:
         must = f"have {self.num_features} channels in dim 1, as the layer has"
-        raise ShapeError(say(op, "input", must=must, got=tuple(x.shape), hint=f"{op}({x.shape[1]})"))
+        hint = "input.movedim(-1, 1)" if x.shape[-1] == self.num_features else f"{op}({x.shape[1]})"
+        raise ShapeError(say(op, "input", must=must, got=tuple(x.shape), hint=hint))
     return beside_channels(op, x, mask)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from maskwise.errors import ShapeError, say
+from maskwise.nn.layer_input import check_dims
 from maskwise.nn.positions import beside_channels, keeps_all
 from maskwise.nn.scaling import scaled, wide
 from maskwise.ops.arguments import MaskLike
@@ -49,7 +50,7 @@ class MaskedInstanceNorm1d(nn.InstanceNorm1d):
         op = type(self).__name__
         if mask is None:
             return super().forward(input)
-        self._check_input_dim(input)
+        check_dims(op, input, "(C, L)", "(N, C, L)")
         bits = beside_channels(op, input, mask, channels=input.dim() - 2)
         if keeps_all(mask):
             return super().forward(input)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from maskwise.errors import ShapeError, say
+from maskwise.nn.layer_input import check_tensor
 from maskwise.nn.positions import keeps_all, leading
 from maskwise.nn.scaling import wide
 from maskwise.ops.arguments import MaskLike
@@ -41,6 +42,7 @@ class MaskedLayerNorm(nn.LayerNorm):
         if mask is None:
             return super().forward(input)
         op = type(self).__name__
+        check_tensor(op, input)
         inner = len(self.normalized_shape)
         if tuple(input.shape[input.dim() - inner :]) != self.normalized_shape:
             must = f"end in normalized_shape {self.normalized_shape}"

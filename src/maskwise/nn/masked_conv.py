@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from maskwise.mask import Mask
 from maskwise.nn.gates import Gate
 from maskwise.nn.layer_gate import gate_for
+from maskwise.nn.layer_input import check_channels
 from maskwise.nn.linear_forms import indices_unless_all
 from maskwise.nn.remembered import Remembered
 from maskwise.ops.arguments import MaskLike
@@ -83,8 +84,15 @@ class MaskedConv2d(nn.Conv2d):
         return self.gate.mask(self.weight)
 
     def forward(self, input: Tensor) -> Tensor:
-        """The convolution of (N, C, H, W), or (C, H, W), with the effective weight."""
+        """The convolution of (N, C, H, W), or (C, H, W), with the effective weight.
+
+        Raises:
+            ShapeError: the input has another number of dims, or of channels.
+            DtypeError: the input is not a tensor, or not of the layer's dtype.
+            DeviceError: the input is on another device.
+        """
         weight, gate, bias = self.weight, self.gate, self.bias
+        check_channels("MaskedConv2d", input, self.in_channels, weight)
         found = self._forms.get(weight, gate, bias, lambda: _channels_of(gate(weight), self.groups))
         if found is None:
             return self._convolve(input, gate(weight), bias)

@@ -12,7 +12,9 @@ from maskwise.mask import Mask
 from maskwise.nn.gates import Gate
 from maskwise.nn.gates.gradient import kept_only
 from maskwise.nn.layer_gate import gate_for
+from maskwise.nn.layer_input import check_features
 from maskwise.nn.linear_forms import Forms
+from maskwise.nn.modules import check_linear
 from maskwise.nn.remembered import Remembered
 from maskwise.ops.arguments import MaskLike
 from maskwise.ops.linear import linear
@@ -78,7 +80,17 @@ class MaskedLinear(nn.Linear):
         >>> linear = torch.nn.Linear(4, 2)
         >>> mw.nn.MaskedLinear.from_linear(linear, mw.nn.gates.TopK(0.5)).weight is linear.weight
         True
+
+        Args:
+            linear: a torch.nn.Linear.
+            gate: as for the layer itself.
+
+        Raises:
+            DtypeError: ``linear`` is not a torch.nn.Linear, or ``gate`` neither a gate nor a mask.
+            ShapeError: the gate does not fit the weight; the hint says what would.
+            ArgumentError: the gate belongs to another weight.
         """
+        check_linear(f"{cls.__name__}.from_linear", linear)
         layer = cls.__new__(cls)
         nn.Module.__init__(layer)
         layer.in_features, layer.out_features = linear.in_features, linear.out_features
@@ -110,7 +122,13 @@ class MaskedLinear(nn.Linear):
         return self.gate.mask(self.weight)
 
     def forward(self, input: Tensor) -> Tensor:
-        """The product of (*, in_features) with the effective weight, plus the bias: (*, out_features)."""
+        """The product of (..., in_features) with the effective weight, plus the bias: (..., out_features).
+
+        Raises:
+            ShapeError: the input does not end in the layer's features.
+            DtypeError: the input is not a tensor, or not of the layer's dtype.
+            DeviceError: the input is on another device.
+        """
         own = self._parameters
         # Attributes of a module take a microsecond each to look up, which a small layer would notice.
         weight = own["weight"] if "weight" in own else self.weight  # noqa: SIM401
@@ -118,6 +136,7 @@ class MaskedLinear(nn.Linear):
         gate = self._modules["gate"]
         assert isinstance(gate, Gate)
         assert weight is not None
+        check_features("MaskedLinear", input, weight.shape[1], weight)
         forms = self._forms.get(weight, gate, bias, lambda: Forms(gate(weight), gate.bits(weight)))
         if forms is None:
             held = gate.held

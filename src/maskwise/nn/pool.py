@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from maskwise.errors import ArgumentError, ShapeError, say
+from maskwise.nn.layer_input import check_tensor
 from maskwise.nn.positions import along_dims, keeps_all
 from maskwise.ops.arguments import MaskLike, dims_of
 from maskwise.ops.fill import fill
@@ -32,6 +33,7 @@ class _Pool(nn.Module):
     def _dims_and_bits(self, input: Tensor, mask: MaskLike | None) -> tuple[list[int], Tensor | None]:
         """The dims that are pooled, and the mask if there is something that it drops."""
         op = type(self).__name__
+        check_tensor(op, input)
         dims = dims_of(op, input, self.dim)
         if mask is None:
             return dims, None
@@ -120,7 +122,7 @@ class MaskedAttentionPool(nn.Module):
         hidden_dim: the score is a linear function of a position by default. With a hidden size it is
             ``linear(tanh(linear(position)))``.
         device: where the parameters are.
-        dtype: their dtype.
+        dtype: of the parameters.
 
     Raises:
         ArgumentError: ``embed_dim`` is not a multiple of ``num_heads``.
@@ -158,12 +160,13 @@ class MaskedAttentionPool(nn.Module):
     def forward(self, input: Tensor, mask: MaskLike | None = None) -> Tensor:
         """Pool (*, L, D) to (*, D) over what a mask (*, L) keeps."""
         op = type(self).__name__
+        check_tensor(op, input)
         if input.dim() < 2 or input.shape[-1] != self.embed_dim:
             must = f"be (*, L, {self.embed_dim})"
             raise ShapeError(say(op, "input", must=must, got=tuple(input.shape), hint=f"{op}({input.shape[-1]})"))
         bits = None if mask is None else along_dims(op, input, mask, [input.dim() - 2])
         if bits is not None and bits.shape[-1] != 1:
-            must, hint = f"keep whole positions, {tuple(input.shape[:-1])}", "mask.any(-1)"
+            must, hint = f"keep whole positions, {tuple(input.shape[:-1])}", "mask.to_bool().any(-1)"
             raise ShapeError(say(op, "mask", must=must, got=tuple(bits.shape), hint=hint))
         if mask is None or bits is None or keeps_all(mask):
             return self._average(input, torch.softmax(self.score(input), -2))

@@ -39,7 +39,7 @@ def beside_channels(
         bits = bits.unsqueeze(channels)
     shape = tuple(x.shape)
     places = shape[:channels] + shape[channels + 1 :]
-    must = f"be x's shape without its channels, {places}, or broadcast to x's shape {shape}"
+    must = f"be input's shape without its channels, {places}, or broadcast to input's shape {shape}"
     return _fitting(op, x, bits, mask, must, _channel_hint(tuple(mask.shape), shape, places, channels))
 
 
@@ -52,7 +52,7 @@ def leading(
     bits = _bits(op, x, mask)
     if bits.dim() < x.dim():
         bits = bits.reshape(*bits.shape, *[1] * (x.dim() - bits.dim()))
-    must = f"be x's leading dims, or broadcast to all of them, {tuple(x.shape)}"
+    must = f"be input's leading dims, or broadcast to all of them, {tuple(x.shape)}"
     hint = "mask.T" if mask.ndim == 2 and fits(tuple(mask.shape)[::-1], x.shape[:2]) else _LEADING
     return _fitting(op, x, bits, mask, must, hint)
 
@@ -70,26 +70,26 @@ def along_dims(
     own = iter(bits.shape)
     sizes = [next(own) if d == 0 or d in dims else 1 for d in range(x.dim())]
     pooled = tuple(x.shape[d] for d in (0, *dims))
-    must = f"be the batch and the pooled dims, {pooled}, or broadcast to x's shape {tuple(x.shape)}"
+    must = f"be the batch and the pooled dims, {pooled}, or broadcast to input's shape {tuple(x.shape)}"
     elsewhere = [d for d in range(1, x.dim()) if len(dims) == 1 and fits(bits.shape, (x.shape[0], x.shape[d]))]
-    hint = f"pool along dim={elsewhere[0]}" if elsewhere else f"x is pooled along {tuple(dims)}; dim= says where"
+    hint = f"pool along dim={elsewhere[0]}" if elsewhere else f"input is pooled along {tuple(dims)}; dim= says where"
     return _fitting(op, x, bits.reshape(sizes), mask, must, hint)
 
 
-_LEADING = "a mask of fewer dims lines up from the left, as x[mask] does"
+_LEADING = "a mask of fewer dims lines up from the left, as input[mask] does"
 
 
 def _bits(op: str, x: Tensor, mask: MaskLike) -> Tensor:
     bits = mask.to_bool() if isinstance(mask, Mask) else mask
     if not isinstance(bits, Tensor) or bits.dtype is not torch.bool or not isinstance(x, Tensor):
-        check(op, x, bits)
+        check(op, x, bits, "input")
     return bits
 
 
 def _fitting(op: str, x: Tensor, bits: Tensor, mask: MaskLike, must: str, hint: str) -> Tensor:
     if bits.dim() != x.dim() or not fits(bits.shape, x.shape):
         raise ShapeError(say(op, "mask", must=must, got=tuple(mask.shape), hint=hint))
-    check(op, x, bits)
+    check(op, x, bits, "input")
     return bits
 
 
@@ -97,10 +97,10 @@ def _channel_hint(mask: tuple[int, ...], x: tuple[int, ...], places: tuple[int, 
     """What to write instead.
 
     >>> _channel_hint((8, 128), (8, 128, 64), (8, 64), 1)
-    'x.movedim(-1, 1), since channels are dim 1'
+    'input.movedim(-1, 1), since channels are dim 1'
     """
     if len(mask) == len(x) - 1 and fits(mask, x[:-1]):
-        return f"x.movedim(-1, {channels}), since channels are dim {channels}"
+        return f"input.movedim(-1, {channels}), since channels are dim {channels}"
     if len(mask) == 2 and fits(mask[::-1], places):
         return "mask.T"
     return "one bool for each position, which all its channels share"

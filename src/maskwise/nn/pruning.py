@@ -16,6 +16,7 @@ from maskwise.nn.gated import gated
 from maskwise.nn.gates import Gate, Selecting, TopK
 from maskwise.nn.gates.fitting import check_density, share
 from maskwise.nn.gates.selecting import largest, scores_of
+from maskwise.nn.modules import check_module
 
 __all__ = ["prune", "reselect"]
 
@@ -53,10 +54,12 @@ def prune(
         The model, changed in place; if one layer cannot be gated, none is.
 
     Raises:
-        DtypeError: the factory cannot be called, or what it returns is not a gate.
+        DtypeError: ``model`` is not a module, the factory cannot be called or does not return a gate, or a pattern is
+            neither a name nor a type.
         ArgumentError: a pattern matches nothing, no layer is left, or a layer has a gate already.
         ShapeError: a gate does not fit a layer's weight.
     """
+    check_module("prune", model)
     if isinstance(gate_factory, Gate) or not callable(gate_factory):
         kind = type(gate_factory).__name__
         must = "be a function that makes a gate, since each layer needs its own"
@@ -96,8 +99,9 @@ def reselect(model: nn.Module, density: float | None = None) -> None:
 
     Raises:
         ArgumentError: the density is not between 0 and 1, or no gate of the model has one.
-        DtypeError: the density is not a number.
+        DtypeError: ``model`` is not a module, or the density is not a number.
     """
+    check_module("reselect", model)
     choosing = [(found, found.gate) for found in gated(model) if isinstance(found.gate, Selecting)]
     if density is not None:
         value = check_density("reselect", density)
@@ -172,12 +176,13 @@ def _chosen(
     if not modules:
         kinds = sorted({type(module).__name__ for module in named.values()})
         must = f"have a layer to gate, with a {name!r}"
-        raise ArgumentError(say("prune", "model", must=must, got=f"modules of {kinds}", hint="include=, exclude="))
+        hint = "include=nn.Linear, exclude=()"
+        raise ArgumentError(say("prune", "model", must=must, got=f"modules of {kinds}", hint=hint))
     return modules
 
 
 def _patterns(argument: str, given: Pattern | Sequence[Pattern]) -> list[Pattern]:
-    patterns = [given] if isinstance(given, str | type) else list(given)
+    patterns = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
     for pattern in patterns:
         if not isinstance(pattern, str) and not (isinstance(pattern, type) and issubclass(pattern, nn.Module)):
             hint = f'{argument}=nn.Linear, or {argument}="encoder.*"'

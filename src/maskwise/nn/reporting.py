@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from torch import nn
 from torch.nn.utils import parametrize
 
-from maskwise.errors import DtypeError, say
 from maskwise.nn.gated import Gated, gated
+from maskwise.nn.modules import check_module
 from maskwise.nn.sparse_linear import SparseLinear
 from maskwise.plan.tabular import Tabular
 
@@ -122,8 +122,7 @@ def report(model: nn.Module) -> Report:
     Raises:
         DtypeError: ``model`` is not a module.
     """
-    if not isinstance(model, nn.Module):
-        raise DtypeError(say("report", "model", must="be a torch.nn.Module", got=type(model).__name__))
+    check_module("report", model)
     by_module: dict[nn.Module, list[Row]] = {}
     for found in gated(model):
         by_module.setdefault(found.module, []).append(_row(found))

@@ -34,10 +34,12 @@ class Rewire:
             hint = "mw.nn.SparseLinear.from_linear(linear, mask)"
             raise ArgumentError(say(op, "model", must="hold a SparseLinear", got="none", hint=hint))
         if not 0.0 < fraction <= 1.0:
-            raise ArgumentError(say(op, "fraction", must="be above 0 and at most 1", got=fraction))
+            raise ArgumentError(say(op, "fraction", must="be above 0 and at most 1", got=fraction, hint="fraction=0.3"))
         if every < 1 or until < 1:
             name, got = ("every", every) if every < 1 else ("until", until)
-            raise ArgumentError(say(op, name, must="be at least 1", got=got))
+            raise ArgumentError(
+                say(op, name, must="be at least 1", got=got, hint=f"{name}={100 if name == 'every' else 10_000}")
+            )
         self.optimizer, self.fraction, self.every, self.until = optimizer, fraction, every, until
         self.steps = 0
 

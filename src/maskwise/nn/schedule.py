@@ -11,6 +11,7 @@ from maskwise.errors import ArgumentError, say
 from maskwise.nn.gated import gated
 from maskwise.nn.gates import Selecting
 from maskwise.nn.gates.fitting import check_density
+from maskwise.nn.modules import check_module
 from maskwise.nn.pruning import reselect
 
 __all__ = ["DensityScheduler", "Schedule", "constant", "cubic", "linear"]
@@ -35,7 +36,8 @@ class Schedule:
             check_density(self.kind, density)
         for argument, value in (("steps", self.steps), ("begin", self.begin)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise ArgumentError(say(self.kind, argument, must="be a number of steps", got=value, hint="1000"))
+                hint = f"{argument}=1000"
+                raise ArgumentError(say(self.kind, argument, must="be a number of steps", got=value, hint=hint))
 
     def __call__(self, step: int) -> float:
         """The density at this step, counted from 0."""
@@ -84,7 +86,18 @@ def linear(end: float, steps: int, start: float = 1.0, begin: int = 0) -> Schedu
     >>> [mw.nn.schedule.linear(0.0, steps=4)(step) for step in range(6)]
     [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
 
-    Arguments, result and errors are those of `cubic`.
+    Args:
+        end: the density at the end, between 0 and 1.
+        steps: how many steps it takes to get there.
+        start: the density at the beginning.
+        begin: the step at which it begins to fall.
+
+    Returns:
+        A Schedule: call it with a step, or hand it to `DensityScheduler`.
+
+    Raises:
+        ArgumentError: a density is not between 0 and 1, or steps are not a number of steps.
+        DtypeError: a density is not a number.
     """
     return Schedule("linear", start, end, steps, begin)
 
@@ -131,10 +144,12 @@ class DensityScheduler:
         every: how many steps lie between two choices. The last step of the schedule is always one.
 
     Raises:
+        DtypeError: ``model`` is not a module.
         ArgumentError: no gate of the model has a density, or ``every`` is not positive.
     """
 
     def __init__(self, model: nn.Module, schedule: Schedule, every: int = 1) -> None:
+        check_module("DensityScheduler", model)
         if not isinstance(every, int) or every < 1:
             raise ArgumentError(say("DensityScheduler", "every", must="be a positive int", got=every, hint="every=10"))
         if not any(isinstance(found.gate, Selecting) and found.gate.density is not None for found in gated(model)):

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from maskwise.errors import ArgumentError, DeviceError, DtypeError, ShapeError, say
+from maskwise.errors import ArgumentError, ShapeError, say
 from maskwise.mask import Mask
+from maskwise.nn.layer_input import check_features
+from maskwise.nn.modules import check_linear
 from maskwise.nn.topology import carry, layout_problem, mask_bits, random_layout
 from maskwise.ops.arguments import MaskLike
 from maskwise.ops.linear import BLOCKS, Block, Indices, Sizes, SparseLayout, choose, with_indices
@@ -42,11 +44,11 @@ class SparseLinear(nn.Module):
         in_features: the size of each input.
         out_features: the size of each output.
         bias: whether there is a bias.
-        mask: a Mask or a bool tensor (out_features, in_features) of the weights that live; or
+        mask: a Mask or a bool tensor of the weight's shape, (out_features, in_features); True means keep. Or else
         density: the share of weights that live, chosen at random.
         block: the weights live in blocks of (1, 1), (4, 1) or (16, 16) outputs and inputs; blocks run faster.
         device: where the parameters are.
-        dtype: of what dtype they are.
+        dtype: of the parameters.
 
     Raises:
         ShapeError: the mask has another shape. For one of (in_features, out_features) the hint is ``mask.T``.
@@ -82,7 +84,9 @@ class SparseLinear(nn.Module):
             got = "neither" if mask is None else "both"
             raise ArgumentError(say("SparseLinear", "mask", must="be given, or density", got=got, hint="density=0.1"))
         if block not in BLOCKS:
-            raise ArgumentError(say("SparseLinear", "block", must=f"be one of {BLOCKS}", got=block))
+            raise ArgumentError(
+                say("SparseLinear", "block", must=f"be one of {BLOCKS}", got=block, hint="block=(1, 1)")
+            )
         self.in_features, self.out_features, self.block = in_features, out_features, block
         shape = (out_features, in_features)
         if mask is None:
@@ -110,18 +114,19 @@ class SparseLinear(nn.Module):
     # -- from dense and back -------------------------------------------------------------------------------------------
     @classmethod
     def from_linear(cls, linear: nn.Linear, mask: MaskLike | None = None, *, block: Block = (1, 1)) -> SparseLinear:
-        """The sparse form of a torch.nn.Linear: of the weights that a mask keeps, or of those that are not 0."""
-        if not isinstance(linear, nn.Linear):
-            hint = "MaskedLinear.to_linear() gives one; convolutions have no sparse form"
-            raise DtypeError(
-                say(
-                    "SparseLinear.from_linear",
-                    "linear",
-                    must="be a torch.nn.Linear",
-                    got=type(linear).__name__,
-                    hint=hint,
-                )
-            )
+        """The sparse form of a torch.nn.Linear: of the weights that a mask keeps, or of those that are not 0.
+
+        Args:
+            linear: a torch.nn.Linear; its parameters are copied.
+            mask: a Mask or a bool tensor of the weight's shape; True means keep. By default ``linear.weight != 0``.
+            block: as for the layer itself.
+
+        Raises:
+            DtypeError: ``linear`` is not a torch.nn.Linear, or the mask is not bool.
+            ShapeError: the mask has another shape than the weight.
+            ArgumentError: no kernel has this block, or the mask keeps a part of one.
+        """
+        check_linear("SparseLinear.from_linear", linear)
         weight = linear.weight.detach()
         bits = weight != 0 if mask is None else mask
         has_bias = linear.bias is not None
@@ -172,8 +177,13 @@ class SparseLinear(nn.Module):
         """Let other weights live: values that stay keep value, gradient and optimizer state; new ones start at 0.
 
         Args:
-            mask: a Mask or a bool tensor (out_features, in_features).
+            mask: a Mask or a bool tensor of the weight's shape, (out_features, in_features); True means keep.
             optimizer: the one that trains this layer.
+
+        Raises:
+            DtypeError: the mask is not bool.
+            ShapeError: the mask has another shape than the weight.
+            ArgumentError: the mask keeps a part of a block, or the optimizer does not train this layer.
         """
         bits = mask_bits("SparseLinear.set_mask", mask, (self.out_features, self.in_features))
         self._become(SparseLayout.from_mask(bits.to(self.columns.device), self.block), optimizer, "set_mask")
@@ -186,7 +196,8 @@ class SparseLinear(nn.Module):
             ArgumentError: the fraction is not between 0 and 1, or the optimizer does not train this layer.
         """
         if not 0.0 <= fraction <= 1.0:
-            raise ArgumentError(say("SparseLinear.drop", "fraction", must="be between 0 and 1", got=fraction))
+            must, hint = "be between 0 and 1", "fraction=0.3"
+            raise ArgumentError(say("SparseLinear.drop", "fraction", must=must, got=fraction, hint=hint))
         layout = self.layout
         strength = self.values.abs().reshape(layout.columns.numel(), -1).sum(1)
         count = round(fraction * strength.numel())
@@ -211,9 +222,13 @@ class SparseLinear(nn.Module):
         """
         op, shape = "SparseLinear.regrow", (self.out_features, self.in_features)
         if count < 0:
-            raise ArgumentError(say(op, "count", must="not be negative", got=count))
+            raise ArgumentError(say(op, "count", must="not be negative", got=count, hint="layer.drop(fraction) drops"))
         if scores is not None and tuple(scores.shape) != shape:
-            raise ShapeError(say(op, "scores", must=f"have the weight's shape {shape}", got=tuple(scores.shape)))
+            must, hint = (
+                f"have the weight's shape {shape}",
+                "scores.T" if scores.shape[::-1] == shape else "torch.rand(shape)",
+            )
+            raise ShapeError(say(op, "scores", must=must, got=tuple(scores.shape), hint=hint))
         layout, (height, width) = self.layout, self.block
         down, along = -(-shape[0] // height), -(-shape[1] // width)
         lives = torch.zeros(down * along, dtype=torch.bool, device=layout.device)
@@ -249,26 +264,21 @@ class SparseLinear(nn.Module):
 
     # -- the product ---------------------------------------------------------------------------------------------------
     def forward(self, input: Tensor) -> Tensor:
-        """Map (..., in_features) to (..., out_features)."""
-        if not input.dim() or input.shape[-1] != self.in_features:
-            must = f"end in {self.in_features} features"
-            raise ShapeError(say("SparseLinear", "input", must=must, got=tuple(input.shape)))
+        """Map (..., in_features) to (..., out_features).
+
+        Raises:
+            ShapeError: the input does not end in the layer's features.
+            DtypeError: the input is not a tensor, or not of the layer's dtype.
+            DeviceError: the input is on another device.
+        """
         held: Tensor = self.values
+        check_features("SparseLinear", input, self.in_features, held)
         values: Tensor = held
         bias: Tensor | None = self.bias
-        if input.device != values.device:
-            must, hint = f"be on the layer's device {values.device}", f"input.to({str(values.device)!r})"
-            raise DeviceError(say("SparseLinear", "input", must=must, got=input.device, hint=hint))
         device = input.device.type
         if torch.is_autocast_enabled(device):
             low = torch.get_autocast_dtype(device)
             input, values, bias = input.to(low), values.to(low), None if bias is None else bias.to(low)
-        if input.dtype != values.dtype:
-            must, hint = (
-                f"have the layer's dtype {values.dtype}",
-                f"input.to({values.dtype}), or layer.to({input.dtype})",
-            )
-            raise DtypeError(say("SparseLinear", "input", must=must, got=input.dtype, hint=hint))
         if self._is_sparse(input, held.numel()):
             # Straight from where the module keeps them: after a product, which empties the caches, every step shows.
             buffers = self._buffers

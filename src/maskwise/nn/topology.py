@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
-from maskwise.ops.arguments import MaskLike
+from maskwise.ops.arguments import MUST, MaskLike, mask_hint
 from maskwise.ops.linear import Block, SparseLayout
 
 __all__ = ["carry", "layout_problem", "mask_bits", "moved", "random_layout"]
@@ -17,7 +17,7 @@ def mask_bits(op: str, mask: MaskLike, shape: tuple[int, int]) -> Tensor:
     """The bool tensor of a mask of exactly this shape."""
     if not isinstance(mask, Mask) and not (isinstance(mask, Tensor) and mask.dtype is torch.bool):
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise DtypeError(say(op, "mask", must="be a Mask or a bool tensor", got=got, hint="weight != 0"))
+        raise DtypeError(say(op, "mask", must=MUST, got=got, hint=f"{mask_hint(mask, 'weight.shape')}, or weight != 0"))
     if tuple(mask.shape) != shape:
         hint = "mask.T" if tuple(mask.shape) == shape[::-1] else "a mask of (out_features, in_features)"
         raise ShapeError(say(op, "mask", must=f"have the weight's shape {shape}", got=tuple(mask.shape), hint=hint))
@@ -27,7 +27,7 @@ def mask_bits(op: str, mask: MaskLike, shape: tuple[int, int]) -> Tensor:
 def random_layout(op: str, shape: tuple[int, int], density: float, block: Block, device: torch.device) -> SparseLayout:
     """A layout that keeps this share of all blocks, at random."""
     if not 0.0 <= density <= 1.0:
-        raise ArgumentError(say(op, "density", must="be between 0 and 1", got=density))
+        raise ArgumentError(say(op, "density", must="be between 0 and 1", got=density, hint="density=0.1"))
     height, width = -(-shape[0] // block[0]), -(-shape[1] // block[1])
     kept = round(density * height * width)
     places = torch.randperm(height * width, device=device)[:kept].sort().values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -10,7 +11,20 @@ import torch
 from maskwise.errors import ArgumentError, DeviceError, DtypeError, OutOfRangeError, ShapeError, say
 from maskwise.mask import Mask
 
-__all__ = ["Dim", "MaskLike", "check", "dims_of"]
+__all__ = [
+    "MUST",
+    "Dim",
+    "MaskLike",
+    "check",
+    "dims_of",
+    "fits",
+    "input_hint",
+    "mask_hint",
+    "number",
+    "shape_hint",
+    "to_dtype",
+    "wrap",
+]
 
 MaskLike: TypeAlias = Mask | torch.Tensor
 Dim: TypeAlias = int | Sequence[int] | None
@@ -20,33 +34,50 @@ def check(
     op: str,
     x: torch.Tensor,  # (...)
     bits: torch.Tensor,  # bool, broadcasts to x
+    name: str = "x",
 ) -> None:
-    """Raise unless ``bits`` is a bool tensor that masks ``x``: it broadcasts to x, and is on x's device."""
+    """Raise unless ``bits`` is a bool tensor that masks ``x``: it broadcasts to x, and is on x's device.
+
+    Messages call x by its ``name``.
+    """
     if not isinstance(bits, torch.Tensor):
-        hint = "Mask.full(x.shape)" if bits is None else "Mask(torch.as_tensor(mask))"
-        raise DtypeError(say(op, "mask", must="be a Mask or a bool tensor", got=type(bits).__name__, hint=hint))
+        raise DtypeError(say(op, "mask", must=MUST, got=type(bits).__name__, hint=mask_hint(bits, f"{name}.shape")))
     if not isinstance(x, torch.Tensor):
-        raise DtypeError(say(op, "x", must="be a tensor", got=type(x).__name__, hint="torch.as_tensor(x)"))
+        raise DtypeError(say(op, name, must="be a tensor", got=type(x).__name__, hint=f"torch.as_tensor({name})"))
     if x.layout is not torch.strided or bits.layout is not torch.strided:
-        name, tensor = ("x", x) if x.layout is not torch.strided else ("mask", bits)
-        raise ArgumentError(say(op, name, must="be a dense tensor", got=tensor.layout, hint=f"{name}.to_dense()"))
+        which, tensor = (name, x) if x.layout is not torch.strided else ("mask", bits)
+        raise ArgumentError(say(op, which, must="be a dense tensor", got=tensor.layout, hint=f"{which}.to_dense()"))
     if bits.dtype is not torch.bool:
-        hint = "mask.bool(), Mask.from_attention_mask(mask) or Mask.from_additive(mask)"
-        raise DtypeError(say(op, "mask", must="be a Mask or a bool tensor", got=bits.dtype, hint=hint))
+        raise DtypeError(say(op, "mask", must=MUST, got=bits.dtype, hint=mask_hint(bits)))
     if bits.shape != x.shape and not fits(bits.shape, x.shape):
         raise ShapeError(
             say(
                 op,
                 "mask",
-                must=f"broadcast to x's shape {tuple(x.shape)}",
+                must=f"broadcast to {name}'s shape {tuple(x.shape)}",
                 got=tuple(bits.shape),
                 hint=shape_hint(tuple(bits.shape), tuple(x.shape)),
             )
         )
     if bits.device != x.device:
         raise DeviceError(
-            say(op, "mask", must=f"be on x's device {x.device}", got=bits.device, hint="mask.to(x.device)")
+            say(op, "mask", must=f"be on {name}'s device {x.device}", got=bits.device, hint=f"mask.to({name}.device)")
         )
+
+
+#: What a mask must be, wherever one is taken.
+MUST = "be a Mask or a bool tensor"
+
+
+def mask_hint(mask: object, shape: str = "x.shape") -> str:
+    """What to write instead of what is no mask; ``shape`` is where to find that of one that keeps everything.
+
+    >>> mask_hint(None), mask_hint([True])
+    ('Mask.full(x.shape)', 'Mask(torch.as_tensor(mask))')
+    """
+    if isinstance(mask, torch.Tensor):
+        return "Mask.from_attention_mask(mask) for 0 and 1, Mask.from_additive(mask) for 0 and -inf"
+    return f"Mask.full({shape})" if mask is None else "Mask(torch.as_tensor(mask))"
 
 
 def fits(mask: Sequence[int], x: Sequence[int]) -> bool:
@@ -75,6 +106,21 @@ def shape_hint(mask: tuple[int, ...], x: tuple[int, ...]) -> str:
     return "sizes line up from the right, and each is x's size or 1"
 
 
+def input_hint(x: torch.Tensor, features: int, name: str = "input", map: str = "layer") -> str:
+    """What to write instead of an input of a linear map that does not end in its features.
+
+    >>> input_hint(torch.ones(8, 3, 2, 2), 12), input_hint(torch.ones(3, 8), 3), input_hint(torch.ones(2, 3, 8), 3)
+    ('input.flatten(1)', 'input.T', 'input.movedim(1, -1)')
+    """
+    sizes = tuple(x.shape)
+    if len(sizes) > 1 and math.prod(sizes[1:]) == features:
+        return f"{name}.flatten(1)"
+    if features in sizes:
+        moved = f"movedim({sizes.index(features)}, -1)" if len(sizes) > 2 else "T"
+        return f"{name}.{moved}"
+    return f"a {map} of {sizes[-1]} inputs" if sizes else f"{name}[None]"
+
+
 def dims_of(op: str, x: torch.Tensor, dim: Dim) -> list[int]:
     """The dims to reduce: not negative, sorted, each once. None, and an empty sequence, stand for all, as in torch."""
     ndim = x.dim()
@@ -83,7 +129,8 @@ def dims_of(op: str, x: torch.Tensor, dim: Dim) -> list[int]:
     if isinstance(dim, int):
         return [wrap(op, dim, ndim)]
     if not isinstance(dim, Sequence):
-        raise DtypeError(say(op, "dim", must="be None, an int or a sequence of ints", got=type(dim).__name__))
+        must = "be None, an int or a sequence of ints"
+        raise DtypeError(say(op, "dim", must=must, got=type(dim).__name__, hint="dim=-1, or dim=(0, 1)"))
     dims = sorted(wrap(op, d, ndim) for d in dim)
     if len(set(dims)) < len(dims):
         raise ArgumentError(say(op, "dim", must="name each dim once", got=tuple(dim), hint=f"dim={tuple(set(dims))}"))
@@ -94,8 +141,24 @@ def dims_of(op: str, x: torch.Tensor, dim: Dim) -> list[int]:
 def wrap(op: str, dim: int, ndim: int) -> int:
     """One dim, not negative."""
     if not isinstance(dim, int) or isinstance(dim, bool):
-        raise DtypeError(say(op, "dim", must="be None, an int or a sequence of ints", got=type(dim).__name__))
+        must = "be None, an int or a sequence of ints"
+        raise DtypeError(say(op, "dim", must=must, got=type(dim).__name__, hint="dim=-1, or dim=(0, 1)"))
     bound = max(ndim, 1)
     if not -bound <= dim < bound:
-        raise OutOfRangeError(say(op, "dim", must=f"be in [-{bound}, {bound - 1}] for x of {ndim} dims", got=dim))
+        must = f"be in [-{bound}, {bound - 1}] for x of {ndim} dims"
+        raise OutOfRangeError(say(op, "dim", must=must, got=dim, hint="dim=-1 for the last"))
     return dim % bound
+
+
+def to_dtype(op: str, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """X in another dtype. What is no tensor at all is left to the checks that follow."""
+    if not isinstance(dtype, torch.dtype):
+        raise DtypeError(say(op, "dtype", must="be a torch.dtype", got=repr(dtype), hint="dtype=torch.float32"))
+    return x.to(dtype) if isinstance(x, torch.Tensor) else x
+
+
+def number(op: str, argument: str, value: float) -> float:
+    """The value, if it is a number."""
+    if not isinstance(value, (int, float, complex)) or isinstance(value, bool):
+        raise DtypeError(say(op, argument, must="be a number", got=type(value).__name__, hint=f"{argument}=0.0"))
+    return value

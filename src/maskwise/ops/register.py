@@ -117,7 +117,10 @@ def tape(
     is_tensor = [argument.startswith("Tensor") for argument in schema[1 : schema.index(")")].split(", ")]
     count = sum(is_tensor)
     if not all(is_tensor[:count]):
-        raise ValueError(f"{name}: the tensors of a schema that is taped come before its settings, got {schema}")
+        raise ValueError(
+            f"{name}: the tensors of a schema that is taped must come before its settings, got {schema}. "
+            "Hint: (Tensor x, int dim)."
+        )
 
     # Typed, because 1, 1.0 and True are equal, and not the same argument.
     @lru_cache(maxsize=256, typed=True)

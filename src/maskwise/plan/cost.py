@@ -41,7 +41,9 @@ class Rates:
         for field in fields(self):
             value = getattr(self, field.name)
             if not isinstance(value, int | float) or isinstance(value, bool) or not 0.0 < value < 1e15:
-                raise ValueError(f"Rates: `{field.name}` must be a positive number, got {value!r}.")
+                raise ValueError(
+                    f"Rates: `{field.name}` must be a positive number, got {value!r}. Hint: maskwise calibrate."
+                )
 
 
 #: By kind of device, for machines that `maskwise calibrate` has not measured. For a GPU these are estimates: a kernel

@@ -15,7 +15,7 @@ class Tabular:
 
     def table(self) -> Table:
         """The value as a rich table."""
-        raise NotImplementedError(f"{type(self).__name__} must say what its table is.")
+        raise NotImplementedError(f"{type(self).__name__} must override table(). Hint: return rich.table.Table(...).")
 
     def __rich__(self) -> Table:
         return self.table()

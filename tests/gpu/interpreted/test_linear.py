@@ -66,3 +66,27 @@ def test_a_sparse_linear_layer_of_blocks_agrees_with_the_dense_one_in_all_its_gr
         results.append((out.detach(), *torch.autograd.grad(out.square().sum(), (x, values, b))))
     # Sums of up to 64 float32 of size 10.
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
+
+
+def test_places_of_64_bits_give_the_same(monkeypatch):
+    dense, values, starts, columns = sparse(40, 33, torch.float32)
+    x, grad = torch.randn(7, 33), torch.randn(7, 40)
+    narrow = gpu.product(x, values, starts, columns, None, 40, 16, 16), gpu.sampled(grad, x, starts, columns, 16, 16)
+    monkeypatch.setattr(gpu, "MANY", 1)
+    wide = gpu.product(x, values, starts, columns, None, 40, 16, 16), gpu.sampled(grad, x, starts, columns, 16, 16)
+    for a, b in zip(narrow, wide, strict=True):
+        assert torch.equal(a, b)
+    torch.testing.assert_close(wide[0], x @ dense.mT)
+
+
+@pytest.mark.parametrize(("blocks", "wide"), [(2**23 - 1, False), (2**23, True)])
+def test_so_many_values_that_their_places_need_64_bits_are_told_by_their_number(blocks, wide, monkeypatch):
+    # 2**23 blocks of 256 values: neither the input nor the output, nor the blocks themselves, are that many.
+    x, grad = torch.empty(64, 32, device="meta"), torch.empty(64, 48, device="meta")
+    starts, columns = (torch.empty(size, dtype=torch.int32, device="meta") for size in (4, blocks))
+    values = torch.empty(blocks * 256, device="meta")
+    told = []
+    monkeypatch.setattr(gpu, "launch", lambda kernel, programs, arguments, **options: told.append(arguments["WIDE"]))
+    gpu.product(x, values, starts, columns, None, 48, 16, 16)
+    gpu.sampled(grad, x, starts, columns, 16, 16)
+    assert told == [wide, wide]

@@ -14,7 +14,7 @@ K = torch.zeros(2, 2, 5, 8)
     [
         ((Q[0], K, K), ShapeError, r"attention: `q` must be \(B, heads, L, D\), got \(4, 3, 8\). Hint: q\[None\]."),
         (([1.0], K, K), DtypeError, r"`q` must be a tensor, or all of q, k, v Packed, got list"),
-        ((Q.long(), K, K), DtypeError, r"`q` must be floating point, got torch.int64. Hint: q.float\(\)"),
+        ((Q.long(), K, K), DtypeError, r"`q` must be floating, got torch.int64. Hint: q.float\(\)"),
         ((Q, K.double(), K), DtypeError, r"`k` must have q's dtype torch.float32, got torch.float64"),
         ((Q, K, K.to("meta")), DeviceError, r"`v` must be on q's device cpu, got meta"),
         ((Q, K[:1], K), ShapeError, r"`k` must have q's batch size 2, got 1. Hint: k.expand\(2, -1, -1, -1\)"),
@@ -32,7 +32,7 @@ def test_tensors_that_do_not_fit_are_refused_with_what_was_expected(arguments, e
     ("mask", "error", "message"),
     [
         (torch.ones(2, 5), DtypeError, r"must be a Mask or a bool tensor, got torch.float32. Hint: .*from_additive"),
-        ([True], DtypeError, r"must be a Mask or a bool tensor, got list. Hint: mw.Mask"),
+        ([True], DtypeError, r"must be a Mask or a bool tensor, got list. Hint: Mask"),
         (
             Mask.full((2, 4)),
             ShapeError,

@@ -140,7 +140,7 @@ def test_errors_name_the_argument_and_what_to_write_instead():
         mw.linear(x[:, 1:], weight, mask, bias)
     with pytest.raises(ShapeError, match=r"linear: `weight` must have two dims"):
         mw.linear(x, weight[0], mask, bias)
-    with pytest.raises(ShapeError, match=r"linear: `bias` must have shape \(20,\)"):
+    with pytest.raises(ShapeError, match=r"linear: `bias` must have one value for each of the weight's 20 outputs"):
         mw.linear(x, weight, mask, bias[1:])
     with pytest.raises(DtypeError, match=r"linear: `mask` must be a Mask or a bool tensor, got torch\.float32"):
         mw.linear(x, weight, mask.float(), bias)

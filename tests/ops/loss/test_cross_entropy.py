@@ -154,9 +154,12 @@ def test_logits_with_a_large_common_part_lose_no_digits(shape):
 
 @pytest.mark.parametrize("bad", [5, -1])
 @pytest.mark.parametrize("grad", [False, True])
-def test_a_kept_class_that_does_not_exist_raises_as_in_torch(bad, grad):
+def test_a_kept_class_that_does_not_exist_is_named_with_its_hint(bad, grad):
     x, target = torch.randn(3, 5, requires_grad=grad), torch.tensor([1, bad, 2])
-    with pytest.raises(IndexError, match=f"Target {bad} is out of bounds"):
+    told = (
+        rf"`target` must name a class in \[0, 4\] where it is kept, got {bad}. Hint: mask & .*, or ignore_index={bad}"
+    )
+    with pytest.raises(IndexError, match=told):
         mw.loss(F.cross_entropy, x, target, torch.ones(3, dtype=torch.bool))
     assert mw.loss(F.cross_entropy, x, target, torch.tensor([True, False, True])).isfinite()
 

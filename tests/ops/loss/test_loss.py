@@ -251,7 +251,7 @@ ERRORS = [
     (lambda: mw.loss(lambda a, b, reduction: a, X, X, FULL.T), ShapeError, r"whose shape is \(3, 4\), got \(4, 3\)"),
     (lambda: mw.loss(F.mse_loss, X, torch.ones(2, 4), FULL), ShapeError, r"`target` must have the shape of `input`"),
     (lambda: mw.loss(F.mse_loss, X, X, FULL.float()), DtypeError, r"Mask\.from_attention_mask\(mask\)"),
-    (lambda: mw.loss(F.mse_loss, X, X, None), DtypeError, r"Mask\.full\(shape\)"),
+    (lambda: mw.loss(F.mse_loss, X, X, None), DtypeError, r"Mask\.full\(target\.shape\)"),
     (lambda: mw.loss(F.mse_loss, X, X, [True]), DtypeError, r"torch\.as_tensor\(mask\)"),
     (lambda: mw.loss(F.mse_loss, 1.0, X, FULL), DtypeError, r"`input` must be a tensor, or several, got float"),
     (lambda: mw.loss(F.mse_loss, X, 1.0, FULL), DtypeError, r"torch\.as_tensor\(target\)"),
@@ -259,7 +259,7 @@ ERRORS = [
     (
         lambda: mw.loss(F.mse_loss, X, X, FULL, "batchmean"),
         ArgumentError,
-        r"none, sum, mean, sequence, got 'batchmean'",
+        r"'none', 'sum', 'mean', 'sequence', got 'batchmean'",
     ),
     (lambda: mw.loss(F.mse_loss, X, X, FULL, size_average=True), ArgumentError, r"`size_average` must not be given"),
     (lambda: mw.loss(F.ctc_loss, X, X, FULL), ArgumentError, r"log_probs\[:, keep\]"),

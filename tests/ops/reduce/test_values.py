@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import maskwise as mw
-from maskwise.errors import ArgumentError, DtypeError, OutOfRangeError, ShapeError
+from maskwise.errors import DtypeError, OutOfRangeError, ShapeError
 from maskwise.plan.planner import force
 from tests.laws.samples import ROUTES
 from tests.ops.reduce.cases import CALLS, GRADIENTS, INF, gradient, label, run
@@ -271,7 +271,7 @@ def test_count_of_a_mask_that_knows_is_not_materialised():
 
 def test_count_of_what_is_no_mask_is_an_error_that_teaches():
     with pytest.raises(
-        DtypeError, match=r"count: `mask` must be a Mask or a bool tensor, got torch.float32. Hint: mask"
+        DtypeError, match=r"count: `mask` must be a Mask or a bool tensor, got torch.float32. Hint: Mask"
     ):
         mw.count(torch.ones(3))
     with pytest.raises(DtypeError, match=r"got list"):
@@ -303,7 +303,7 @@ ERRORS = [
     (lambda: mw.argmax(KEEP, KEEP), DtypeError, r"argmax: `x` must be floating or integer.*Hint: x.to\(torch.uint8\)"),
     (
         lambda: mw.argmin(INTS, KEEP, (0,)),
-        ArgumentError,
+        DtypeError,
         r"argmin: `dim` must be an int or None, got \(0,\). Hint: x.fl",
     ),
     (lambda: mw.mean(None, KEEP), DtypeError, r"mean: `x` must be a tensor"),

@@ -39,9 +39,11 @@ def run(*, quick: bool = False, plot: Path | None = None, open_: bool = False, j
 
         draw(plot, runs)
     if json:
-        typer.echo(
-            json_module.dumps({each.name: {"density": each.density, "accuracy": each.accuracy} for each in runs})
-        )
+        told = {
+            each.name: {"density": each.density, "accuracy": each.accuracy, "validation": each.validation}
+            for each in runs
+        }
+        typer.echo(json_module.dumps(told))
     else:
         _show(Console(), runs, quick, plot)
     show_picture(plot, open_)
@@ -52,13 +54,14 @@ def _show(console: Console, runs: list[Run], quick: bool, plot: Path | None) -> 
     dense = runs[0].accuracy
     title = "Digits, by every gate" + (": a few steps only, these figures say nothing" if quick else "")
     table = Table(title=title)
-    for heading in ("gate", "sparsity", "accuracy", "against dense"):
+    for heading in ("gate", "sparsity", "validation", "test", "against dense"):
         table.add_column(heading, justify="left" if heading == "gate" else "right")
     for each in runs:
         lost = each.accuracy - dense
         colour = "green" if lost >= -POINTS else "red"
         against = "" if each is runs[0] else f"[{colour}]{100 * lost:+.1f} points[/]"
-        table.add_row(each.name, f"{1 - each.density:.1%}", f"{each.accuracy:.1%}", against)
+        table.add_row(each.name, f"{1 - each.density:.1%}", f"{each.validation:.1%}", f"{each.accuracy:.1%}", against)
     console.print(table)
+    console.print("What recipes leave to choose was chosen on the validation images; the test images were not used.")
     if plot is not None:
         console.print(f"The picture is in [bold]{plot}[/].", highlight=False)

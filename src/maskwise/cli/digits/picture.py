@@ -13,7 +13,7 @@ __all__ = ["draw"]
 
 
 def draw(path: Path, runs: Sequence[Run]) -> None:
-    """Draw accuracy above density, one line a run; PNG or SVG by the suffix."""
+    """Draw validation accuracy above density, one line a run; PNG or SVG by the suffix. The legend has the tests'."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import FixedLocator, MultipleLocator, NullLocator, PercentFormatter
@@ -26,10 +26,10 @@ def draw(path: Path, runs: Sequence[Run]) -> None:
         # The first is what the others are measured against; more runs than colours are told apart by dashes.
         style = {"color": INK, "linewidth": 2.2} if i == 0 else {"color": COLOURS[(i - 1) % len(COLOURS)]}
         dashes = "-" if i <= len(COLOURS) else "--"
-        label = f"{run.name}: {run.accuracy:.1%} at {run.density:.1%}"
+        label = f"{run.name}: {run.accuracy:.1%} of test images at {run.density:.1%}"
         above.plot(steps, accuracies, dashes, label=label, **style)
         below.plot(steps, densities, dashes, **style)
-    dense = runs[0].accuracy
+    dense = runs[0].validation
     above.axhline(dense - 0.02, color="#999999", linewidth=0.8, linestyle=":")
     above.annotate(
         "dense − 2 points",
@@ -44,7 +44,7 @@ def draw(path: Path, runs: Sequence[Run]) -> None:
     above.set_ylim(max(0.0, dense - 0.2), min(1.0, dense + 0.02))
     above.yaxis.set_major_locator(MultipleLocator(0.05))
     above.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    above.set_ylabel("accuracy on 450 test images", fontsize=9)
+    above.set_ylabel("accuracy on 450 validation images", fontsize=9)
     below.set_yscale("log")
     below.yaxis.set_major_locator(FixedLocator([0.05, 0.1, 0.2, 0.5, 1.0]))
     below.yaxis.set_minor_locator(NullLocator())

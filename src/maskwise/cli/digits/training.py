@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from maskwise.cli.digits.data import Digits
@@ -19,10 +19,17 @@ BATCH = 64
 
 @dataclass(frozen=True)
 class Run:
-    """What a recipe led to: (step, density, accuracy) along the way, and at the end."""
+    """What a recipe led to.
+
+    Attributes:
+        name: of the recipe.
+        history: (step, density, accuracy on the validation images) along the way.
+        accuracy: the share of test images that are recognised; they are looked at once, at the end.
+    """
 
     name: str
     history: tuple[tuple[int, float, float], ...]
+    accuracy: float
 
     @property
     def density(self) -> float:
@@ -30,8 +37,8 @@ class Run:
         return self.history[-1][1]
 
     @property
-    def accuracy(self) -> float:
-        """The share of test images that are recognised at the end."""
+    def validation(self) -> float:
+        """The share of validation images that are recognised at the end."""
         return self.history[-1][2]
 
 
@@ -59,15 +66,24 @@ def train(recipe: Recipe, digits: Digits, steps: int, hidden: int, on_step: Call
         if step % max(1, steps // 40) == 0 or step == steps:
             history.append(measure(model, digits, step))
         on_step()
-    return Run(recipe.name, tuple(history))
+    return Run(recipe.name, tuple(history), accuracy(model, digits.test_x, digits.test_y))
 
 
 @torch.no_grad()
 def measure(model: nn.Module, digits: Digits, step: int) -> tuple[int, float, float]:
-    """The step, the share of weights that are not 0, and the accuracy on the test images."""
+    """The step, the share of weights that are not 0, and the accuracy on the validation images."""
+    found = accuracy(model, digits.validation_x, digits.validation_y)
     model.eval()
     layers = weights(model)
     density = sum(int((weight != 0).sum()) for weight in layers) / sum(weight.numel() for weight in layers)
-    accuracy = (model(digits.test_x).argmax(-1) == digits.test_y).float().mean().item()
     model.train()
-    return step, density, accuracy
+    return step, density, found
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
+    """The share of images that are recognised, in evaluation."""
+    model.eval()
+    share: float = (model(images).argmax(-1) == labels).float().mean().item()
+    model.train()
+    return share

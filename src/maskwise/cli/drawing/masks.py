@@ -151,7 +151,7 @@ class _Builder:
             return _Made(~made.mask, made.about)
         if isinstance(tree, Transposed):
             made = self.build(tree.of)
-            return _Made(self.guarded(tree.span, lambda: made.mask.T), "")
+            return _Made(self.guarded(tree.span, lambda: made.mask.T, "causal(4).T"), "")
         left, right = self.build(tree.left), self.build(tree.right)
         about = {left.about, right.about}
         first, second = left.mask, right.mask
@@ -183,7 +183,7 @@ class _Builder:
         made = self.guarded(call.span, lambda: known.make(*call.arguments, **options), known.example)
         return _Made(made, known.about)
 
-    def guarded(self, span: Span, make: Callable[[], Mask], example: str = "") -> Mask:
+    def guarded(self, span: Span, make: Callable[[], Mask], example: str) -> Mask:
         """A mask, or what is wrong with it at its place in the text."""
         try:
             return make()

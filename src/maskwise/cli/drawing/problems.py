@@ -17,8 +17,7 @@ class ExpressionError(ArgumentError):
       Hint: lengths(2)
     """
 
-    def __init__(self, text: str, start: int, end: int, what: str, hint: str = "") -> None:
+    def __init__(self, text: str, start: int, end: int, what: str, hint: str) -> None:
         carets = " " * start + "^" * max(1, end - start)
-        lines = [what, f"  {text}", f"  {carets}", *([f"  Hint: {hint}"] if hint else [])]
-        super().__init__("\n".join(lines))
+        super().__init__("\n".join([what, f"  {text}", f"  {carets}", f"  Hint: {hint}"]))
         self.what, self.start, self.end, self.hint = what, start, end, hint

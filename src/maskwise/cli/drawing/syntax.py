@@ -91,7 +91,11 @@ def parse(text: str) -> Node:
         ExpressionError: it is none.
     """
     if len(text) > LONGEST:
-        raise ExpressionError(text[:40], 0, 40, f"an expression has at most {LONGEST:,} characters, got {len(text):,}")
+        what, hint = (
+            f"an expression has at most {LONGEST:,} characters, got {len(text):,}",
+            "Mask.from_lengths in Python",
+        )
+        raise ExpressionError(text[:40], 0, 40, what, hint)
     parser = _Parser(text, _words(text))
     tree = parser.expression(0)
     parser.end()
@@ -128,10 +132,10 @@ class _Parser:
             return True
         return False
 
-    def fail(self, what: str, hint: str = "") -> ExpressionError:
+    def fail(self, what: str, hint: str) -> ExpressionError:
         return ExpressionError(self.text, *self.word.span, what, hint)
 
-    def expect(self, sign: str, hint: str = "") -> _Word:
+    def expect(self, sign: str, hint: str) -> _Word:
         found = self.word
         if found.kind == "end":
             raise self.fail(f"`{sign}` is missing at the end", hint)
@@ -147,7 +151,7 @@ class _Parser:
     def deeper(self) -> None:
         self.depth += 1
         if self.depth > DEEPEST:
-            raise self.fail(f"parentheses are nested more than {DEEPEST} deep")
+            raise self.fail(f"parentheses are nested more than {DEEPEST} deep", "fewer parentheses")
 
     # -- masks ---------------------------------------------------------------------------------------------------------
     def expression(self, level: int) -> Node:
@@ -181,7 +185,7 @@ class _Parser:
         if self.meets("("):
             self.deeper()
             tree = self.expression(0)
-            self.expect(")")
+            self.expect(")", "(causal(4) | full(4))")
             self.depth -= 1
             return tree
         raise self.fail("a mask was expected here", "causal(16), or lengths(5, 9)")
@@ -197,22 +201,24 @@ class _Parser:
                 option = self.take()
                 self.take()
                 if option.text in options:
-                    raise ExpressionError(self.text, *option.span, f"`{option.text}` is given twice")
+                    raise ExpressionError(
+                        self.text, *option.span, f"`{option.text}` is given twice", "each option once"
+                    )
                 options[option.text] = self.value()
             elif options:
-                raise self.fail("what has no name comes before what has one")
+                raise self.fail("what has no name comes before what has one", "lengths(5, 9, max_len=12)")
             else:
                 arguments.append(self.value())
             if not self.meets(","):
                 break
-        close = self.expect(")")
+        close = self.expect(")", f"{name.text}(...)")
         return Call(name.text, tuple(arguments), options, (name.span[0], close.span[1]))
 
     # -- what masks are made of ----------------------------------------------------------------------------------------
     def value(self) -> Value:
         if self.meets("-"):
             if self.word.kind != "number":
-                raise self.fail("a number was expected here")
+                raise self.fail("a number was expected here", "window(8, left=2, right=-1)")
             return -self.number()
         if self.word.kind == "number":
             return self.number()
@@ -232,11 +238,11 @@ class _Parser:
             found.append(self.value())
             if not self.meets(","):
                 break
-        self.expect(closing)
+        self.expect(closing, "[3, 5]")
         self.depth -= 1
         return found
 
     def number(self) -> int:
         if len(self.word.text) > 15:
-            raise self.fail("no mask is that large")
+            raise self.fail("no mask is that large", "causal(16)")
         return int(self.take().text)

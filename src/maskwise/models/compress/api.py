@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from maskwise.errors import ArgumentError, DtypeError, say
+from maskwise.errors import ArgumentError, say
 from maskwise.models.compress.candidates import Layer
 from maskwise.models.compress.chains import links
 from maskwise.models.compress.choosing import DENSE, Choice, Swap, choose, choose_folded
@@ -21,6 +21,7 @@ from maskwise.models.compress.report import CompressionReport
 from maskwise.models.compress.rows import described
 from maskwise.models.compress.swapping import Swapped
 from maskwise.models.compress.timing import Times, measured
+from maskwise.nn.modules import check_module
 
 __all__ = ["compress"]
 
@@ -61,13 +62,12 @@ def compress(
 
     Raises:
         DtypeError: ``model`` is not a module, or ``example`` none of the three.
-        ArgumentError: the model gives no tensors for the example.
+        ArgumentError: the model gives no tensors for the example, or ``seconds`` is not more than 0.
         CompressionError: outputs would change by more than the tolerance.
     """
-    if not isinstance(model, nn.Module):
-        raise DtypeError(say(OP, "model", must="be a torch.nn.Module", got=type(model).__name__))
+    check_module(OP, model)
     if not seconds > 0:
-        raise ArgumentError(say(OP, "seconds", must="be more than 0", got=seconds))
+        raise ArgumentError(say(OP, "seconds", must="be more than 0", got=seconds, hint="seconds=0.2"))
     call = Example.of(example)
     before = copied(model).eval()
     expected = call.run(before)

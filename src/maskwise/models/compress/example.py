@@ -105,20 +105,29 @@ def largest_difference(before: Any, after: Any, tolerance: float | None) -> floa
         raise ArgumentError(say(OP, "model", must=must, got=type(before).__name__, hint=hint))
     if [tuple(t.shape) for t in ours] != [tuple(t.shape) for t in theirs]:
         shapes = [tuple(t.shape) for t in ours], [tuple(t.shape) for t in theirs]
-        raise CompressionError(f"compress: outputs have the shapes {shapes[0]} instead of {shapes[1]}.")
+        raise CompressionError(
+            f"compress: outputs have the shapes {shapes[0]} instead of {shapes[1]}; the model is unchanged. "
+            "Hint: is it deterministic in eval()?"
+        )
     largest = 0.0
     for new, old in zip(ours, theirs, strict=True):
         if not old.numel():
             continue
         if not old.is_floating_point() and not old.is_complex():
             if not torch.equal(new, old):
-                raise CompressionError(f"compress: an output of {old.dtype} changed; nothing was compressed.")
+                raise CompressionError(
+                    f"compress: an output of {old.dtype} differs; the model is unchanged. Hint: is it deterministic in "
+                    "eval()? Leave out of the outputs what is rounded or an index."
+                )
             continue
         # The same infinity, or no number in both, is no difference.
         same = (new == old) | (new.isnan() & old.isnan())
         apart = torch.where(same, 0.0, (new - old).abs().double())
         if not bool(apart.isfinite().all()):
-            raise CompressionError("compress: an output that was a number is none any more, or the other way round.")
+            raise CompressionError(
+                "compress: an output that was finite is not any more, or the other way round; the model is unchanged. "
+                "Hint: torch.isfinite(model(example)).all() for an example that gives numbers only."
+            )
         difference = float(apart.max())
         finite = old[old.isfinite()]
         scale = max(1.0, float(finite.abs().max()) if finite.numel() else 1.0)

@@ -15,6 +15,7 @@ from maskwise.models.compress.copying import put
 from maskwise.models.compress.fast_paths import turn_off_fast_paths
 from maskwise.models.compress.kinds import arguments_of, is_known, made
 from maskwise.models.compress.problems import MissingSafetensorsError
+from maskwise.nn.modules import check_module
 
 __all__ = ["load_compressed", "save_compressed"]
 
@@ -46,8 +47,7 @@ def save_compressed(model: nn.Module, path: str | os.PathLike[str]) -> None:
         DtypeError: ``model`` is not a module.
     """
     save_file, _ = _safetensors("save_compressed")
-    if not isinstance(model, nn.Module):
-        raise DtypeError(say("save_compressed", "model", must="be a torch.nn.Module", got=type(model).__name__))
+    check_module("save_compressed", model)
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     first: dict[tuple[Any, ...], str] = {}
@@ -83,6 +83,14 @@ def save_compressed(model: nn.Module, path: str | os.PathLike[str]) -> None:
 def load_compressed(path: str | os.PathLike[str], into: nn.Module | None = None) -> nn.Module:
     """Read a model that `save_compressed` wrote; what pruned and compressed it is not needed.
 
+    >>> import tempfile, torch, maskwise as mw
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     mw.models.save_compressed(torch.nn.Sequential(torch.nn.Linear(4, 3)), f"{folder}/small.safetensors")
+    ...     mw.models.load_compressed(f"{folder}/small.safetensors")
+    Sequential(
+      (0): Linear(in_features=4, out_features=3, bias=True)
+    )
+
     Args:
         path: the file.
         into: a new model of the class that was compressed, with weights of any kind: its layers are replaced by those
@@ -93,9 +101,13 @@ def load_compressed(path: str | os.PathLike[str], into: nn.Module | None = None)
 
     Raises:
         MissingSafetensorsError: safetensors is not installed.
-        ArgumentError: the file is no such file, needs ``into``, or does not fit it.
+        FileNotFoundError: there is no such file.
+        DtypeError: ``into`` is not a module.
+        ArgumentError: the file is not of `save_compressed`, needs ``into``, or does not fit it.
     """
     op = "load_compressed"
+    if into is not None:
+        check_module(op, into, "into")
     tensors, header = _read(path)
     if into is None:
         if header["structure"] is None:
@@ -108,7 +120,12 @@ def load_compressed(path: str | os.PathLike[str], into: nn.Module | None = None)
     try:
         model.load_state_dict(tensors)
     except RuntimeError as error:
-        raise ArgumentError(say(op, "into", must="have the layers of the file", got=f"others: {error}")) from error
+        must, got, hint = (
+            "have the layers of the file",
+            f"others: {error}",
+            "a new model of the class that was compressed",
+        )
+        raise ArgumentError(say(op, "into", must=must, got=got, hint=hint)) from error
     return model.eval()
 
 
@@ -123,7 +140,8 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, An
     except FileNotFoundError:
         raise
     except Exception as error:
-        raise ArgumentError(say(op, "path", must="be a safetensors file", got=f"{path} ({error})")) from error
+        must, got, hint = "be a safetensors file", f"{path} ({error})", "mw.models.save_compressed(model, path)"
+        raise ArgumentError(say(op, "path", must=must, got=got, hint=hint)) from error
     try:
         header = json.loads(metadata[FORMAT])
         version, _, _ = header["version"], header["layers"].items(), header["structure"]
@@ -132,7 +150,8 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, An
         hint = "mw.models.save_compressed(model, path)"
         raise ArgumentError(say(op, "path", must="be a file of save_compressed", got=str(path), hint=hint)) from None
     if version > VERSION:
-        raise ArgumentError(f"{op}: the file has version {version}, and this Maskwise reads up to {VERSION}.")
+        must, got, hint = f"be of version {VERSION} or older", f"version {version}", "pip install --upgrade maskwise"
+        raise ArgumentError(say(op, "path", must=must, got=got, hint=hint))
     return tensors, header
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from maskwise.errors import ArgumentError
+from maskwise.errors import ArgumentError, say
 from maskwise.models.compress.live_units import LiveConv2d, LiveLinear
 from maskwise.nn import SparseLinear
 
@@ -101,12 +101,15 @@ def arguments_of(module: nn.Module) -> dict[str, Any]:
 def made(kind: str, arguments: dict[str, Any]) -> nn.Module:
     """The module of this class and these arguments; only classes of the table can be made."""
     if kind not in _BY_NAME:
-        raise ArgumentError(f"load_compressed: the file names a module of an unknown kind, {kind!r}.")
+        must, hint = "name only layers that a file can hold", "pip install --upgrade maskwise"
+        raise ArgumentError(say("load_compressed", "path", must=must, got=f"a file with {kind!r}", hint=hint))
     try:
         # JSON has lists for tuples.
         return _BY_NAME[kind](**{name: _untied(value) for name, value in arguments.items()})
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ArgumentError(f"load_compressed: the file's {kind} cannot be made: {error}.") from error
+        must, got = f"say how to make its {kind}", f"{str(arguments)[:80]}: {error}"
+        hint = "mw.models.save_compressed(model, path) anew"
+        raise ArgumentError(say("load_compressed", "path", must=must, got=got, hint=hint)) from error
 
 
 def _untied(value: Any) -> Any:

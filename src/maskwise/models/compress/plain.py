@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize, prune
+from torch.nn.utils import parametrize
 
 from maskwise.models.compress.copying import put
 from maskwise.nn import MaskedConv2d, MaskedLinear, SparseLinear
@@ -56,6 +56,8 @@ def make_plain(model: nn.Module) -> tuple[nn.Module, dict[str, Origin]]:
             elif any(isinstance(step, Gate) for chain in chains_of(module).values() for step in chain):
                 origins[name] = _without_gates(module)
             elif pruned := _pruned_names(module):
+                from torch.nn.utils import prune
+
                 bits = module._buffers["weight_mask"] if "weight" in pruned else None
                 origins[name] = Origin("pruned " + type(module).__name__, None if bits is None else bits != 0)
                 for each in pruned:
@@ -81,9 +83,13 @@ def _without_gates(module: nn.Module) -> Origin:
 
 def _pruned_names(module: nn.Module) -> list[str]:
     """The tensors of a module that `torch.nn.utils.prune` holds a mask for."""
-    return [
-        hook._tensor_name for hook in module._forward_pre_hooks.values() if isinstance(hook, prune.BasePruningMethod)
-    ]
+    hooks = module._forward_pre_hooks.values()
+    if not hooks:
+        return []
+    # Only here, where a module may have been pruned by it: torch does not load it, and so nobody else need.
+    from torch.nn.utils import prune
+
+    return [hook._tensor_name for hook in hooks if isinstance(hook, prune.BasePruningMethod)]
 
 
 def _linear(module: MaskedLinear, effective: Tensor) -> nn.Linear:

@@ -71,7 +71,7 @@ class CompressionReport(Tabular):
         for row in self.layers:
             if row.name == name:
                 return row
-        raise KeyError(name)
+        raise KeyError(f"CompressionReport: no layer is named {name!r}. Hint: [row.name for row in report].")
 
     @property
     def speedup(self) -> float:

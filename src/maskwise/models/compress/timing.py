@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -59,12 +58,19 @@ def measured(ways: Mapping[str, Callable[[], object]], seconds: float) -> dict[s
         for name in list(ways) if turn % 2 else reversed(list(ways)):
             samples[name].append(_took(ways[name], calls[name]) / calls[name])
         turn += 1
-    return {name: Times(min(found), statistics.median(found)) for name, found in samples.items()}
+    return {name: Times(min(found), _median(found)) for name, found in samples.items()}
+
+
+def _median(samples: list[float]) -> float:
+    # Imported when something is timed: with what it needs itself it takes milliseconds, which everybody would pay.
+    from statistics import median
+
+    return median(samples)
 
 
 def _is_noisy(samples: list[float]) -> bool:
     """Whether somebody else is at work: then more samples are needed for one that is undisturbed."""
-    return statistics.median(samples) > NOISY * min(samples)
+    return _median(samples) > NOISY * min(samples)
 
 
 def _took(way: Callable[[], object], calls: int) -> float:

@@ -50,7 +50,8 @@ def attention(
     if not isinstance(attention_mask, PackedMask):
         if packing_of() is not None:
             raise UnsupportedModelError(
-                f"{type(module).__name__} takes its mask from elsewhere than transformers' mask interface"
+                f"{type(module).__name__} takes its mask from elsewhere than transformers' mask interface. "
+                "Hint: mw.models.repad(model)."
             )
         padded = _original_attention(original, module)
         result: tuple[Tensor, Tensor | None] = padded(
@@ -58,7 +59,9 @@ def attention(
         )
         return result
     if asked := [each for each in UNKNOWN if kwargs.get(each) is not None]:
-        raise UnsupportedModelError(f"{type(module).__name__} asks its attention for {', '.join(asked)}")
+        raise UnsupportedModelError(
+            f"{type(module).__name__} asks its attention for {', '.join(asked)}. Hint: mw.models.repad(model)."
+        )
     q, k, v = (each[0].transpose(0, 1) for each in (query, key, value))
     out = attention_mask.attend(q, k, v, dropout_p=dropout, scale=scaling)
     return out[None], None

@@ -8,7 +8,7 @@ from torch import Tensor
 from maskwise.errors import DtypeError, say
 from maskwise.mask import Mask
 from maskwise.nn.gates.fitting import expanded
-from maskwise.nn.gates.gate import Gate, check_device
+from maskwise.nn.gates.gate import Gate, check_device, check_weight
 from maskwise.ops.arguments import MaskLike
 
 __all__ = ["Binary"]
@@ -26,7 +26,7 @@ class Binary(Gate):
     Attached to a layer it holds the mask in weight's full shape, under ``kept`` in the state_dict.
 
     Args:
-        mask: a Mask or a bool tensor that broadcasts to the weight, True meaning keep. The weight of
+        mask: a Mask or a bool tensor that broadcasts to the weight; True means keep. The weight of
             ``nn.Linear(10, 5)`` is (5, 10).
 
     Raises:
@@ -57,6 +57,7 @@ class Binary(Gate):
 
     def bind(self, weight: Tensor) -> None:
         """Check that the mask fits, and hold it in weight's shape."""
+        check_weight("Binary", weight)
         check_device("Binary", "mask", self.kept, weight)
         kept = expanded("Binary", "mask", self.kept, weight)
         super().bind(weight)

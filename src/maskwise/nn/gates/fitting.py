@@ -43,10 +43,10 @@ def _hint(mask: tuple[int, ...], weight: tuple[int, ...]) -> str:
 def check_density(op: str, density: object) -> float:
     """The density as a float between 0 and 1."""
     if isinstance(density, bool) or not isinstance(density, int | float):
-        raise DtypeError(say(op, "density", must="be a number", got=type(density).__name__, hint=f"{op}(0.1)"))
+        raise DtypeError(say(op, "density", must="be a number", got=type(density).__name__, hint="density=0.1"))
     # Written so that NaN fails too.
     if not 0.0 <= density <= 1.0:
-        hint = f"density={density / 100:g}" if 1.0 < density <= 100.0 else "0.1 keeps a tenth"
+        hint = f"density={density / 100:g}" if 1.0 < density <= 100.0 else "density=0.1"
         raise ArgumentError(say(op, "density", must="be between 0 and 1", got=density, hint=hint))
     return float(density)
 

@@ -49,7 +49,7 @@ class Gate(nn.Module):
         weight: Tensor,  # any shape
     ) -> Tensor:
         """What is kept: a bool tensor of weight's shape. It may be the gate's own buffer: do not write into it."""
-        raise NotImplementedError(f"{type(self).__name__} must override bits(weight), which says what is kept.")
+        raise NotImplementedError(f"{type(self).__name__} must override bits(weight). Hint: return weight.abs() > 0.1.")
 
     def forward(self, weight: Tensor) -> Tensor:
         """The effective weight: the weight where it is kept, 0 elsewhere."""
@@ -68,7 +68,11 @@ class Gate(nn.Module):
 
         Returns:
             A Mask of weight's shape, True where the weight is kept.
+
+        Raises:
+            DtypeError: the weight is not a tensor of floats.
         """
+        check_weight(type(self).__name__, weight)
         with torch.no_grad():
             return Mask(self.bits(weight.detach()).clone())
 

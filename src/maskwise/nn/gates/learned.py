@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from maskwise.errors import ArgumentError, DtypeError, say
 from maskwise.nn.gates.fitting import expanded
-from maskwise.nn.gates.gate import Gate, check_device
+from maskwise.nn.gates.gate import Gate, check_device, check_weight
 from maskwise.nn.gates.gradient import kept_only
 
 __all__ = ["HardConcrete", "Sigmoid"]
@@ -26,12 +26,15 @@ class _Learned(Gate):
         if isinstance(init, Tensor) and not init.is_floating_point():
             raise DtypeError(say(name, "init", must="be of a floating dtype", got=init.dtype, hint="init.float()"))
         if isinstance(init, bool) or not isinstance(init, int | float | Tensor):
-            raise DtypeError(say(name, "init", must="be a number or a tensor", got=type(init).__name__, hint="2.0"))
+            raise DtypeError(
+                say(name, "init", must="be a number or a tensor", got=type(init).__name__, hint="init=2.0")
+            )
         self._init = init.detach().clone() if isinstance(init, Tensor) else float(init)
         self.register_parameter("logits", None)
 
     def bind(self, weight: Tensor) -> None:
         """Make the parameter, of weight's shape and dtype."""
+        check_weight(type(self).__name__, weight)
         init = self._init
         dtype = weight.abs().dtype
         if isinstance(init, Tensor):
@@ -46,9 +49,8 @@ class _Learned(Gate):
 
     def opening(self, weight: Tensor) -> Tensor:
         """How open each gate is, from 0 to 1, in weight's shape."""
-        raise NotImplementedError(
-            f"{type(self).__name__} must override opening(weight), which says how open gates are."
-        )
+        kind = type(self).__name__
+        raise NotImplementedError(f"{kind} must override opening(weight). Hint: return self.logits.sigmoid().")
 
     def forward(self, weight: Tensor) -> Tensor:
         """The weight times how open its gate is."""
@@ -137,10 +139,12 @@ class HardConcrete(_Learned):
     ) -> None:
         super().__init__(init)
         if not temperature > 0:
-            raise ArgumentError(say("HardConcrete", "temperature", must="be positive", got=temperature, hint="2 / 3"))
+            raise ArgumentError(
+                say("HardConcrete", "temperature", must="be positive", got=temperature, hint="temperature=2 / 3")
+            )
         if not (stretch[0] < 0.0 and stretch[1] > 1.0):
             must = "reach below 0 and above 1, or no gate would ever be shut"
-            raise ArgumentError(say("HardConcrete", "stretch", must=must, got=stretch, hint="(-0.1, 1.1)"))
+            raise ArgumentError(say("HardConcrete", "stretch", must=must, got=stretch, hint="stretch=(-0.1, 1.1)"))
         self.temperature, self.stretch = temperature, stretch
 
     def opening(self, weight: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from maskwise.nn.gates.gate import Gate
+from maskwise.nn.gates.gate import Gate, check_weight
 
 __all__ = ["Selecting", "largest", "scores_of"]
 
@@ -41,7 +41,8 @@ class Selecting(Gate):
         weight: Tensor,  # any shape
     ) -> Tensor:
         """What to keep of this weight: a bool tensor of its shape."""
-        raise NotImplementedError(f"{type(self).__name__} must override choose(weight), which says what to keep.")
+        kind = type(self).__name__
+        raise NotImplementedError(f"{kind} must override choose(weight). Hint: return weight > weight.mean().")
 
     @torch.no_grad()
     def select(self, weight: Tensor) -> None:
@@ -81,6 +82,7 @@ class Selecting(Gate):
 
     def bind(self, weight: Tensor) -> None:
         """Choose from this weight, and hold it."""
+        check_weight(type(self).__name__, weight)
         with torch.no_grad():
             bits = self.choose(weight.detach())
         super().bind(weight)

@@ -46,9 +46,13 @@ class Threshold(Gate):
         if isinstance(t, bool) or not isinstance(t, int | float):
             raise DtypeError(say("Threshold", "t", must="be a number", got=type(t).__name__, hint="Threshold(0.01)"))
         if t != t:
-            raise ArgumentError(say("Threshold", "t", must="be a number that weights can exceed", got=t))
+            raise ArgumentError(
+                say("Threshold", "t", must="be a number that weights can exceed", got=t, hint="Threshold(0.01)")
+            )
         if by not in ("magnitude", "value"):
-            raise ArgumentError(say("Threshold", "by", must='be "magnitude" or "value"', got=repr(by)))
+            raise ArgumentError(
+                say("Threshold", "by", must='be "magnitude" or "value"', got=repr(by), hint='by="magnitude"')
+            )
         self.by = by
         self.straight_through = straight_through
         # Until there is a weight, whose dtype it takes: 0.1 in float32 is another number than 0.1 in float64.

@@ -43,7 +43,9 @@ class TopK(Selecting):
         super().__init__(straight_through)
         self.density = check_density("TopK", density)
         if scope not in ("layer", "global"):
-            raise ArgumentError(say("TopK", "scope", must='be "layer" or "global"', got=repr(scope)))
+            raise ArgumentError(
+                say("TopK", "scope", must='be "layer" or "global"', got=repr(scope), hint='scope="layer"')
+            )
         self.scope = scope
 
     def choose(self, weight: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ def attention(
         q: the queries, (B, H, Lq, D); or a Packed of rows (H, D), that is `mw.pack` of (B, Lq, H, D).
         k: the keys, (B, Hkv, Lk, D), H being a multiple of Hkv; Packed where q is.
         v: the values, (B, Hkv, Lk, Dv); packed by k's mask where k is Packed.
-        mask: a Mask or a bool tensor, True meaning keep: (B, Lk) for the keys of each batch entry, or anything that
+        mask: a Mask or a bool tensor; True means keep. (B, Lk) for the keys of each batch entry, or anything that
             broadcasts to (B, H, Lq, Lk). What is known of its structure (lengths, causal, window, segments) is used.
         is_causal: whether a query sees only the keys up to its own position, counted from the top left; together with
             a mask, both must keep a key.

@@ -11,7 +11,7 @@ from torch.amp import is_autocast_available
 
 from maskwise.errors import ArgumentError, DeviceError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
-from maskwise.ops.arguments import MaskLike, fits
+from maskwise.ops.arguments import MUST, MaskLike, fits, mask_hint
 from maskwise.ops.attention.pieces import Sizes
 
 __all__ = ["KEYS", "Index", "check_options", "lift", "line_up", "lowered", "lowers", "recipe_for"]
@@ -36,7 +36,7 @@ def check_tensors(q: Any, k: Any, v: Any) -> Sizes:
             hint = f"{name}[None]" if x.dim() == 3 else f"{name}.unflatten(-1, (heads, -1)).transpose(1, 2)"
             raise ShapeError(say(OP, name, must="be (B, heads, L, D)", got=tuple(x.shape), hint=hint))
         if not x.is_floating_point():
-            raise DtypeError(say(OP, name, must="be floating point", got=x.dtype, hint=f"{name}.float()"))
+            raise DtypeError(say(OP, name, must="be floating", got=x.dtype, hint=f"{name}.float()"))
     (batch, heads, queries, size), (_, shared, keys, _) = q.shape, k.shape
     for name, x in (("k", k), ("v", v)):
         if x.dtype != q.dtype and not lowers(q.device.type):
@@ -49,10 +49,12 @@ def check_tensors(q: Any, k: Any, v: Any) -> Sizes:
             must, got = f"have q's batch size {batch}", x.shape[0]
             raise ShapeError(say(OP, name, must=must, got=got, hint=f"{name}.expand({batch}, -1, -1, -1)"))
     if k.shape[-1] != size:
-        raise ShapeError(say(OP, "k", must=f"have q's last dim {size}", got=k.shape[-1]))
+        raise ShapeError(
+            say(OP, "k", must=f"have q's last dim {size}", got=k.shape[-1], hint="project q and k to one size")
+        )
     if v.shape[1:3] != k.shape[1:3]:
         must = f"have k's heads and length {tuple(k.shape[1:3])}"
-        raise ShapeError(say(OP, "v", must=must, got=tuple(v.shape[1:3])))
+        raise ShapeError(say(OP, "v", must=must, got=tuple(v.shape[1:3]), hint="only the last dim of v is its own"))
     if shared == 0 or heads % shared:
         must = f"have a number of heads that divides q's {heads}"
         raise ShapeError(say(OP, "k", must=must, got=shared, hint="(B, heads, L, D), not (B, L, heads, D)"))
@@ -81,17 +83,14 @@ def lowered(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def check_options(dropout_p: float) -> None:
     """Raise unless dropout_p is a probability."""
     if not 0.0 <= dropout_p <= 1.0:
-        raise ArgumentError(say(OP, "dropout_p", must="be between 0 and 1", got=dropout_p))
+        raise ArgumentError(say(OP, "dropout_p", must="be between 0 and 1", got=dropout_p, hint="dropout_p=0.1"))
 
 
 def line_up(mask: MaskLike, q: Tensor, sizes: Sizes) -> Index:
     """The index that gives the mask its four dims: (B, heads, queries, keys), each of that size or 1."""
     if not isinstance(mask, Mask) and not (isinstance(mask, Tensor) and mask.dtype is torch.bool):
-        if isinstance(mask, Tensor):
-            hint = "Mask.from_attention_mask(mask) for 0 and 1, Mask.from_additive(mask) for 0 and -inf"
-            raise DtypeError(say(OP, "mask", must="be a Mask or a bool tensor", got=mask.dtype, hint=hint))
-        hint = "mw.Mask(torch.as_tensor(mask))"
-        raise DtypeError(say(OP, "mask", must="be a Mask or a bool tensor", got=type(mask).__name__, hint=hint))
+        got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise DtypeError(say(OP, "mask", must=MUST, got=got, hint=mask_hint(mask)))
     # A mask for "cuda" is for any CUDA device.
     if mask.device not in (q.device, torch.device(q.device.type)):
         raise DeviceError(

@@ -101,4 +101,5 @@ def _check(q: Any, k: Any, v: Any) -> None:
     if k.mask is not v.mask and not k.mask.equal(v.mask):
         raise ArgumentError(say(OP, "v", must="be packed by k's mask", got="another", hint="mw.pack(v, k.mask)"))
     if q.mask.shape[0] != k.mask.shape[0]:
-        raise ShapeError(say(OP, "k", must=f"have q's {q.mask.shape[0]} sequences", got=k.mask.shape[0]))
+        must, hint = f"have q's {q.mask.shape[0]} sequences", "pack both from one batch"
+        raise ShapeError(say(OP, "k", must=must, got=k.mask.shape[0], hint=hint))

@@ -116,13 +116,17 @@ def _check(q: Tensor, k: Tensor, v: Tensor, lengths: list[int], key_lengths: lis
             raise ShapeError(say("attend", name, must=must, got=tuple(x.shape), hint=hint))
     if k.shape[:2] != v.shape[:2]:
         must = f"have k's rows and heads {tuple(k.shape[:2])}"
-        raise ShapeError(say("attend", "v", must=must, got=tuple(v.shape[:2])))
+        raise ShapeError(
+            say("attend", "v", must=must, got=tuple(v.shape[:2]), hint="only the last dim of v is its own")
+        )
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         must = f"have a number of heads that divides q's {q.shape[1]}"
-        raise ShapeError(say("attend", "k", must=must, got=k.shape[1]))
+        raise ShapeError(say("attend", "k", must=must, got=k.shape[1], hint="(N, heads, D), not (heads, N, D)"))
     if len(key_lengths) != len(lengths):
         must = f"name as many sequences as lengths, {len(lengths)}"
-        raise ArgumentError(say("attend", "key_lengths", must=must, got=len(key_lengths)))
+        raise ArgumentError(
+            say("attend", "key_lengths", must=must, got=len(key_lengths), hint="0 for a sequence of no keys")
+        )
     for name, x, parts in (("lengths", q, lengths), ("key_lengths", k, key_lengths)):
         if sum(parts) != x.shape[0]:
             hint = "mask.lengths.tolist() of the mask that packed them"

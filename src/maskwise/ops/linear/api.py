@@ -8,7 +8,7 @@ from torch.autograd import forward_ad
 
 from maskwise.errors import DeviceError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
-from maskwise.ops.arguments import MaskLike
+from maskwise.ops.arguments import MUST, MaskLike, input_hint, mask_hint
 from maskwise.ops.linear import reference
 from maskwise.ops.linear.known import OP, mask_of, plan_for, settled
 from maskwise.ops.linear.layouts import SparseLayout
@@ -110,26 +110,31 @@ def _checked(x: Tensor, weight: Tensor, mask: MaskLike, bias: Tensor | None) -> 
     """The bool tensor of the mask, after all that can be wrong was looked for."""
     for name, tensor in (("x", x), ("weight", weight), ("bias", bias)):
         if not isinstance(tensor, Tensor) and not (name == "bias" and tensor is None):
-            raise DtypeError(say(OP, name, must="be a tensor", got=type(tensor).__name__))
+            raise DtypeError(
+                say(OP, name, must="be a tensor", got=type(tensor).__name__, hint=f"torch.as_tensor({name})")
+            )
     if isinstance(mask, Mask):
         shape: tuple[int, ...] = tuple(mask.shape)
     elif isinstance(mask, Tensor) and mask.dtype is torch.bool:
         shape = tuple(mask.shape)
     else:
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        hint = "mask.bool(), or Mask(weight != 0)"
-        raise DtypeError(say(OP, "mask", must="be a Mask or a bool tensor", got=got, hint=hint))
+        raise DtypeError(say(OP, "mask", must=MUST, got=got, hint=mask_hint(mask, "weight.shape")))
     if weight.dim() != 2:
-        raise ShapeError(say(OP, "weight", must="have two dims, (outputs, inputs)", got=tuple(weight.shape)))
+        must, hint = "have two dims, (outputs, inputs)", "weight[None]" if weight.dim() == 1 else "weight.flatten(1)"
+        raise ShapeError(say(OP, "weight", must=must, got=tuple(weight.shape), hint=hint))
     if shape != tuple(weight.shape):
         hint = "mask.T" if shape == tuple(weight.shape[::-1]) else "a mask of the weight's own shape"
         raise ShapeError(say(OP, "mask", must=f"have the weight's shape {tuple(weight.shape)}", got=shape, hint=hint))
     if not x.dim() or x.shape[-1] != weight.shape[1]:
         must = f"end in the weight's {weight.shape[1]} inputs"
-        hint = "weight.T" if x.dim() and x.shape[-1] == weight.shape[0] else ""
+        turned = x.dim() and x.shape[-1] == weight.shape[0]
+        hint = "weight.T and mask.T" if turned else input_hint(x, weight.shape[1], "x", "weight")
         raise ShapeError(say(OP, "x", must=must, got=tuple(x.shape), hint=hint))
     if bias is not None and tuple(bias.shape) != (weight.shape[0],):
-        raise ShapeError(say(OP, "bias", must=f"have shape {(weight.shape[0],)}", got=tuple(bias.shape)))
+        must = f"have one value for each of the weight's {weight.shape[0]} outputs"
+        hint = "bias.flatten()" if bias.numel() == weight.shape[0] else f"torch.zeros({weight.shape[0]})"
+        raise ShapeError(say(OP, "bias", must=must, got=tuple(bias.shape), hint=hint))
     low = torch.is_autocast_enabled(x.device.type) if x.device.type in ("cpu", "cuda") else False
     others: tuple[tuple[str, Tensor | Mask | None], ...] = (("weight", weight), ("mask", mask), ("bias", bias))
     for name, value in others:

@@ -13,7 +13,7 @@ from maskwise.ops.gpu.launch import launch
 from maskwise.ops.linear import reference
 from maskwise.ops.linear.triton import product_kernel, sampled_kernel
 
-__all__ = ["DTYPES", "SIDE", "product", "sampled"]
+__all__ = ["DTYPES", "SIDE", "is_wide", "product", "sampled"]
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 #: The side of a block: the smallest that the tensor cores multiply.
@@ -22,6 +22,13 @@ SIDE = 16
 BATCH = 64
 #: Starts that are looked at at once.
 LOOK = 1024
+#: Elements from which on their places do not fit in 32 bits.
+MANY = 2**31
+
+
+def is_wide(*tensors: Tensor) -> bool:
+    """Whether one of the tensors has places beyond 32 bits: of values there are 256 to a block."""
+    return max(tensor.numel() for tensor in tensors) >= MANY
 
 
 def product(
@@ -47,7 +54,7 @@ def product(
         {
             **dict(x=x.contiguous(), values=values.contiguous(), starts=starts, columns=columns, bias=bias, out=out),
             **dict(batch=batch, inputs=inputs, outputs=outputs, tiles=tiles, heights=heights, BATCH=BATCH, SIDE=SIDE),
-            **dict(WIDE=max(x.numel(), out.numel()) >= 2**31),
+            **dict(WIDE=is_wide(x, out, values)),
         },
         warps=4,
         reads={"x": 1, "values": 1, "columns": 1},
@@ -76,7 +83,7 @@ def sampled(
         {
             **dict(grad=grad.contiguous(), x=x.contiguous(), starts=starts, columns=columns, of_values=of_values),
             **dict(batch=batch, inputs=inputs, outputs=outputs, blocks=blocks, heights=starts.shape[0] - 1),
-            **dict(WIDE=max(x.numel(), grad.numel()) >= 2**31, BATCH=BATCH, SIDE=SIDE, LOOK=LOOK),
+            **dict(WIDE=is_wide(x, grad, of_values), BATCH=BATCH, SIDE=SIDE, LOOK=LOOK),
         },
         warps=4,
         reads={"grad": 1, "x": 1, "columns": 1},

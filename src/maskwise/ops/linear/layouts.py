@@ -68,9 +68,13 @@ class SparseLayout:
             ArgumentError: no kernel has this block, or the mask keeps a part of one.
         """
         if bits.dim() != 2:
-            raise ShapeError(say("SparseLayout", "mask", must="have two dims", got=tuple(bits.shape)))
+            raise ShapeError(
+                say("SparseLayout", "mask", must="have two dims", got=tuple(bits.shape), hint="bits[None]")
+            )
         if block not in BLOCKS:
-            raise ArgumentError(say("SparseLayout", "block", must=f"be one of {BLOCKS}", got=block))
+            raise ArgumentError(
+                say("SparseLayout", "block", must=f"be one of {BLOCKS}", got=block, hint="block=(1, 1)")
+            )
         if block == (1, 1):
             rows, columns = bits.nonzero(as_tuple=True)
         else:

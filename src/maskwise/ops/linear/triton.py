@@ -13,6 +13,15 @@ __all__ = ["product_kernel", "sampled_kernel"]
 
 
 @triton.jit
+def place_of(block, WIDE: tl.constexpr, SIDE: tl.constexpr):
+    """Where the values of a block begin. Blocks are counted in 32 bits, and there are SIDE * SIDE as many values."""
+    size = SIDE * SIDE
+    if WIDE:
+        size = tl.full((), SIDE * SIDE, tl.int64)
+    return block * size
+
+
+@triton.jit
 def product_kernel(
     x, values, starts, columns, bias, out,
     batch, inputs, outputs, tiles, heights,
@@ -34,7 +43,7 @@ def product_kernel(
             at = item[:, None] * inputs + column[None, :]
             part = tl.load(x + at, mask=there[:, None] & (column < inputs)[None, :], other=0)
             # The block transposed: (inputs, outputs).
-            cell = tl.load(values + block * (SIDE * SIDE) + along[None, :] * SIDE + along[:, None])
+            cell = tl.load(values + place_of(block, WIDE, SIDE) + along[None, :] * SIDE + along[:, None])
             total += tl.dot(part, cell, input_precision="ieee")
         output = height * SIDE + along
         if bias is not None:
@@ -70,5 +79,5 @@ def sampled_kernel(
             at = item[:, None] * inputs + column[None, :]
             part = tl.load(x + at, mask=there[:, None] & (column < inputs)[None, :], other=0)
             total += tl.dot(slope, part, input_precision="ieee")
-        at = block * (SIDE * SIDE) + along[:, None] * SIDE + along[None, :]
+        at = place_of(block, WIDE, SIDE) + along[:, None] * SIDE + along[None, :]
         tl.store(of_values + at, total.to(of_values.dtype.element_ty))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from maskwise.errors import ArgumentError, DtypeError, say
 from maskwise.mask import Mask
-from maskwise.ops.arguments import MaskLike
+from maskwise.ops.arguments import MUST, MaskLike, mask_hint
 from maskwise.ops.loss import reference, unknown
 from maskwise.ops.loss.call import prepare
 from maskwise.ops.loss.kinds import KINDS
@@ -77,10 +77,11 @@ def loss(
         gradient of 0.
 
     Raises:
-        ShapeError: the mask does not broadcast to the unreduced loss.
-        DtypeError: the mask is not bool; an input is no tensor; ``fn`` does not take ``reduction``.
+        ShapeError: the mask does not broadcast to the unreduced loss, or the target not with the input.
+        DtypeError: the mask is not bool; an input is not a tensor; ``fn`` does not take ``reduction``.
         DeviceError: the mask is on another device.
-        ArgumentError: a reduction that does not exist.
+        ArgumentError: a reduction that does not exist, or a loss that is not one of elements.
+        OutOfRangeError: a kept target is a class that does not exist (on a GPU the loss is NaN instead).
     """
     bits = mask.to_bool() if isinstance(mask, Mask) else mask
     compiling = torch.compiler.is_compiling()
@@ -117,7 +118,8 @@ def tensors_of(input: Tensor | Sequence[Tensor], target: Tensor | None) -> tuple
     """The operands in the order in which the loss takes them, or raise."""
     inputs = (input,) if isinstance(input, Tensor) else input
     if not isinstance(inputs, Sequence) or not inputs or not all(isinstance(x, Tensor) for x in inputs):
-        raise DtypeError(say("loss", "input", must="be a tensor, or several", got=type(input).__name__))
+        must, hint = "be a tensor, or several", "torch.as_tensor(input)"
+        raise DtypeError(say("loss", "input", must=must, got=type(input).__name__, hint=hint))
     if target is None:
         return tuple(inputs)
     if not isinstance(target, Tensor):
@@ -129,17 +131,19 @@ def tensors_of(input: Tensor | Sequence[Tensor], target: Tensor | None) -> tuple
 def check(fn: Callable[..., Tensor], bits: Tensor, reduction: str, kwargs: dict[str, Any]) -> None:
     """Raise where an argument cannot be meant."""
     if not isinstance(bits, Tensor):
-        hint = "Mask.full(shape)" if bits is None else "Mask(torch.as_tensor(mask))"
-        raise DtypeError(say("loss", "mask", must="be a Mask or a bool tensor", got=type(bits).__name__, hint=hint))
+        hint = mask_hint(bits, "target.shape")
+        raise DtypeError(say("loss", "mask", must=MUST, got=type(bits).__name__, hint=hint))
     if bits.dtype is not torch.bool:
-        hint = "mask.bool(), Mask.from_attention_mask(mask) or Mask.from_additive(mask)"
-        raise DtypeError(say("loss", "mask", must="be a Mask or a bool tensor", got=bits.dtype, hint=hint))
+        raise DtypeError(say("loss", "mask", must=MUST, got=bits.dtype, hint=mask_hint(bits)))
     if reduction not in REDUCTIONS:
-        raise ArgumentError(say("loss", "reduction", must=f"be one of {', '.join(REDUCTIONS)}", got=repr(reduction)))
+        must, hint = f"be one of {', '.join(map(repr, REDUCTIONS))}", 'reduction="mean"'
+        raise ArgumentError(say("loss", "reduction", must=must, got=repr(reduction), hint=hint))
     for legacy in ("size_average", "reduce"):
         if kwargs.get(legacy) is not None:
             hint = 'reduction="mean", "sum", "sequence" or "none"'
             raise ArgumentError(say("loss", legacy, must="not be given", got=kwargs[legacy], hint=hint))
+    if not callable(fn):
+        raise DtypeError(say("loss", "fn", must="be a function", got=type(fn).__name__, hint="F.mse_loss"))
     if fn is F.ctc_loss:
         hint = "F.ctc_loss(log_probs[:, keep], targets[keep], input_lengths[keep], target_lengths[keep])"
         must = "give a loss for each element of its input"

@@ -160,7 +160,7 @@ def broadcast(operands: tuple[Tensor, ...]) -> tuple[int, ...]:
         shape = tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
     except RuntimeError:
         must = f"have the shape of `input`, {shapes[0]}, or one that broadcasts with it"
-        raise ShapeError(say("loss", "target", must=must, got=shapes[-1])) from None
+        raise ShapeError(say("loss", "target", must=must, got=shapes[-1], hint="target.view_as(input)")) from None
     warnings.warn(
         f"loss: input and target have different shapes, {' and '.join(map(str, shapes))}, and broadcast to {shape}; "
         "that is seldom meant.",

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from maskwise.errors import OutOfRangeError, say
 from maskwise.ops.loss.call import harmless
 from maskwise.ops.loss.reference import reduce
 from maskwise.ops.loss.registered import REDUCTIONS
@@ -162,7 +163,7 @@ def loss(
     """Cross entropy by its kernel, in eager mode.
 
     Raises:
-        IndexError: a kept position has a class that does not exist.
+        OutOfRangeError: a kept position has a class that does not exist.
     """
     if x.stride(1) != 1 and not x.is_contiguous():
         x = x.contiguous()
@@ -171,6 +172,7 @@ def loss(
     # To look would make a GPU wait: there a class that does not exist makes the loss NaN.
     stray = int(facts.tolist()[1]) if x.device.type == "cpu" else -1
     if stray >= 0:
-        # In torch's words.
-        raise IndexError(f"Target {target.reshape(-1)[stray].item()} is out of bounds.")
+        must, got = f"name a class in [0, {x.shape[1] - 1}] where it is kept", target.reshape(-1)[stray].item()
+        hint = f"mask & (target >= 0) & (target < {x.shape[1]}), or ignore_index={got}"
+        raise OutOfRangeError(say("loss", "target", must=must, got=got, hint=hint))
     return out  # type: ignore[no-any-return]

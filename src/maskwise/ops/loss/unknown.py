@@ -52,7 +52,15 @@ def run(fn: Callable[..., Any], operands: Sequence[Tensor], kwargs: Mapping[str,
         got = getattr(fn, "__name__", type(fn).__name__)
         raise DtypeError(say("loss", "fn", must=must, got=f"{got}: {error}", hint=hint)) from error
     if not isinstance(out, Tensor):
-        raise DtypeError(say("loss", "fn", must="return a tensor", got=type(out).__name__))
+        raise DtypeError(
+            say(
+                "loss",
+                "fn",
+                must="return a tensor",
+                got=type(out).__name__,
+                hint="lambda *args, **kwargs: fn(*args, **kwargs)[0]",
+            )
+        )
     return out
 
 

@@ -27,10 +27,10 @@ class Ordered(NamedTuple):
 def check_one(op: str, x: Tensor, dim: int, *, bools: bool = True) -> None:
     """Raise unless ``dim`` is one dim and x has values that can be ordered."""
     if not isinstance(dim, int):
-        raise DtypeError(say(op, "dim", must="be one int", got=repr(dim), hint="dim=-1, or x.flatten() to order all"))
+        raise DtypeError(say(op, "dim", must="be an int", got=repr(dim), hint="dim=-1, or x.flatten() for all"))
     if isinstance(x, Tensor):
         if x.dtype.is_complex:
-            raise DtypeError(say(op, "x", must="have values that can be ordered", got=x.dtype, hint="x.abs()"))
+            raise DtypeError(say(op, "x", must="be floating or integer", got=x.dtype, hint="x.abs() or x.real"))
         if x.dtype is torch.bool and not bools:
             raise DtypeError(say(op, "x", must="be floating or integer", got=x.dtype, hint="x.to(torch.uint8)"))
 
@@ -67,6 +67,7 @@ def sort(
         DtypeError: the mask is not bool, x is complex, or ``dim`` is not an int.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: x or the mask is sparse.
     """
     check_one("sort", x, dim)
     return Ordered(*registered.sort(x, mask, dim, bool(descending)))
@@ -101,6 +102,7 @@ def argsort(
         DtypeError: the mask is not bool, x is complex, or ``dim`` is not an int.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: x or the mask is sparse.
     """
     check_one("argsort", x, dim)
     indices: Tensor = registered.argsort(x.detach() if isinstance(x, Tensor) else x, mask, dim, bool(descending))
@@ -145,10 +147,11 @@ def topk(
         DtypeError: the mask is not bool, x is complex or bool, or ``dim`` or ``k`` is not an int.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have, or a k that is negative or above its size.
+        ArgumentError: x or the mask is sparse.
     """
     check_one("topk", x, dim, bools=False)
     if isinstance(k, bool) or not isinstance(k, (int, torch.SymInt)):
-        raise DtypeError(say("topk", "k", must="be an int", got=type(k).__name__))
+        raise DtypeError(say("topk", "k", must="be an int", got=type(k).__name__, hint="k=int(k)"))
     if isinstance(x, Tensor):
         size = x.shape[dim] if -x.dim() <= dim < x.dim() else 1
         if not 0 <= k <= size:
@@ -183,7 +186,7 @@ def median(
         mask: a Mask or a bool tensor that broadcasts to ``x``; True means keep.
         dim: the dim or dims to reduce; None for all.
         keepdim: whether reduced dims stay, with size 1.
-        empty: what a slice with nothing kept gives, instead of NaN (for integers: instead of the least one).
+        empty: what a slice with nothing kept gives, instead of NaN (of integers: the least there is).
 
     Returns:
         The medians: x's shape without the reduced dims. Values only, with a dim too: the indices of several dims would
@@ -194,6 +197,7 @@ def median(
         DtypeError: the mask is not bool, or x is complex or bool.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: a dim is named twice, or x or the mask is sparse.
     """
     check_one("median", x, -1, bools=False)
     out: Tensor = registered.median(x, mask, dim, bool(keepdim))
@@ -238,15 +242,18 @@ def quantile(
     Raises:
         ShapeError: the mask does not broadcast to x, or q has more than one dim.
         DtypeError: the mask is not bool, x is not floating, or q is neither a number, numbers nor a floating tensor.
-        ArgumentError: q is not in [0, 1] or asks for a gradient, or an interpolation that there is not.
+        ArgumentError: q is not in [0, 1] or asks for a gradient, an interpolation that there is not, a dim is named
+            twice, or x or the mask is sparse.
         DeviceError: the mask or q is on another device.
         OutOfRangeError: a dim that x does not have.
     """
     if isinstance(x, Tensor) and not x.dtype.is_floating_point:
         raise DtypeError(say("quantile", "x", must="be floating", got=x.dtype, hint="x.float() or mw.median"))
     if interpolation not in INTERPOLATIONS:
-        must = f"be one of {', '.join(INTERPOLATIONS)}"
-        raise ArgumentError(say("quantile", "interpolation", must=must, got=repr(interpolation)))
+        must = f"be one of {', '.join(map(repr, INTERPOLATIONS))}"
+        raise ArgumentError(
+            say("quantile", "interpolation", must=must, got=repr(interpolation), hint='interpolation="linear"')
+        )
     ranks = quantiles_of(x, q)
     out: Tensor = registered.quantile(x, mask, dim, ranks, bool(keepdim), INTERPOLATIONS.index(interpolation))
     return out if empty is None else replace_empty("quantile", out, x, mask, dim, keepdim, empty)
@@ -261,7 +268,9 @@ def quantiles_of(x: Tensor, q: Any) -> Tensor:
         for number in numbers:
             if isinstance(number, bool) or not isinstance(number, (int, float)):
                 must = "be a number, a sequence of numbers or a floating tensor"
-                raise DtypeError(say("quantile", "q", must=must, got=type(number).__name__))
+                raise DtypeError(
+                    say("quantile", "q", must=must, got=type(number).__name__, hint="q=0.5, or q=[0.25, 0.75]")
+                )
             if not 0 <= number <= 1:
                 raise ArgumentError(say("quantile", "q", must="be in [0, 1]", got=number, hint="q=percent / 100"))
         if several:
@@ -285,6 +294,8 @@ def quantiles_of(x: Tensor, q: Any) -> Tensor:
 
 def replace_empty(op: str, out: Tensor, x: Tensor, mask: MaskLike, dim: Dim, keepdim: bool, empty: float) -> Tensor:
     """``out`` with ``empty`` where a slice kept nothing. The gradient of such a slice is zero."""
+    if not isinstance(empty, (int, float, complex, Tensor)):
+        raise DtypeError(say(op, "empty", must="be a number or None", got=type(empty).__name__, hint="empty=0.0"))
     bits = mask.to_bool() if isinstance(mask, Mask) else mask
     dims = dims_of(op, x, dim)
     kept = bits.expand(x.shape)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from maskwise.errors import DtypeError, say
-from maskwise.ops.arguments import MaskLike
+from maskwise.ops.arguments import MaskLike, to_dtype
 from maskwise.ops.operation import Operation
 from maskwise.ops.scan import registered
 
@@ -46,6 +46,7 @@ def cumsum(
         DtypeError: the mask is not bool, or dim is not an int.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: x or the mask is sparse.
     """
     out: Tensor = run(registered.cumsum, x, mask, dim, dtype)
     return out
@@ -79,6 +80,7 @@ def cumprod(
         DtypeError: the mask is not bool, or dim is not an int.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: x or the mask is sparse.
     """
     out: Tensor = run(registered.cumprod, x, mask, dim, dtype)
     return out
@@ -114,6 +116,7 @@ def cummax(
         DtypeError: the mask is not bool, dim is not an int, or x is complex.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: x or the mask is sparse.
     """
     refuse_complex("cummax", x)
     return named(torch.return_types.cummax, run(registered.cummax, x, mask, dim))
@@ -149,6 +152,7 @@ def cummin(
         DtypeError: the mask is not bool, dim is not an int, or x is complex.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: x or the mask is sparse.
     """
     refuse_complex("cummin", x)
     return named(torch.return_types.cummin, run(registered.cummin, x, mask, dim))
@@ -179,6 +183,7 @@ def logcumsumexp(
         DtypeError: the mask is not bool, dim is not an int, or x is not floating.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: x or the mask is sparse.
     """
     if isinstance(x, Tensor) and not x.dtype.is_floating_point:
         hint = "x.float()" if not x.dtype.is_complex else "x.abs()"
@@ -190,18 +195,17 @@ def logcumsumexp(
 def run(scan: Operation, x: Tensor, mask: MaskLike, dim: int, dtype: torch.dtype | None = None) -> Any:
     """Run a scan, once it is known that dim is one dim."""
     if not isinstance(dim, int):
-        hint = "dim=-1" if dim is None else ""
-        raise DtypeError(say(scan.name, "dim", must="be an int", got=type(dim).__name__, hint=hint))
+        raise DtypeError(say(scan.name, "dim", must="be an int", got=type(dim).__name__, hint="dim=-1"))
     if dtype is None:
         return scan(x, mask, dim)
     # Integers scan to int64, and from there to the dtype that was asked for: modulo arithmetic is the same either way.
-    return scan(x.to(dtype), mask, dim).to(dtype)
+    return scan(to_dtype(scan.name, x, dtype), mask, dim).to(dtype)
 
 
 def refuse_complex(op: str, x: Tensor) -> None:
     """Raise for x that has no order."""
     if isinstance(x, Tensor) and x.dtype.is_complex:
-        raise DtypeError(say(op, "x", must="have an order", got=x.dtype, hint="x.abs() or x.real"))
+        raise DtypeError(say(op, "x", must="be floating or integer", got=x.dtype, hint="x.abs() or x.real"))
 
 
 def named(kind: Callable[[tuple[Tensor, Tensor]], Pair], found: tuple[Tensor, Tensor]) -> Pair:

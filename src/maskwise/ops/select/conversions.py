@@ -1,5 +1,8 @@
 """A Packed from and to torch's other formats for rows of different length: sparse, nested, PackedSequence."""
 
+# The first argument is the class or the Packed itself, which the reader of a method never passes.
+# ruff: noqa: D417
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -8,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from maskwise.errors import ArgumentError, ShapeError, say
+from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
 
 if TYPE_CHECKING:
@@ -26,7 +29,14 @@ __all__ = [
 
 
 def to_sparse_coo(self: Packed) -> Tensor:
-    """As a coalesced sparse COO tensor, with the mask's dims sparse and the row's dims dense."""
+    """As a coalesced sparse COO tensor, with the mask's dims sparse and the row's dims dense.
+
+    >>> import torch, maskwise as mw
+    >>> packed = mw.pack(torch.tensor([[1.0, 2.0, 9.0], [3.0, 9.0, 9.0]]), mw.Mask.from_lengths([2, 1], max_len=3))
+    >>> packed.to_sparse_coo().indices()
+    tensor([[0, 0, 1],
+            [0, 1, 0]])
+    """
     places = self.mask.indices()
     indices = places[None] if self.mask.ndim == 1 else places.T
     size = (*self.mask.shape, *self.values.shape[1:])
@@ -34,7 +44,11 @@ def to_sparse_coo(self: Packed) -> Tensor:
 
 
 def to_sparse_csr(self: Packed) -> Tensor:
-    """As a sparse CSR tensor; the mask must have two dims."""
+    """As a sparse CSR tensor; the mask must have two dims.
+
+    Raises:
+        ShapeError: the mask does not have two dims.
+    """
     _need_two_dims(self, "to_sparse_csr")
     columns = self.mask.indices()[:, 1]
     size = (*self.mask.shape, *self.values.shape[1:])
@@ -50,7 +64,15 @@ def from_sparse(cls: type[Packed], sparse: Tensor) -> Packed:
     >>> Packed.from_sparse(torch.tensor([[0.0, 3.0], [4.0, 0.0]]).to_sparse()).unpack()
     tensor([[0., 3.],
             [4., 0.]])
+
+    Args:
+        sparse: a tensor of layout torch.sparse_coo or torch.sparse_csr.
+
+    Raises:
+        DtypeError: it is not one.
     """
+    if not isinstance(sparse, Tensor) or sparse.layout not in (torch.sparse_coo, torch.sparse_csr):
+        raise DtypeError(_another("from_sparse", "sparse", "a sparse COO or CSR tensor", sparse, "sparse.to_sparse()"))
     coo = (sparse.to_sparse() if sparse.layout is torch.sparse_csr else sparse).coalesce()
     lead = tuple(coo.shape[: coo.sparse_dim()])
     places = coo.indices()[0] if len(lead) == 1 else coo.indices().T
@@ -58,13 +80,39 @@ def from_sparse(cls: type[Packed], sparse: Tensor) -> Packed:
 
 
 def to_nested(self: Packed) -> Tensor:
-    """As a jagged nested tensor: one component a sequence; the mask must have two dims."""
+    """As a jagged nested tensor: one component a sequence; the mask must have two dims.
+
+    >>> import torch, maskwise as mw
+    >>> packed = mw.pack(torch.tensor([[1.0, 2.0, 9.0], [3.0, 9.0, 9.0]]), mw.Mask.from_lengths([2, 1], max_len=3))
+    >>> [part.tolist() for part in packed.to_nested().unbind()]
+    [[1.0, 2.0], [3.0]]
+
+    Raises:
+        ShapeError: the mask does not have two dims.
+    """
     _need_two_dims(self, "to_nested")
     return torch.nested.nested_tensor_from_jagged(_kept(self), offsets=self.mask.cu_seqlens.to(torch.int64))
 
 
 def from_nested(cls: type[Packed], nested: Tensor, max_len: int | None = None) -> Packed:
-    """From a jagged nested tensor: each component is the leading run of a sequence."""
+    """From a jagged nested tensor: each component is the leading run of a sequence.
+
+    >>> import torch, maskwise as mw
+    >>> nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(1)], layout=torch.jagged)
+    >>> mw.Packed.from_nested(nested).unpack()
+    tensor([[1., 1.],
+            [1., 0.]])
+
+    Args:
+        nested: a nested tensor of layout torch.jagged.
+        max_len: the size of the mask's last dim; by default the longest length.
+
+    Raises:
+        DtypeError: it is not a jagged nested tensor.
+    """
+    if not isinstance(nested, Tensor) or not nested.is_nested or nested.layout is not torch.jagged:
+        hint = "torch.nested.nested_tensor(parts, layout=torch.jagged)"
+        raise DtypeError(_another("from_nested", "nested", "a jagged nested tensor", nested, hint))
     # Only jagged tensors have offsets, and torch has no type for them.
     offsets: Tensor = nested.offsets()  # type: ignore[attr-defined]
     lengths = offsets.diff()
@@ -75,8 +123,14 @@ def from_nested(cls: type[Packed], nested: Tensor, max_len: int | None = None) -
 def to_packed_sequence(self: Packed) -> PackedSequence:
     """As the PackedSequence that torch's recurrent layers take: time step by time step, longest sequence first.
 
+    >>> import torch, maskwise as mw
+    >>> packed = mw.pack(torch.tensor([[1.0, 2.0, 9.0], [3.0, 9.0, 9.0]]), mw.Mask.from_lengths([2, 1], max_len=3))
+    >>> packed.to_packed_sequence().batch_sizes
+    tensor([2, 1])
+
     Raises:
         ArgumentError: a sequence is empty, which a PackedSequence cannot tell.
+        ShapeError: the mask does not have two dims.
     """
     _need_two_dims(self, "to_packed_sequence")
     lengths = self.mask.lengths
@@ -97,7 +151,23 @@ def to_packed_sequence(self: Packed) -> PackedSequence:
 
 
 def from_packed_sequence(cls: type[Packed], sequence: PackedSequence) -> Packed:
-    """From a PackedSequence, such as the output of a recurrent layer."""
+    """From a PackedSequence, such as the output of a recurrent layer.
+
+    >>> import torch, maskwise as mw
+    >>> sequence = torch.nn.utils.rnn.pack_sequence([torch.ones(2), torch.ones(1)])
+    >>> mw.Packed.from_packed_sequence(sequence).unpack()
+    tensor([[1., 1.],
+            [1., 0.]])
+
+    Args:
+        sequence: a torch.nn.utils.rnn.PackedSequence.
+
+    Raises:
+        DtypeError: it is not one.
+    """
+    if not isinstance(sequence, PackedSequence):
+        hint = "torch.nn.utils.rnn.pack_sequence(parts, enforce_sorted=False)"
+        raise DtypeError(_another("from_packed_sequence", "sequence", "a PackedSequence", sequence, hint))
     sizes = sequence.batch_sizes
     steps = torch.repeat_interleave(torch.arange(len(sizes)), sizes).to(sequence.data.device)
     starts = (sizes.cumsum(0) - sizes).to(sequence.data.device)
@@ -107,6 +177,12 @@ def from_packed_sequence(cls: type[Packed], sequence: PackedSequence) -> Packed:
     lengths = torch.bincount(ids, minlength=count)
     by_sequence = torch.argsort(ids * max(len(sizes), 1) + steps)
     return cls(sequence.data[by_sequence], Mask.from_lengths(lengths, max_len=len(sizes)))
+
+
+def _another(name: str, argument: str, kind: str, got: object, hint: str) -> str:
+    """What to say of a value that is of another kind."""
+    told = f"a tensor of {got.layout}" if isinstance(got, Tensor) else type(got).__name__
+    return say(f"Packed.{name}", argument, must=f"be {kind}", got=told, hint=hint)
 
 
 def _kept(self: Packed) -> Tensor:

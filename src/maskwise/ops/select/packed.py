@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._pytree import register_pytree_node
 
-from maskwise.errors import ArgumentError, ShapeError, say
+from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike
 from maskwise.ops.gpu.status import DEVICE
@@ -46,6 +46,7 @@ class Packed:
     Attributes:
         values: the kept rows, (n, *rest); with a capacity, that many rows, of which the last are zero and ignored.
         mask: what was kept, (*lead). The rows of its last dim are the sequences.
+        capacity: how many rows there are, where that was fixed; else None.
     """
 
     values: Tensor
@@ -64,6 +65,12 @@ class Packed:
             fill: a number, or a tensor that broadcasts to the original layout.
             out: where to write, contiguous and without gradients; it is also what is returned. A large result goes
                 faster into memory that is there already.
+
+        Raises:
+            ShapeError: ``out`` has another shape, or gaps.
+            DtypeError: ``out`` is not a tensor, or of another dtype.
+            DeviceError: ``out`` is on another device.
+            ArgumentError: ``out`` shares memory with what is read, or a gradient is asked for.
         """
         values = self.values
         other = fill_for(values, fill)
@@ -87,6 +94,12 @@ class Packed:
         >>> import torch, maskwise as mw
         >>> mw.pack(torch.tensor([4.0, -1.0]), torch.tensor([True, False])).map(torch.log2).unpack()
         tensor([2., 0.])
+
+        Args:
+            fn: takes (n, *rest) and returns n rows; it may change their shape and dtype.
+
+        Raises:
+            ShapeError: ``fn`` does not return as many rows as it got.
         """
         return self._like(fn(self.values))
 
@@ -224,7 +237,7 @@ def pack(x: Tensor, mask: MaskLike, *, capacity: int | None = None, out: Tensor 
     Args:
         x: (*lead, *rest).
         mask: a Mask or a bool tensor of x's leading dims, or of as many dims as x, which broadcasts and selects single
-            elements.
+            elements; True means keep.
         capacity: how many rows the result has, for a shape that does not depend on data, as compiled and captured
             graphs want it; the rest is zero and ignored. Must be at least what the mask keeps.
         out: where to write, (n, *rest), contiguous and without gradients: the values of what is returned. A large
@@ -235,7 +248,8 @@ def pack(x: Tensor, mask: MaskLike, *, capacity: int | None = None, out: Tensor 
 
     Raises:
         ShapeError: the mask does not line up with x, or ``out`` has another shape than the result.
-        DtypeError, DeviceError: ``out`` is of another dtype or device than x.
+        DtypeError: the mask is not bool, x is not a tensor, or ``out`` is of another dtype than x.
+        DeviceError: the mask or ``out`` is on another device.
         ArgumentError: the mask keeps more than ``capacity``; or ``out`` cannot be written.
     """
     if capacity is None and out is None and isinstance(mask, Mask) and (done := _at_once(x, mask)) is not None:
@@ -315,6 +329,9 @@ def _transformed() -> bool:
 
 def _enough(mask: Mask, capacity: int) -> int:
     """``capacity``, if it is enough; what lies on a device is asked there, without waiting for the answer."""
+    if not isinstance(capacity, (int, torch.SymInt)):
+        must, hint = "be an int or None", "capacity=mask.numel()"
+        raise DtypeError(say("pack", "capacity", must=must, got=type(capacity).__name__, hint=hint))
     if torch.compiler.is_compiling() or not (mask.facts.on_host or mask.device.type == "cpu"):
         torch._assert_async(mask.to_bool().sum() <= capacity, "pack: the mask keeps more than `capacity`")
     elif (kept := mask.count()) > capacity:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from maskwise.errors import DeviceError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
-from maskwise.ops.arguments import MaskLike, fits
+from maskwise.ops.arguments import MUST, MaskLike, fits, mask_hint
 
 __all__ = ["as_mask", "is_layout", "line_up"]
 
@@ -21,8 +21,7 @@ def as_mask(op: str, mask: Any) -> Mask:
     if isinstance(mask, Tensor) and mask.dtype is torch.bool:
         return Mask(mask)
     got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-    hint = "Mask.from_attention_mask(mask) for 0 and 1" if isinstance(mask, Tensor) else "Mask(torch.as_tensor(mask))"
-    raise DtypeError(say(op, "mask", must="be a Mask or a bool tensor", got=got, hint=hint))
+    raise DtypeError(say(op, "mask", must=MUST, got=got, hint=mask_hint(mask)))
 
 
 def line_up(

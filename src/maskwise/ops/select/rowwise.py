@@ -48,7 +48,7 @@ def apply(
         x: (*lead, *rest).
         more: tensors laid out as x is, of which fn gets the same rows; anything else is handed on as it is.
         mask: a Mask or a bool tensor of x's leading dims, or of as many dims as x, which broadcasts and selects single
-            elements: rows are then of shape (n,).
+            elements, so that rows are of shape (n,); True means keep.
         fill: what stands where nothing was kept: a number.
         other: what stands there instead: a tensor that broadcasts to the result, such as x itself for a selective
             update.
@@ -58,6 +58,9 @@ def apply(
 
     Raises:
         ShapeError: the mask does not line up with x, or fn does not return one row for each it got.
+        DtypeError: the mask is not bool, x is not a tensor, or fn returns something else than tensors.
+        DeviceError: the mask is on another device.
+        ArgumentError: fn returns an empty tuple.
 
     Where skipping does not pay (nearly everything is kept, or fn is a cheap elementwise function), fn runs on all rows,
     with a kept row in the place of each dropped one, and the result is the same.
@@ -79,6 +82,21 @@ def apply_(fn: Callable[..., Any], x: Tensor, *more: Any, mask: MaskLike) -> Ten
     >>> x = torch.tensor([1.0, 2.0, 3.0])
     >>> mw.apply_(torch.neg, x, mask=torch.tensor([True, False, True]))
     tensor([-1.,  2., -3.])
+
+    Args:
+        fn: as for `apply`; it must keep the shape and the dtype of the rows.
+        x: (*lead, *rest); it is written into.
+        more: as for `apply`.
+        mask: as for `apply`.
+
+    Returns:
+        The same x.
+
+    Raises:
+        ShapeError: the mask does not line up with x, or fn does not return rows of x's own shape and dtype.
+        DtypeError: the mask is not bool, x is not a tensor, or fn returns something else than tensors.
+        DeviceError: the mask is on another device.
+        ArgumentError: fn returns an empty tuple.
     """
     out = apply(fn, x, *more, mask=mask, other=x)
     if not isinstance(out, Tensor) or out.shape != x.shape or out.dtype != x.dtype:
@@ -202,7 +220,15 @@ def _harmless(
 
 def _checked(out: Any, count: int) -> Tensor:
     if not isinstance(out, Tensor):
-        raise DtypeError(say("apply", "fn", must="return a tensor or a tuple of tensors", got=type(out).__name__))
+        raise DtypeError(
+            say(
+                "apply",
+                "fn",
+                must="return a tensor or a tuple of tensors",
+                got=type(out).__name__,
+                hint="lambda rows: tuple(fn(rows))",
+            )
+        )
     if out.dim() == 0 or out.shape[0] != count:
         hint = "fn must treat each row by itself, and reduce no dim 0"
         raise ShapeError(
@@ -214,6 +240,8 @@ def _checked(out: Any, count: int) -> Tensor:
 def _each(outs: Any, place: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(outs, tuple):
         if not outs:
-            raise ArgumentError(say("apply", "fn", must="return at least one tensor", got="()"))
+            raise ArgumentError(
+                say("apply", "fn", must="return at least one tensor", got="()", hint="lambda rows: rows")
+            )
         return tuple(place(out) for out in outs)
     return place(outs)

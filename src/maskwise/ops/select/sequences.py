@@ -1,5 +1,8 @@
 """What a Packed knows of its sequences (the rows of its mask's last dim), and reductions over each, not unpacked."""
 
+# The first argument is the class or the Packed itself, which the reader of a method never passes.
+# ruff: noqa: D417
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -78,7 +81,16 @@ def _by_kernel(self: Packed, op: str) -> Tensor:
 
 
 def sum(self: Packed) -> Tensor:
-    """The sum of each sequence: (*lead without the last dim, *rest); 0 for an empty one. Bools are counted."""
+    """The sum of each sequence: (*lead without the last dim, *rest); 0 for an empty one. Bools are counted.
+
+    >>> import torch, maskwise as mw
+    >>> packed = mw.pack(torch.tensor([[1.0, 2.0, 9.0], [3.0, 9.0, 9.0]]), mw.Mask.from_lengths([2, 1], max_len=3))
+    >>> packed.sum()
+    tensor([3., 3.])
+
+    Raises:
+        ArgumentError: the rows have a capacity, and so rows that belong to no sequence.
+    """
     if served(_usable(self, "sum")):
         return _by_kernel(self, "sum")
     total = _wide_sum(self, "sum")
@@ -97,7 +109,16 @@ def _wide_sum(self: Packed, name: str) -> Tensor:
 
 
 def mean(self: Packed) -> Tensor:
-    """The mean of each sequence; NaN for an empty one."""
+    """The mean of each sequence; NaN for an empty one.
+
+    >>> import torch, maskwise as mw
+    >>> packed = mw.pack(torch.tensor([[1.0, 2.0, 9.0], [3.0, 9.0, 9.0]]), mw.Mask.from_lengths([2, 1], max_len=3))
+    >>> packed.mean()
+    tensor([1.5000, 3.0000])
+
+    Raises:
+        ArgumentError: the rows have a capacity, and so rows that belong to no sequence.
+    """
     if served(_usable(self, "mean")):
         return _by_kernel(self, "mean")
     kept = self.mask.lengths.to(self.values.device).reshape(*self.mask.shape[:-1], *[1] * (self.values.dim() - 1))
@@ -123,12 +144,30 @@ def _extreme(self: Packed, name: str) -> Tensor:
 
 
 def amax(self: Packed) -> Tensor:
-    """The largest of each sequence; -inf for an empty one, the least integer where values are integers."""
+    """The largest of each sequence; -inf for an empty one, the least integer where values are integers.
+
+    >>> import torch, maskwise as mw
+    >>> packed = mw.pack(torch.tensor([[1.0, 2.0, 9.0], [3.0, 9.0, 9.0]]), mw.Mask.from_lengths([2, 1], max_len=3))
+    >>> packed.amax()
+    tensor([2., 3.])
+
+    Raises:
+        ArgumentError: the rows have a capacity, and so rows that belong to no sequence.
+    """
     return _extreme(self, "amax")
 
 
 def amin(self: Packed) -> Tensor:
-    """The smallest of each sequence; +inf for an empty one, the greatest integer where values are integers."""
+    """The smallest of each sequence; +inf for an empty one, the greatest integer where values are integers.
+
+    >>> import torch, maskwise as mw
+    >>> packed = mw.pack(torch.tensor([[1.0, 2.0, 9.0], [3.0, 9.0, 9.0]]), mw.Mask.from_lengths([2, 1], max_len=3))
+    >>> packed.amin()
+    tensor([1., 3.])
+
+    Raises:
+        ArgumentError: the rows have a capacity, and so rows that belong to no sequence.
+    """
     return _extreme(self, "amin")
 
 
@@ -140,7 +179,16 @@ def _shifted(self: Packed, ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def logsumexp(self: Packed) -> Tensor:
-    """The logarithm of the sum of the exponentials of each sequence; -inf for an empty one."""
+    """The logarithm of the sum of the exponentials of each sequence; -inf for an empty one.
+
+    >>> import torch, maskwise as mw
+    >>> packed = mw.pack(torch.tensor([[1.0, 2.0, 9.0], [3.0, 9.0, 9.0]]), mw.Mask.from_lengths([2, 1], max_len=3))
+    >>> packed.logsumexp()
+    tensor([2.3133, 3.0000])
+
+    Raises:
+        ArgumentError: the rows have a capacity, and so rows that belong to no sequence.
+    """
     if served(_usable(self, "logsumexp")):
         return _by_kernel(self, "logsumexp")
     ids = sequence_ids(self)
@@ -151,7 +199,16 @@ def logsumexp(self: Packed) -> Tensor:
 
 
 def softmax(self: Packed) -> Packed:
-    """The softmax over each sequence, as a Packed of the same mask."""
+    """The softmax over each sequence, as a Packed of the same mask.
+
+    >>> import torch, maskwise as mw
+    >>> packed = mw.pack(torch.tensor([[1.0, 2.0, 9.0], [3.0, 9.0, 9.0]]), mw.Mask.from_lengths([2, 1], max_len=3))
+    >>> packed.softmax().values
+    tensor([0.2689, 0.7311, 1.0000])
+
+    Raises:
+        ArgumentError: the rows have a capacity, and so rows that belong to no sequence.
+    """
     if served(_usable(self, "softmax")):
         return self._like(reduce_segments(self.values, self.mask.cu_seqlens, "softmax"))
     ids = sequence_ids(self)
@@ -169,10 +226,28 @@ def _end(self: Packed, offset: Tensor, fill: float) -> Tensor:
 
 
 def first(self: Packed, fill: float = 0.0) -> Tensor:
-    """The first kept row of each sequence; ``fill`` for an empty one."""
+    """The first kept row of each sequence; ``fill`` for an empty one.
+
+    >>> import torch, maskwise as mw
+    >>> packed = mw.pack(torch.tensor([[1.0, 2.0, 9.0], [3.0, 9.0, 9.0]]), mw.Mask.from_lengths([2, 1], max_len=3))
+    >>> packed.first()
+    tensor([1., 3.])
+
+    Args:
+        fill: what an empty sequence gives.
+    """
     return _end(self, self.mask.cu_seqlens[:-1].long(), fill)
 
 
 def last(self: Packed, fill: float = 0.0) -> Tensor:
-    """The last kept row of each sequence; ``fill`` for an empty one."""
+    """The last kept row of each sequence; ``fill`` for an empty one.
+
+    >>> import torch, maskwise as mw
+    >>> packed = mw.pack(torch.tensor([[1.0, 2.0, 9.0], [3.0, 9.0, 9.0]]), mw.Mask.from_lengths([2, 1], max_len=3))
+    >>> packed.last()
+    tensor([2., 3.])
+
+    Args:
+        fill: what an empty sequence gives.
+    """
     return _end(self, self.mask.cu_seqlens[1:].long() - 1, fill)

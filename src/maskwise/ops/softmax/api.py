@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from maskwise.errors import ArgumentError, DtypeError, say
-from maskwise.ops.arguments import Dim, MaskLike
+from maskwise.ops.arguments import Dim, MaskLike, to_dtype
 from maskwise.ops.operation import Operation
 from maskwise.ops.softmax import registered
 
@@ -46,6 +46,7 @@ def softmax(
         DtypeError: the mask is not bool, x is not floating, or dim is not an int.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: x or the mask is sparse.
     """
     return along_one_dim(registered.softmax, x, mask, dim, dtype)
 
@@ -82,6 +83,7 @@ def log_softmax(
         DtypeError: the mask is not bool, x is not floating, or dim is not an int.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: x or the mask is sparse.
     """
     return along_one_dim(registered.log_softmax, x, mask, dim, dtype)
 
@@ -114,6 +116,7 @@ def softmin(
         DtypeError: the mask is not bool, x is not floating, or dim is not an int.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: x or the mask is sparse.
     """
     return along_one_dim(registered.softmin, x, mask, dim, dtype)
 
@@ -149,7 +152,7 @@ def normalize(
         DtypeError: the mask is not bool, x is not floating, or p or eps is not a number.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
-        ArgumentError: a dim that is named twice.
+        ArgumentError: a dim is named twice, or x or the mask is sparse.
     """
     check_floating("normalize", x)
     numbers = check_number("normalize", "p", p), check_number("normalize", "eps", eps)
@@ -192,7 +195,7 @@ def standardize(
         DtypeError: the mask is not bool, x is not floating, or correction or eps is not a number.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
-        ArgumentError: a dim that is named twice, or an eps below 0.
+        ArgumentError: a dim is named twice, an eps is below 0, or x or the mask is sparse.
     """
     check_floating("standardize", x)
     numbers = check_number("standardize", "correction", correction), check_number("standardize", "eps", eps)
@@ -206,8 +209,8 @@ def along_one_dim(op: Operation, x: Tensor, mask: MaskLike, dim: int, dtype: tor
     """Run one of the softmaxes, which take one dim as torch's do."""
     if type(dim) is not int:
         raise DtypeError(say(op.name, "dim", must="be an int", got=type(dim).__name__, hint="dim=-1"))
-    if dtype is not None and isinstance(x, Tensor):
-        x = x.to(dtype)
+    if dtype is not None:
+        x = to_dtype(op.name, x, dtype)
     check_floating(op.name, x)
     out: Tensor = op(x, mask, dim)
     return out
@@ -223,5 +226,5 @@ def check_floating(op: str, x: Any) -> None:
 def check_number(op: str, argument: str, value: Any) -> float:
     """The value as a float; an error unless it is a number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise DtypeError(say(op, argument, must="be a number", got=type(value).__name__))
+        raise DtypeError(say(op, argument, must="be a number", got=type(value).__name__, hint=f"float({argument})"))
     return float(value)

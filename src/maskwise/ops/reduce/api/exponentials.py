@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from maskwise.errors import DtypeError, say
-from maskwise.ops.arguments import Dim, MaskLike
+from maskwise.ops.arguments import Dim, MaskLike, to_dtype
 from maskwise.ops.reduce import registered
 from maskwise.ops.reduce.api.shared import need_floating, replace_empty
 
@@ -44,6 +44,7 @@ def logsumexp(
         DtypeError: the mask is not bool, or x is complex.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: a dim is named twice, or x or the mask is sparse.
     """
     if isinstance(x, Tensor) and not x.dtype.is_floating_point and not x.dtype.is_complex:
         x = x.to(torch.get_default_dtype())
@@ -90,9 +91,10 @@ def norm(
         DtypeError: the mask is not bool, x is not floating or complex, or ord is not a number.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: a dim is named twice, or x or the mask is sparse.
     """
     if dtype is not None:
-        x = x.to(dtype)
+        x = to_dtype("norm", x, dtype)
     need_floating("norm", x, "mw.norm(x, mask, dtype=torch.float32)", or_complex=True)
     if not isinstance(ord, (int, float)) or isinstance(ord, bool):
         hint = "a vector norm has no 'fro' or 'nuc'; ord=2 is the root of the squares"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from maskwise.errors import ArgumentError, say
+from maskwise.errors import DtypeError, say
 from maskwise.ops.arguments import Dim, MaskLike
 from maskwise.ops.reduce import registered
 from maskwise.ops.reduce.api.shared import need_ordered, replace_empty
@@ -44,6 +44,7 @@ def amax(
         DtypeError: the mask is not bool, or x is complex.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: a dim is named twice, or x or the mask is sparse.
     """
     need_ordered("amax", x, or_bool=True)
     out: Tensor = registered.amax(x, mask, dim, keepdim)
@@ -82,6 +83,7 @@ def amin(
         DtypeError: the mask is not bool, or x is complex.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: a dim is named twice, or x or the mask is sparse.
     """
     need_ordered("amin", x, or_bool=True)
     out: Tensor = registered.amin(x, mask, dim, keepdim)
@@ -118,9 +120,10 @@ def argmax(
 
     Raises:
         ShapeError: the mask does not broadcast to x.
-        DtypeError: the mask is not bool, or x is complex or bool.
+        DtypeError: the mask is not bool, x is complex or bool, or dim is neither an int nor None.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: x or the mask is sparse.
     """
     need_ordered("argmax", x, or_bool=False)
     need_one_dim("argmax", dim)
@@ -158,9 +161,10 @@ def argmin(
 
     Raises:
         ShapeError: the mask does not broadcast to x.
-        DtypeError: the mask is not bool, or x is complex or bool.
+        DtypeError: the mask is not bool, x is complex or bool, or dim is neither an int nor None.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: x or the mask is sparse.
     """
     need_ordered("argmin", x, or_bool=False)
     need_one_dim("argmin", dim)
@@ -172,4 +176,4 @@ def need_one_dim(op: str, dim: object) -> None:
     """Raise unless dim is one dim or None: a position in several dims would have no one number."""
     if isinstance(dim, (tuple, list)):
         hint = "x.flatten(start, end) first, or dim=None for the position in the flattened x"
-        raise ArgumentError(say(op, "dim", must="be an int or None", got=dim, hint=hint))
+        raise DtypeError(say(op, "dim", must="be an int or None", got=dim, hint=hint))

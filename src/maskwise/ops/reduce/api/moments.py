@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from maskwise.ops.arguments import Dim, MaskLike
+from maskwise.ops.arguments import Dim, MaskLike, number
 from maskwise.ops.reduce import registered
 from maskwise.ops.reduce.api.shared import need_floating, replace_empty
 
@@ -44,9 +44,10 @@ def var(
         DtypeError: the mask is not bool, or x is not floating.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: a dim is named twice, or x or the mask is sparse.
     """
     need_floating("var", x, "mw.var(x.float(), mask)")
-    out: Tensor = registered.var(x, mask, dim, keepdim, float(correction))
+    out: Tensor = registered.var(x, mask, dim, keepdim, float(number("var", "correction", correction)))
     return out if empty is None else replace_empty("var", out, x, mask, dim, keepdim, empty)
 
 
@@ -83,7 +84,8 @@ def std(
         DtypeError: the mask is not bool, or x is not floating.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: a dim is named twice, or x or the mask is sparse.
     """
     need_floating("std", x, "mw.std(x.float(), mask)")
-    out: Tensor = registered.std(x, mask, dim, keepdim, float(correction))
+    out: Tensor = registered.std(x, mask, dim, keepdim, float(number("std", "correction", correction)))
     return out if empty is None else replace_empty("std", out, x, mask, dim, keepdim, empty)

@@ -14,6 +14,8 @@ __all__ = ["need_floating", "need_ordered", "replace_empty"]
 
 def replace_empty(op: str, out: Tensor, x: Tensor, mask: MaskLike, dim: Dim, keepdim: bool, empty: float) -> Tensor:
     """``out`` with ``empty`` where a slice kept nothing. The gradient of such a slice is zero."""
+    if not isinstance(empty, (int, float, complex, Tensor)):
+        raise DtypeError(say(op, "empty", must="be a number or None", got=type(empty).__name__, hint="empty=0.0"))
     bits = mask.to_bool() if isinstance(mask, Mask) else mask
     dims = dims_of(op, x, dim)
     bits = bits.reshape((1,) * (x.dim() - bits.dim()) + bits.shape)
@@ -34,5 +36,5 @@ def need_floating(op: str, x: Tensor, hint: str, *, or_complex: bool = False) ->
 def need_ordered(op: str, x: Tensor, *, or_bool: bool) -> None:
     """Raise unless the values of x have an order."""
     if isinstance(x, Tensor) and (x.dtype.is_complex or (x.dtype is torch.bool and not or_bool)):
-        hint = "x.abs()" if x.dtype.is_complex else "x.to(torch.uint8)"
+        hint = "x.abs() or x.real" if x.dtype.is_complex else "x.to(torch.uint8)"
         raise DtypeError(say(op, "x", must="be floating or integer", got=x.dtype, hint=hint))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from maskwise.ops.arguments import Dim, MaskLike
+from maskwise.ops.arguments import Dim, MaskLike, to_dtype
 from maskwise.ops.reduce import registered
 from maskwise.ops.reduce.api.shared import need_floating, replace_empty
 
@@ -47,9 +47,10 @@ def sum(
         DtypeError: the mask is not bool.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: a dim is named twice, or x or the mask is sparse.
     """
     if dtype is not None:
-        x = x.to(dtype)
+        x = to_dtype("sum", x, dtype)
     out: Tensor = registered.sum(x, mask, dim, keepdim)
     # Integers sum to int64, and from there to the dtype that was asked for: modulo arithmetic is the same either way.
     out = out if dtype is None else out.to(dtype)
@@ -89,9 +90,10 @@ def prod(
         DtypeError: the mask is not bool.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: a dim is named twice, or x or the mask is sparse.
     """
     if dtype is not None:
-        x = x.to(dtype)
+        x = to_dtype("prod", x, dtype)
     out: Tensor = registered.prod(x, mask, dim, keepdim)
     out = out if dtype is None else out.to(dtype)
     return out if empty is None else replace_empty("prod", out, x, mask, dim, keepdim, empty)
@@ -132,9 +134,10 @@ def mean(
         DtypeError: the mask is not bool, or x is not floating or complex.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: a dim is named twice, or x or the mask is sparse.
     """
     if dtype is not None:
-        x = x.to(dtype)
+        x = to_dtype("mean", x, dtype)
     need_floating("mean", x, "mw.mean(x, mask, dtype=torch.float32)", or_complex=True)
     out: Tensor = registered.mean(x, mask, dim, keepdim)
     return out if empty is None else replace_empty("mean", out, x, mask, dim, keepdim, empty)

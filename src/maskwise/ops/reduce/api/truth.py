@@ -7,7 +7,7 @@ from torch import Tensor
 
 from maskwise.errors import DtypeError, say
 from maskwise.mask import Mask
-from maskwise.ops.arguments import Dim, MaskLike
+from maskwise.ops.arguments import MUST, Dim, MaskLike, mask_hint
 from maskwise.ops.gpu.status import DEVICE
 from maskwise.ops.operation import Operation
 from maskwise.ops.reduce import registered
@@ -58,6 +58,7 @@ def any(
         DtypeError: the mask is not bool.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: a dim is named twice, or x or the mask is sparse.
     """
     out: Tensor = registered.any(x, mask, dim, keepdim)
     return out if empty is None else replace_empty("any", out, x, mask, dim, keepdim, empty)
@@ -94,6 +95,7 @@ def all(
         DtypeError: the mask is not bool.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
+        ArgumentError: a dim is named twice, or x or the mask is sparse.
     """
     out: Tensor = registered.all(x, mask, dim, keepdim)
     return out if empty is None else replace_empty("all", out, x, mask, dim, keepdim, empty)
@@ -124,6 +126,7 @@ def count(
     Raises:
         DtypeError: the mask is not bool.
         OutOfRangeError: a dim that the mask does not have.
+        ArgumentError: a dim is named twice.
     """
     if type(mask) is Tensor and type(dim) is int and is_ordinary() and (done := _small(mask, dim, keepdim)) is not None:
         return done
@@ -135,7 +138,7 @@ def count(
         return count_of(mask, dim, keepdim)
     if not isinstance(mask, Tensor) or mask.dtype is not torch.bool:
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise DtypeError(say("count", "mask", must="be a Mask or a bool tensor", got=got, hint="mask.bool()"))
+        raise DtypeError(say("count", "mask", must=MUST, got=got, hint=mask_hint(mask)))
     everything = _EVERYTHING if type(mask) is Tensor and mask.device == _CPU else mask.new_ones(())
     out: Tensor = _count(mask, everything, dim, keepdim)
     return out
@@ -172,7 +175,8 @@ _count = Operation("count", plain=_by_torch, bare=registered.sum.bare, fused=reg
 
 def count_of(mask: Mask, dim: Dim, keepdim: bool) -> Tensor:
     """Count a Mask by what it knows."""
-    if dim is None:
+    # As for every reduction, and as in torch, no dims stand for all.
+    if dim is None or (not isinstance(dim, int) and not len(dim)):
         total = torch.tensor(mask.count(), dtype=torch.int64, device=mask.device)
         return total.reshape((1,) * mask.ndim) if keepdim else total
     out: Tensor = mask.count(dim, keepdim)

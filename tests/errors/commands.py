@@ -1,0 +1,115 @@
+"""Mistakes on the command line, and with benchmarks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import typer
+
+from maskwise.benchmarks import calibrate as measuring
+from maskwise.benchmarks.case import Case, Side, at_least, never_slower
+from maskwise.benchmarks.registry import select
+from maskwise.benchmarks.run import BenchmarkError, run_case
+from maskwise.cli import app, bench, calibrate
+from maskwise.cli.drawing.command import _check_size
+from maskwise.cli.drawing.masks import mask_of
+from maskwise.cli.pictures import check_picture
+from maskwise.errors import ArgumentError, MaskwiseError
+from maskwise.plan import calibration
+from tests.errors.row import Row
+
+
+def draw(expression: str) -> Callable[[], Any]:
+    return lambda: mask_of(expression)
+
+
+def measure(**options: Any) -> Callable[[], Any]:
+    return lambda: bench.run(bench.Options(**options))
+
+
+def picture(name: str | None, open_: bool = False) -> Callable[[], Any]:
+    return lambda: check_picture(None if name is None else Path(name), open_)
+
+
+def without_matplotlib() -> None:
+    with patch.dict(sys.modules, {"matplotlib": None}):
+        check_picture(Path("mask.png"))
+
+
+def a_folder_in_the_place_of_the_rates() -> None:
+    with patch.object(calibration, "path", lambda: Path(__file__).parent):
+        measuring.reset()
+
+
+def side(name: str, value: float, kind: Any = "peer") -> Side:
+    return Side(name, lambda inputs: lambda: torch.tensor(value), kind)
+
+
+def broken(inputs: Any) -> Callable[[], Any]:
+    raise ValueError("no such thing")
+
+
+OURS = side("ours", 1.0, "ours")
+CASE = Case("family", "fn", "variant", lambda case: None, (OURS, side("theirs", 1.0)), shape=(8,))
+
+ROWS = [
+    # -- draw
+    Row("maskwise draw", draw(""), ArgumentError, "causal(16), or lengths(5, 9)"),
+    Row("maskwise draw", draw("causal(4) " * 5000), ArgumentError, "Mask.from_lengths in Python"),
+    Row("maskwise draw", draw("(causal(4)"), ArgumentError, "(causal(4) | full(4))"),
+    Row("maskwise draw", draw("causal"), ArgumentError, "causal(...)"),
+    Row("maskwise draw", draw("causal(4.5)"), ArgumentError, "causal(...)"),
+    Row("maskwise draw", draw("full([3)"), ArgumentError, "[3, 5]"),
+    Row("maskwise draw", draw("causal(4) causal(4)"), ArgumentError, "& (both), | (either)"),
+    Row("maskwise draw", draw("(" * 60 + "causal(4)"), ArgumentError, "fewer parentheses"),
+    Row("maskwise draw", draw("causal(4).mT"), ArgumentError, ".T exchanges the last two dims"),
+    Row("maskwise draw", draw("causal(4, k=2, k=3)"), ArgumentError, "each option once"),
+    Row("maskwise draw", draw("lengths(max_len=3, 2)"), ArgumentError, "lengths(5, 9, max_len=12)"),
+    Row("maskwise draw", draw("causal(-x)"), ArgumentError, "window(8, left=2, right=-1)"),
+    Row("maskwise draw", draw("causal(&)"), ArgumentError, "lengths(5, 9), full([3, 5])"),
+    Row("maskwise draw", draw(f"causal({'9' * 20})"), ArgumentError, "causal(16)"),
+    Row("maskwise draw", draw("lenghts(2)"), ArgumentError, "lengths(5, 9"),
+    Row("maskwise draw", draw("causal(x=4)"), ArgumentError, "causal(16)"),
+    Row("maskwise draw", draw("full(3, 5) & full(4)"), ArgumentError, "sizes line up from the right"),
+    Row("maskwise draw", draw("full(3) & lengths(5)"), ArgumentError, "max_len=max(lengths)"),
+    Row("maskwise draw", draw("window(3)"), ArgumentError, "window(16, 3"),
+    Row("maskwise draw --plot", lambda: _check_size("none(0)", mask_of("none(0)")), ArgumentError, "without --plot"),
+    # -- options
+    Row("maskwise demo", lambda: app.demo(quick=True), typer.BadParameter, "go with --train: add it"),
+    Row("maskwise bench", measure(device="tpu"), typer.BadParameter, "measures on 'cpu' and 'cuda'"),
+    Row("maskwise bench", measure(quick=True, check=True), typer.BadParameter, "drop it, or drop --check"),
+    Row("maskwise bench", measure(pattern="nothing"), typer.BadParameter, "maskwise bench --list"),
+    Row("maskwise calibrate", lambda: calibrate.run(reset=True, show=True), typer.BadParameter, "drop one of them"),
+    Row("maskwise calibrate", a_folder_in_the_place_of_the_rates, MaskwiseError, "rm "),
+    Row("maskwise draw --open", picture(None, True), typer.BadParameter, "add --plot picture.png"),
+    Row("maskwise draw --plot", picture("mask.gif"), typer.BadParameter, "--plot mask.png"),
+    Row("maskwise draw --plot", without_matplotlib, typer.BadParameter, "pip install 'maskwise[plot]'"),
+    # -- benchmarks
+    Row("benchmarks.select", lambda: select("nothing"), ArgumentError, "maskwise bench --list"),
+    Row("benchmarks.Case", lambda: replace(CASE, sides=(OURS, OURS)), ArgumentError, "kind='ours'"),
+    Row("benchmarks.Case", lambda: replace(CASE, targets=(never_slower("x"),)), ArgumentError, 'side="best peer"'),
+    Row(
+        "run_case",
+        lambda: run_case(replace(CASE, sides=(OURS, side("x", 2.0))), quick=True),
+        BenchmarkError,
+        "has a bug",
+    ),
+    Row(
+        "run_case",
+        lambda: run_case(replace(CASE, sides=(OURS, Side("x", broken))), quick=True),
+        BenchmarkError,
+        "--filter 'fn variant'",
+    ),
+    Row(
+        "run_case",
+        lambda: run_case(replace(CASE, sides=(OURS,), targets=(at_least(2, "best peer"),)), budget=0.01),
+        BenchmarkError,
+        "run without --check",
+    ),
+]

@@ -1,0 +1,274 @@
+"""Mistakes with layers, gates, pruning and sparse training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+import maskwise as mw
+from maskwise import Mask
+from maskwise.errors import ArgumentError, DeviceError, DtypeError, OutOfRangeError, ShapeError
+from maskwise.nn import gates, schedule
+from maskwise.nn.gates import NM, Binary, Block, Gate, HardConcrete, Sigmoid, Threshold, TopK
+from tests.errors.row import Row
+
+X = torch.ones(2, 3)
+BITS = torch.ones(2, 3, dtype=torch.bool)
+TOKENS = torch.ones(2, 3, 4)
+PIXELS, ON_META = torch.ones(1, 3, 5, 5), torch.ones(1, 5, 5, dtype=torch.bool, device="meta")
+ATTACHED = TopK(0.5)
+GATED = mw.nn.attach(nn.Linear(3, 2), ATTACHED)
+OWN = mw.nn.MaskedLinear(3, 2)
+IMAGES = mw.nn.MaskedConv2d(3, 2, 1)
+SPARSE = mw.nn.SparseLinear(3, 2, density=0.5)
+OTHER = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+ONE = TopK(0.1)
+
+
+def attach(module: Any, gate: Any, *name: str) -> Callable[[], Any]:
+    return lambda: mw.nn.attach(module, gate, *name)
+
+
+def with_another_parametrization() -> None:
+    layer = mw.nn.attach(nn.Linear(3, 2), TopK(0.5))
+    parametrize.register_parametrization(layer, "weight", nn.Identity())
+    mw.nn.detach(layer)
+
+
+def two_budgets() -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 3))
+    densities = iter((0.1, 0.2))
+    mw.nn.prune(model, lambda: TopK(next(densities), scope="global"))
+
+
+def from_linear(kind: str, *arguments: Any, **options: Any) -> Callable[[], Any]:
+    return lambda: getattr(mw.nn, f"{kind}Linear").from_linear(nn.Linear(3, 2), *arguments, **options)
+
+
+def prune(*arguments: Any, **options: Any) -> Callable[[], Any]:
+    return lambda: mw.nn.prune(*arguments, **options)
+
+
+def rewire(kind: str, model: nn.Module = SPARSE, **options: Any) -> Callable[[], Any]:
+    return lambda: getattr(mw.nn, kind)(model, OTHER, **options)
+
+
+def sparse(*arguments: Any, **options: Any) -> Callable[[], Any]:
+    return lambda: mw.nn.SparseLinear(3, 2, *arguments, **options)
+
+
+def called(kind: str, *arguments: Any, **options: Any) -> Callable[..., Row]:
+    """A row for a layer that is made with these arguments."""
+
+    def row(*inputs: Any, error: type[Exception], hint: str) -> Row:
+        return Row(f"mw.nn.{kind}", lambda: getattr(mw.nn, kind)(*arguments, **options)(*inputs), error, hint)
+
+    return row
+
+
+def inputs_of_linear(name: str, layer: nn.Module) -> list[Row]:
+    return [
+        Row(name, lambda: layer([1.0]), DtypeError, "torch.as_tensor(input)"),
+        Row(name, lambda: layer(torch.ones(2, 5)), ShapeError, "a layer of 5 inputs"),
+        Row(name, lambda: layer(torch.ones(3, 5)), ShapeError, "input.T"),
+        Row(name, lambda: layer(torch.ones(2, 3, 1)), ShapeError, "input.flatten(1)"),
+        Row(name, lambda: layer(X.double()), DtypeError, "input.to(torch.float32), or layer.to(torch.float64)"),
+        Row(name, lambda: layer(X.to("meta")), DeviceError, "input.to('cpu')"),
+    ]
+
+
+def masks_of_norms() -> list[Row]:
+    rows = []
+    for kind in ("MaskedBatchNorm1d", "MaskedInstanceNorm1d"):
+        norm = called(kind, 4)
+        first = TOKENS.mT
+        rows += [
+            norm([1.0], BITS, error=DtypeError, hint="torch.as_tensor(input)"),
+            norm(first, X, error=DtypeError, hint="Mask.from_attention_mask(mask)"),
+            norm(first, BITS.to("meta"), error=DeviceError, hint="mask.to(input.device)"),
+            norm(first, BITS.T, error=ShapeError, hint="mask.T"),
+            norm(TOKENS, BITS, error=ShapeError, hint="input.movedim(-1, 1)"),
+            norm(TOKENS[..., None], BITS, error=ShapeError, hint="input.flatten(2)"),
+            norm(torch.ones(2, 3, 5), ~torch.eye(2, 5).bool(), error=ShapeError, hint=f"{kind}(3)"),
+        ]
+    return rows
+
+
+def pools() -> list[Row]:
+    rows = []
+    for kind, arguments in (("MaskedMeanPool", ()), ("MaskedMaxPool", ()), ("MaskedAttentionPool", (4,))):
+        pool = called(kind, *arguments)
+        rows += [
+            pool([1.0], BITS, error=DtypeError, hint="torch.as_tensor(input)"),
+            pool(TOKENS, X, error=DtypeError, hint="Mask.from_attention_mask(mask)"),
+            pool(TOKENS, BITS.to("meta"), error=DeviceError, hint="mask.to(input.device)"),
+            pool(TOKENS, torch.ones(2, 9) > 0, error=ShapeError, hint="input is pooled along (1,)"),
+        ]
+    return rows
+
+
+ROWS = [
+    # -- gates
+    Row("gates.Binary", lambda: Binary(X), DtypeError, "Binary(mask != 0)"),
+    Row("gates.Binary", lambda: Binary([True]), DtypeError, "Binary(torch.as_tensor(mask).bool())"),
+    Row("gates.Binary", lambda: Binary(BITS)(torch.ones(3, 2)), ShapeError, "mask.T"),
+    Row("mw.nn.attach", attach(nn.Linear(3, 2), Binary(BITS.to("meta"))), DeviceError, "mask.to('cpu')"),
+    Row("gates.Threshold", lambda: Threshold("0.1"), DtypeError, "Threshold(0.01)"),
+    Row("gates.Threshold", lambda: Threshold(float("nan")), ArgumentError, "Threshold(0.01)"),
+    Row("gates.Threshold", lambda: Threshold(0.1, by="size"), ArgumentError, 'by="magnitude"'),
+    Row("gates.TopK", lambda: TopK("0.1"), DtypeError, "density=0.1"),
+    Row("gates.TopK", lambda: TopK(10), ArgumentError, "density=0.1"),
+    Row("gates.TopK", lambda: TopK(0.1, scope="model"), ArgumentError, 'scope="layer"'),
+    Row("gates.NM", lambda: NM(5, 4), ArgumentError, "NM(2, 4)"),
+    Row("gates.NM", lambda: NM(2, 4)(torch.ones(8)), OutOfRangeError, "NM(2, 4, dim=0)"),
+    Row("gates.NM", lambda: NM(2, 4)(torch.ones(2, 6)), ShapeError, "NM(2, 3)"),
+    Row("gates.Block", lambda: Block(0, 0.1), ArgumentError, "Block((4, 1), 0.1)"),
+    Row("gates.Block", lambda: Block(4, "0.1"), DtypeError, "density=0.1"),
+    Row("gates.Sigmoid", lambda: Sigmoid(torch.ones(2, dtype=torch.int64)), DtypeError, "init.float()"),
+    Row("gates.Sigmoid", lambda: Sigmoid("open"), DtypeError, "init=2.0"),
+    Row("gates.Sigmoid", lambda: Sigmoid(torch.ones(3, 2))(X), ShapeError, "init.T"),
+    Row("gates.Sigmoid.penalty", lambda: Sigmoid().penalty(), ArgumentError, "mw.nn.attach(module, gate)"),
+    Row("gates.HardConcrete", lambda: HardConcrete("open"), DtypeError, "init=2.0"),
+    Row("gates.HardConcrete", lambda: HardConcrete(temperature=0.0), ArgumentError, "temperature=2 / 3"),
+    Row("gates.HardConcrete", lambda: HardConcrete(stretch=(0.0, 1.0)), ArgumentError, "stretch=(-0.1, 1.1)"),
+    Row("gates.HardConcrete.penalty", lambda: HardConcrete().penalty(), ArgumentError, "mw.nn.attach(module, gate)"),
+    Row("gates.HardConcrete", lambda: HardConcrete(torch.ones(3, 2))(X), ShapeError, "init.T"),
+    Row("gates.Gate.bind", lambda: Binary(BITS.T).bind(X), ShapeError, "mask.T"),
+    Row("gates.Gate.bind", lambda: Binary(BITS.to("meta")).bind(X), DeviceError, "mask.to('cpu')"),
+    Row("gates.Gate.bind", lambda: TopK(0.1).bind([1.0]), DtypeError, "gate(module.weight)"),
+    Row("gates.Gate", lambda: Gate()(X), NotImplementedError, "return weight.abs() > 0.1"),
+    Row("gates.Gate.mask", lambda: Gate().mask([1.0]), DtypeError, "gate(module.weight)"),
+    Row("gates.Gate.mask", lambda: Gate().mask(torch.ones(2, dtype=torch.int64)), DtypeError, "weight.float()"),
+    Row("gates.Selecting", lambda: gates.Selecting()(X), NotImplementedError, "return weight > weight.mean()"),
+    Row("gates.Sigmoid", lambda: Sigmoid.__base__(2.0)(X), NotImplementedError, "return self.logits.sigmoid()"),
+    # -- attaching
+    Row("mw.nn.attach", attach(X, TopK(0.1)), DtypeError, "torch.nn.Sequential(...)"),
+    Row("mw.nn.attach", attach(nn.Linear, TopK(0.1)), DtypeError, "Linear(...)"),
+    Row("mw.nn.attach", attach(nn.Linear(3, 2), TopK), DtypeError, "TopK(...)"),
+    Row("mw.nn.attach", attach(OWN, TopK(0.1)), ArgumentError, "MaskedLinear(..., gate=gate)"),
+    Row("mw.nn.attach", attach(GATED, TopK(0.1)), ArgumentError, "mw.nn.detach(module) first"),
+    Row("mw.nn.attach", attach(nn.Linear(3, 2), ATTACHED), ArgumentError, "TopK(...) anew"),
+    Row("mw.nn.attach", attach(nn.Linear(3, 2), TopK(0.1), "kernel"), ArgumentError, "name='weight'"),
+    Row("mw.nn.attach", attach(nn.Linear(3, 2), Binary(BITS.T)), ShapeError, "mask.T"),
+    Row("mw.nn.detach", lambda: mw.nn.detach(X), DtypeError, "torch.nn.Sequential(...)"),
+    Row("mw.nn.detach", lambda: mw.nn.detach(GATED, keep="dense"), ArgumentError, 'keep="masked"'),
+    Row("mw.nn.detach", lambda: mw.nn.detach(nn.Linear(3, 2)), ArgumentError, "mw.nn.attach(module, gate)"),
+    Row("mw.nn.detach", with_another_parametrization, ArgumentError, "remove_parametrizations removes all at once"),
+    # -- pruning
+    Row("mw.nn.prune", prune(X, lambda: TopK(0.1)), DtypeError, "torch.nn.Sequential(...)"),
+    Row("mw.nn.prune", prune(nn.Linear(3, 2), TopK(0.1)), DtypeError, "lambda: TopK(...)"),
+    Row(
+        "mw.nn.prune",
+        prune(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 3)), lambda: ONE),
+        ArgumentError,
+        "lambda: TopK(0.1)",
+    ),
+    Row("mw.nn.prune", prune(nn.Linear(3, 2), lambda: TopK(0.1), include=3), DtypeError, "include=nn.Linear, or"),
+    Row("mw.nn.prune", prune(nn.Linear(3, 2), lambda: TopK(0.1), include="encoder"), ArgumentError, "names are"),
+    Row("mw.nn.prune", prune(nn.ReLU(), lambda: TopK(0.1)), ArgumentError, "include=nn.Linear, exclude=()"),
+    Row("mw.nn.prune", prune(nn.Linear(3, 2), lambda: Binary(BITS.T)), ShapeError, "mask.T"),
+    Row("mw.nn.prune", two_budgets, ArgumentError, "mw.nn.reselect(model, density=0.1)"),
+    Row("mw.nn.reselect", lambda: mw.nn.reselect(X), DtypeError, "torch.nn.Sequential(...)"),
+    Row(
+        "mw.nn.reselect", lambda: mw.nn.reselect(nn.Linear(3, 2), 0.5), ArgumentError, "mw.nn.prune(model, lambda: TopK"
+    ),
+    Row("mw.nn.reselect", lambda: mw.nn.reselect(GATED, "half"), DtypeError, "density=0.1"),
+    Row("mw.nn.report", lambda: mw.nn.report(X), DtypeError, "torch.nn.Sequential(...)"),
+    Row("schedule.linear", lambda: schedule.linear(0.1, steps=-1), ArgumentError, "steps=1000"),
+    Row("schedule.cubic", lambda: schedule.cubic(0.1, steps=9, begin=0.5), ArgumentError, "begin=1000"),
+    Row("schedule.constant", lambda: schedule.constant(10), ArgumentError, "density=0.1"),
+    Row("schedule.constant", lambda: schedule.constant("low"), DtypeError, "density=0.1"),
+    Row("schedule.linear", lambda: schedule.linear("low", 9), DtypeError, "density=0.1"),
+    Row("schedule.cubic", lambda: schedule.cubic("low", 9), DtypeError, "density=0.1"),
+    Row(
+        "schedule.DensityScheduler",
+        lambda: schedule.DensityScheduler(GATED, schedule.constant(0.1), 0),
+        ArgumentError,
+        "every=10",
+    ),
+    Row(
+        "schedule.DensityScheduler",
+        lambda: schedule.DensityScheduler(X, schedule.constant(0.1)),
+        DtypeError,
+        "torch.nn.",
+    ),
+    Row(
+        "schedule.DensityScheduler",
+        lambda: schedule.DensityScheduler(nn.ReLU(), schedule.constant(0.1)),
+        ArgumentError,
+        "mw.nn.prune(model",
+    ),
+    # -- layers
+    Row("mw.nn.MaskedLinear", lambda: mw.nn.MaskedLinear(3, 2, gate=0.1), DtypeError, "gate=mw.nn.gates.TopK(0.1)"),
+    Row("mw.nn.MaskedLinear", lambda: mw.nn.MaskedLinear(3, 2, gate=ATTACHED), ArgumentError, "TopK(...) anew"),
+    Row("mw.nn.MaskedLinear", lambda: mw.nn.MaskedLinear(3, 2, gate=BITS.T), ShapeError, "mask.T"),
+    Row("mw.nn.MaskedConv2d", lambda: mw.nn.MaskedConv2d(3, 2, 1, gate=0.1), DtypeError, "gate=mw.nn.gates.TopK(0.1)"),
+    Row("mw.nn.MaskedConv2d", lambda: mw.nn.MaskedConv2d(3, 2, 1, gate=ATTACHED), ArgumentError, "TopK(...) anew"),
+    Row("mw.nn.MaskedConv2d", lambda: mw.nn.MaskedConv2d(3, 2, 1, gate=BITS), ShapeError, "mask[..., None, None]"),
+    Row(
+        "mw.nn.MaskedLinear.from_linear",
+        lambda: mw.nn.MaskedLinear.from_linear(nn.ReLU()),
+        DtypeError,
+        "mw.nn.prune(model",
+    ),
+    Row("mw.nn.MaskedLinear.from_linear", from_linear("Masked", ATTACHED), ArgumentError, "TopK(...) anew"),
+    Row("mw.nn.MaskedLinear.from_linear", from_linear("Masked", BITS.T), ShapeError, "mask.T"),
+    Row("mw.nn.SparseLinear.from_linear", from_linear("Sparse", BITS.T), ShapeError, "mask.T"),
+    Row("mw.nn.SparseLinear.from_linear", from_linear("Sparse", BITS, block=(2, 2)), ArgumentError, "block=(1, 1)"),
+    *inputs_of_linear("mw.nn.MaskedLinear.forward", OWN),
+    *inputs_of_linear("mw.nn.SparseLinear.forward", SPARSE),
+    Row("mw.nn.MaskedConv2d.forward", lambda: IMAGES([1.0]), DtypeError, "torch.as_tensor(input)"),
+    Row("mw.nn.MaskedConv2d.forward", lambda: IMAGES(torch.ones(1, 5, 5, 3)), ShapeError, "input.movedim(-1, -3)"),
+    Row("mw.nn.MaskedConv2d.forward", lambda: IMAGES(torch.ones(1, 5, 5, 5)), ShapeError, "a layer of 5 channels"),
+    Row("mw.nn.MaskedConv2d.forward", lambda: IMAGES(torch.ones(1, 75)), ShapeError, "input.unflatten(-1, (3, H, W))"),
+    Row(
+        "mw.nn.MaskedConv2d.forward",
+        lambda: IMAGES(torch.ones(3, 5, 5).double()),
+        DtypeError,
+        "input.to(torch.float32)",
+    ),
+    Row(
+        "mw.nn.MaskedConv2d.forward", lambda: IMAGES(torch.ones(3, 5, 5, device="meta")), DeviceError, "input.to('cpu')"
+    ),
+    *masks_of_norms(),
+    *pools(),
+    called("MaskedBatchNorm2d", 3)([1.0], BITS, error=DtypeError, hint="torch.as_tensor(input)"),
+    called("MaskedBatchNorm2d", 3)(
+        PIXELS, PIXELS[:, 0].bool().to("meta"), error=DeviceError, hint="mask.to(input.device)"
+    ),
+    called("MaskedBatchNorm2d", 3)(X, BITS, error=ShapeError, hint="input.unflatten(-1, (N, C, H, W))"),
+    called("MaskedBatchNorm2d", 3)(torch.ones(3, 5, 5), torch.ones(5, 5) > 0, error=ShapeError, hint="input[None]"),
+    called("MaskedLayerNorm", 4)([1.0], BITS, error=DtypeError, hint="torch.as_tensor(input)"),
+    called("MaskedLayerNorm", 4)(X, BITS, error=ShapeError, hint="MaskedLayerNorm(3)"),
+    called("MaskedLayerNorm", 4)(TOKENS, BITS.T, error=ShapeError, hint="mask.T"),
+    called("MaskedLayerNorm", 4)(TOKENS, X, error=DtypeError, hint="Mask.from_attention_mask(mask)"),
+    called("MaskedLayerNorm", 4)(TOKENS, BITS.to("meta"), error=DeviceError, hint="mask.to(input.device)"),
+    called("MaskedAttentionPool", 4)(X, BITS, error=ShapeError, hint="MaskedAttentionPool(3)"),
+    called("MaskedAttentionPool", 4)(TOKENS, TOKENS > 0, error=ShapeError, hint="mask.to_bool().any(-1)"),
+    Row("mw.nn.MaskedAttentionPool", lambda: mw.nn.MaskedAttentionPool(4, 3), ArgumentError, "num_heads=1"),
+    # -- sparse layers
+    Row("mw.nn.SparseLinear", sparse(), ArgumentError, "density=0.1"),
+    Row("mw.nn.SparseLinear", sparse(mask=BITS, block=(2, 2)), ArgumentError, "block=(1, 1)"),
+    Row("mw.nn.SparseLinear", sparse(density=10), ArgumentError, "density=0.1"),
+    Row("mw.nn.SparseLinear", sparse(mask=X), DtypeError, "weight != 0"),
+    Row("mw.nn.SparseLinear", sparse(mask=BITS.T), ShapeError, "mask.T"),
+    Row(
+        "mw.nn.SparseLinear.from_linear", lambda: mw.nn.SparseLinear.from_linear(nn.ReLU()), DtypeError, "module.linear"
+    ),
+    Row("mw.nn.SparseLinear.drop", lambda: SPARSE.drop(30), ArgumentError, "fraction=0.3"),
+    Row(
+        "mw.nn.SparseLinear.drop", lambda: SPARSE.drop(0.3, OTHER), ArgumentError, "torch.optim.SGD(layer.parameters())"
+    ),
+    Row("mw.nn.SparseLinear.regrow", lambda: SPARSE.regrow(-1), ArgumentError, "layer.drop(fraction) drops"),
+    Row("mw.nn.SparseLinear.regrow", lambda: SPARSE.regrow(1, scores=X.T), ShapeError, "scores.T"),
+    Row("mw.nn.SparseLinear.set_mask", lambda: SPARSE.set_mask(Mask.full((3, 2))), ShapeError, "mask.T"),
+    Row("mw.nn.SparseLinear.set_mask", lambda: SPARSE.set_mask(None), DtypeError, "Mask.full(weight.shape)"),
+    Row("mw.nn.SparseLinear.set_mask", lambda: SPARSE.set_mask(BITS, OTHER), ArgumentError, "torch.optim.SGD("),
+    Row("mw.nn.RigL", rewire("RigL", nn.Linear(3, 2)), ArgumentError, "mw.nn.SparseLinear.from_linear(linear, mask)"),
+    Row("mw.nn.RigL", rewire("RigL", fraction=30), ArgumentError, "fraction=0.3"),
+    Row("mw.nn.SET", rewire("SET", every=0), ArgumentError, "every=100"),
+]

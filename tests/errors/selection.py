@@ -1,0 +1,180 @@
+"""Mistakes with what computes only what is kept: apply, pack, attention, linear, batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import maskwise as mw
+from maskwise import Mask, Packed
+from maskwise.errors import ArgumentError, DeviceError, DtypeError, ShapeError
+from maskwise.ops.attention.sequences import attend
+from maskwise.ops.linear import SparseLayout
+from tests.errors.row import Row
+
+X = torch.arange(6.0).reshape(2, 3)
+BITS = torch.tensor([[True, True, False], [True, True, True]])
+PACKED = mw.pack(X, BITS)
+EMPTY = mw.pack(X, torch.tensor([[True, True, False], [False, False, False]]))
+ROOMY = mw.pack(X, BITS, capacity=6)
+Q, K = torch.zeros(2, 4, 3, 8), torch.zeros(2, 2, 5, 8)
+SQUARE = torch.zeros(3, 4, 3, 8)
+ROWS_OF = mw.pack(Q.transpose(1, 2), BITS)
+TOKENS = torch.zeros(5, 4, 8)
+WEIGHT, KEPT = torch.zeros(4, 3), torch.ones(4, 3, dtype=torch.bool)
+
+
+def attention(*arguments: Any, **options: Any) -> Callable[[], Any]:
+    return lambda: mw.attention(*arguments, **options)
+
+
+def linear(*arguments: Any) -> Callable[[], Any]:
+    return lambda: mw.linear(*arguments)
+
+
+def pack_into(out: Any, x: torch.Tensor = X) -> Callable[[], Any]:
+    return lambda: mw.pack(x, BITS, out=out)
+
+
+def sampler(lengths: Any = (3, 4), budget: Any = 9, **options: Any) -> Callable[[], Any]:
+    return lambda: mw.TokenBudgetSampler(lengths, budget, **options)
+
+
+ROWS = [
+    # -- apply
+    Row("mw.apply", lambda: mw.apply(torch.neg, [1.0], mask=BITS), DtypeError, "torch.as_tensor(x)"),
+    Row("mw.apply", lambda: mw.apply(torch.neg, X, mask=X), DtypeError, "Mask.from_attention_mask(mask) for 0 and 1"),
+    Row("mw.apply", lambda: mw.apply(torch.neg, X, mask=BITS.to("meta")), DeviceError, "mask.to(x.device)"),
+    Row("mw.apply", lambda: mw.apply(torch.neg, X, mask=BITS.T), ShapeError, "mask.T"),
+    Row("mw.apply", lambda: mw.apply(torch.neg, X, mask=torch.ones(3) > 0), ShapeError, "mask[None, ...]"),
+    Row("mw.apply", lambda: mw.apply(torch.add, X, X[:, :2], mask=BITS), ShapeError, "functools.partial(fn, value)"),
+    Row("mw.apply", lambda: mw.apply(list, X, mask=BITS), DtypeError, "lambda rows: tuple(fn(rows))"),
+    Row("mw.apply", lambda: mw.apply(torch.sum, X, mask=BITS), ShapeError, "treat each row by itself"),
+    Row("mw.apply", lambda: mw.apply(lambda rows: (), X, mask=BITS), ArgumentError, "lambda rows: rows"),
+    Row("mw.apply_", lambda: mw.apply_(torch.Tensor.long, X, mask=BITS), ShapeError, "mw.apply, which makes a new"),
+    Row("mw.apply_", lambda: mw.apply_(torch.neg, X, mask=None), DtypeError, "Mask.full(x.shape)"),
+    Row("mw.apply_", lambda: mw.apply_(torch.neg, X, mask=BITS.to("meta")), DeviceError, "mask.to(x.device)"),
+    Row("mw.apply_", lambda: mw.apply_(lambda rows: (), X, mask=BITS), ArgumentError, "lambda rows: rows"),
+    # -- pack
+    Row("mw.pack", lambda: mw.pack(X, None), DtypeError, "Mask.full(x.shape)"),
+    Row("mw.pack", lambda: mw.pack([1.0], BITS), DtypeError, "torch.as_tensor(x)"),
+    Row("mw.pack", lambda: mw.pack(X, BITS.T), ShapeError, "mask.T"),
+    Row("mw.pack", lambda: mw.pack(X, BITS.to("meta")), DeviceError, "mask.to(x.device)"),
+    Row("mw.pack", lambda: mw.pack(X, BITS, capacity="6"), DtypeError, "capacity=mask.numel()"),
+    Row("mw.pack", lambda: mw.pack(X, BITS, capacity=2), ArgumentError, "capacity=5"),
+    Row("mw.pack", lambda: torch.func.vmap(lambda x: mw.pack(x, BITS).values)(X[None]), ArgumentError, "mask.numel()"),
+    Row("mw.pack", pack_into([1.0]), DtypeError, "torch.empty((5,))"),
+    Row(
+        "mw.pack", pack_into(torch.empty(5, dtype=torch.float64)), DtypeError, "torch.empty((5,), dtype=torch.float32)"
+    ),
+    Row("mw.pack", pack_into(torch.empty(5, device="meta")), DeviceError, "out.to('cpu')"),
+    Row("mw.pack", pack_into(torch.empty(9)), ShapeError, "buffer[:5]"),
+    Row("mw.pack", pack_into(torch.empty(10)[::2]), ShapeError, "out.contiguous()"),
+    Row("mw.pack", pack_into(torch.empty(5, requires_grad=True)), ArgumentError, "with torch.no_grad():"),
+    Row("mw.pack", pack_into(X.view(-1)[:5]), ArgumentError, "torch.empty_like(out)"),
+    Row("Packed.unpack", lambda: PACKED.unpack(out=torch.empty(3)), ShapeError, "torch.empty((2, 3))"),
+    Row("Packed.unpack", lambda: PACKED.unpack(out=[]), DtypeError, "torch.empty((2, 3))"),
+    Row("Packed.unpack", lambda: PACKED.unpack(out=X.to("meta")), DeviceError, "out.to('cpu')"),
+    Row("Packed.unpack", lambda: PACKED.unpack(X, out=X), ArgumentError, "torch.empty_like(out)"),
+    Row("Packed.map", lambda: PACKED.map(torch.sum), ShapeError, "a row-wise function keeps the first dim"),
+    Row("Packed.__add__", lambda: PACKED + EMPTY, ArgumentError, "pack both with one mask"),
+    Row("Packed.__add__", lambda: PACKED + ROOMY, ArgumentError, "pack(x, mask, capacity=None)"),
+    Row("Packed.__add__", lambda: PACKED + torch.ones(4), ShapeError, "t[:, None] adds a dim"),
+    *[
+        Row(
+            f"Packed.{name}",
+            lambda name=name: getattr(ROOMY, name)(),
+            ArgumentError,
+            "packed.unpack() and the function",
+        )
+        for name in ("sum", "mean", "amax", "amin", "logsumexp", "softmax")
+    ],
+    Row("Packed.to_packed_sequence", EMPTY.to_packed_sequence, ArgumentError, "pack(x[mask.lengths > 0]"),
+    Row(
+        "Packed.to_packed_sequence",
+        mw.pack(X, BITS[:, 0]).to_packed_sequence,
+        ShapeError,
+        "(sequences, positions) mask",
+    ),
+    Row("Packed.to_nested", mw.pack(X, BITS[:, 0]).to_nested, ShapeError, "pack with a (sequences, positions) mask"),
+    Row("Packed.to_sparse_csr", mw.pack(X, BITS[:, 0]).to_sparse_csr, ShapeError, "(sequences, positions) mask"),
+    Row("Packed.from_sparse", lambda: Packed.from_sparse(X), DtypeError, "sparse.to_sparse()"),
+    Row("Packed.from_nested", lambda: Packed.from_nested([X]), DtypeError, "layout=torch.jagged"),
+    Row("Packed.from_packed_sequence", lambda: Packed.from_packed_sequence(X), DtypeError, "rnn.pack_sequence(parts"),
+    # -- attention
+    Row("mw.attention", attention([1.0], K, K), DtypeError, "all three from mw.pack"),
+    Row("mw.attention", attention(Q[0], K, K), ShapeError, "q[None]"),
+    Row("mw.attention", attention(Q.long(), K, K), DtypeError, "q.float()"),
+    Row("mw.attention", attention(Q, K.double(), K), DtypeError, "k.to(q.dtype)"),
+    Row("mw.attention", attention(Q, K.to("meta"), K), DeviceError, "k.to(q.device)"),
+    Row("mw.attention", attention(Q, K[:1], K), ShapeError, "k.expand(2, -1, -1, -1)"),
+    Row("mw.attention", attention(Q, K[..., :4], K), ShapeError, "project q and k to one size"),
+    Row("mw.attention", attention(Q, K, K[:, :, :4]), ShapeError, "only the last dim of v is its own"),
+    Row("mw.attention", attention(Q[:, :3], K, K), ShapeError, "(B, heads, L, D), not (B, L, heads, D)"),
+    Row("mw.attention", attention(Q, K, K, dropout_p=2.0), ArgumentError, "dropout_p=0.1"),
+    Row("mw.attention", attention(Q, K, K, torch.ones(2, 5)), DtypeError, "Mask.from_additive(mask) for 0 and -inf"),
+    Row("mw.attention", attention(Q, K, K, [True]), DtypeError, "Mask(torch.as_tensor(mask))"),
+    Row("mw.attention", attention(Q, K, K, Mask.full((2, 5), device="meta")), DeviceError, "mask.to(q.device)"),
+    Row("mw.attention", attention(SQUARE, SQUARE, SQUARE, Mask.full((3, 3))), ArgumentError, "mask[:, None, None, :]"),
+    Row("mw.attention", attention(Q, K, K, Mask.full((2, 3, 5))), ShapeError, "mask[:, None] for (B, queries, keys)"),
+    Row("mw.attention", attention(ROWS_OF, K, K), DtypeError, "mw.pack(k.transpose(1, 2), mask)"),
+    Row("mw.attention", attention(PACKED, PACKED, PACKED), ShapeError, "mw.pack(x.transpose(1, 2), mask)"),
+    Row(
+        "mw.attention",
+        attention(ROWS_OF, ROWS_OF, mw.pack(Q.transpose(1, 2), ~BITS)),
+        ArgumentError,
+        "mw.pack(v, k.mask)",
+    ),
+    Row(
+        "mw.attention",
+        attention(ROWS_OF, *[mw.pack(Q[:1].transpose(1, 2), BITS[:1])] * 2),
+        ShapeError,
+        "from one batch",
+    ),
+    Row("attend", lambda: attend(Q, Q, Q, [3, 3]), ShapeError, "mw.attention for (B, H, L, D)"),
+    Row("attend", lambda: attend(TOKENS, TOKENS, TOKENS[:4], [5]), ShapeError, "only the last dim of v is its own"),
+    Row("attend", lambda: attend(TOKENS, TOKENS[:, :3], TOKENS[:, :3], [5]), ShapeError, "(N, heads, D), not"),
+    Row(
+        "attend",
+        lambda: attend(TOKENS, TOKENS, TOKENS, [5], key_lengths=[2, 3]),
+        ArgumentError,
+        "0 for a sequence of no keys",
+    ),
+    Row("attend", lambda: attend(TOKENS, TOKENS, TOKENS, [4]), ShapeError, "mask.lengths.tolist()"),
+    # -- linear
+    Row("mw.linear", linear([1.0], WEIGHT, KEPT), DtypeError, "torch.as_tensor(x)"),
+    Row("mw.linear", linear(X, WEIGHT, KEPT, [1.0]), DtypeError, "torch.as_tensor(bias)"),
+    Row("mw.linear", linear(X, WEIGHT, None), DtypeError, "Mask.full(weight.shape)"),
+    Row("mw.linear", linear(X, WEIGHT[0], KEPT[0]), ShapeError, "weight[None]"),
+    Row("mw.linear", linear(X, WEIGHT, KEPT.T), ShapeError, "mask.T"),
+    Row("mw.linear", linear(torch.ones(2, 4), WEIGHT, KEPT), ShapeError, "weight.T and mask.T"),
+    Row("mw.linear", linear(torch.ones(2, 3, 1), WEIGHT, KEPT), ShapeError, "x.flatten(1)"),
+    Row("mw.linear", linear(torch.ones(3, 5), WEIGHT, KEPT), ShapeError, "x.T"),
+    Row("mw.linear", linear(torch.ones(2, 7), WEIGHT, KEPT), ShapeError, "a weight of 7 inputs"),
+    Row("mw.linear", linear(torch.ones(()), WEIGHT, KEPT), ShapeError, "x[None]"),
+    Row("mw.linear", linear(X, WEIGHT, KEPT, torch.ones(4, 1)), ShapeError, "bias.flatten()"),
+    Row("mw.linear", linear(X, WEIGHT, KEPT, torch.ones(3)), ShapeError, "torch.zeros(4)"),
+    Row("mw.linear", linear(X, WEIGHT.to("meta"), KEPT), DeviceError, "weight.to(x.device)"),
+    Row("mw.linear", linear(X, WEIGHT.double(), KEPT), DtypeError, "weight.to(x.dtype)"),
+    Row("SparseLayout.from_mask", lambda: SparseLayout.from_mask(KEPT[0]), ShapeError, "bits[None]"),
+    Row("SparseLayout.from_mask", lambda: SparseLayout.from_mask(KEPT, (2, 2)), ArgumentError, "block=(1, 1)"),
+    Row(
+        "SparseLayout.from_mask",
+        lambda: SparseLayout.from_mask(torch.eye(16) > 0, (4, 1)),
+        ArgumentError,
+        "from_mask(mask)",
+    ),
+    # -- batches
+    Row("mw.TokenBudgetSampler", sampler(budget=1.5), DtypeError, "budget=int(budget)"),
+    Row("mw.TokenBudgetSampler", sampler(pool=0), ArgumentError, "pool=1"),
+    Row("mw.TokenBudgetSampler", sampler(method="best"), ArgumentError, 'method="first_fit" for packed batches'),
+    Row("mw.TokenBudgetSampler", sampler(rank=2, num_replicas=2), ArgumentError, "num_replicas=3"),
+    Row("mw.TokenBudgetSampler", sampler(num_replicas=2), ArgumentError, "rank=torch.distributed.get_rank()"),
+    Row("mw.TokenBudgetSampler", sampler(["three"]), DtypeError, "[len(tokens) for tokens in dataset]"),
+    Row("mw.TokenBudgetSampler", sampler([[3], [4]]), ShapeError, "lengths.flatten()"),
+    Row("mw.TokenBudgetSampler", sampler([3.0]), DtypeError, "[len(tokens) for tokens in dataset]"),
+    Row("mw.TokenBudgetSampler", sampler([12]), ArgumentError, "budget=12"),
+    Row("mw.TokenBudgetSampler", sampler([-1]), ArgumentError, "lengths.clamp(min=0)"),
+]

@@ -1,0 +1,7 @@
+"""All rows."""
+
+from __future__ import annotations
+
+from tests.errors import commands, functions, layers, masks, selection, whole_models
+
+ROWS = [row for part in (masks, functions, selection, layers, whole_models, commands) for row in part.ROWS]

@@ -49,16 +49,11 @@ class Operation:
     taped: Callable[..., Any] | None = None
     #: Whether a compiled graph on a GPU is better off with the plain route, which Inductor fuses with its neighbours.
     fuses: bool = False
+    #: Whether it is a step of another function, so that no log hears of it.
+    is_step: bool = False
 
     def __call__(self, x: torch.Tensor, mask: MaskLike, dim: Dim, *rest: Any) -> Any:
         """Check and plan the call, or find that it was, and run it."""
-        return self._run(x, mask, dim, rest, is_step=False)
-
-    def step(self, x: torch.Tensor, mask: MaskLike, dim: Dim, *rest: Any) -> Any:
-        """The same as a step of another function: no log hears of it."""
-        return self._run(x, mask, dim, rest, is_step=True)
-
-    def _run(self, x: torch.Tensor, mask: MaskLike, dim: Dim, rest: tuple[Any, ...], *, is_step: bool) -> Any:
         bits = mask.to_bool() if isinstance(mask, Mask) else mask
         # Inside a compiled graph the choice must be a constant of the graph: dtype and device are, the caches are not.
         if _is_compiling():
@@ -78,13 +73,13 @@ class Operation:
         except (AttributeError, TypeError):
             # Not tensors, which the checks say in full; or a list of dims, which cannot be a key.
             if isinstance(dim, list):
-                return self._run(x, mask, tuple(dim), rest, is_step=is_step)
+                return self(x, mask, tuple(dim), *rest)
             check(self.name, x, bits)
             dims_of(self.name, x, dim)
             raise
         if recipe is None:
             recipe = self._recipe(x, bits, dim, facts)
-        if listeners and not is_step:
+        if listeners and not self.is_step:
             record(recipe.plan, x, mask)
         return recipe.run(x, bits, recipe.dims, *rest)
 

@@ -14,6 +14,7 @@ from maskwise.ops.linear.known import OP, mask_of, plan_for, settled
 from maskwise.ops.linear.layouts import SparseLayout
 from maskwise.ops.linear.registered import sparse_linear
 from maskwise.ops.linear.routes import hopeless
+from maskwise.ops.numbers import number
 from maskwise.ops.small import REFUSED, is_ordinary
 from maskwise.ops.zeroed import zeroed
 from maskwise.plan.explain import listeners, record
@@ -88,16 +89,18 @@ def _run(x: Tensor, weight: Tensor, bits: Tensor, bias: Tensor | None, layout: S
 def _small(x: Tensor, weight: Tensor, mask: MaskLike, bias: Tensor | None) -> Tensor | None:
     """A product too small for any way but the dense one, by torch; None where it is not, or more must be asked."""
     try:
-        multiplied, weights = hopeless()
+        a_product, a_weight, most = hopeless()
         outputs, inputs = weight.shape
-        if outputs * inputs > weights or x.numel() * outputs > multiplied or not (x.is_cpu and weight.is_cpu):
+        if outputs * (x.numel() * a_product + inputs * a_weight) > most or not (x.is_cpu and weight.is_cpu):
             return None
         bits = mask.to_bool() if isinstance(mask, Mask) else mask
         if bits.dtype is not torch.bool or bits.shape != weight.shape:
             return None
         if bias is not None and bias.shape != (outputs,):
             return None
-        return torch.nn.functional.linear(x, zeroed(weight, bits), bias)
+        # As in `reference.linear`, with a number that need not be made anew.
+        kept = torch.where(bits, weight, number(0.0, weight.dtype, weight.device))
+        return torch.nn.functional.linear(x, kept, bias)
     except (AttributeError, *REFUSED):
         return None
 

@@ -13,15 +13,13 @@ from torch.utils.weak import WeakIdKeyDictionary
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike
 from maskwise.ops.linear.layouts import SparseLayout
-from maskwise.ops.linear.routes import Sizes, build_cost, choose, dense_cost, sparse_cost
+from maskwise.ops.linear.routes import Extra, Sizes, build_cost, choose, dense_cost, sparse_cost
 from maskwise.plan import Plan, planner
 from maskwise.plan.plan import Refusal
 
 __all__ = ["OP", "Settled", "mask_of", "plan_for", "settled"]
 
 OP = "linear"
-#: Weights that are picked in a microsecond, and weights that are zeroed.
-_PICKED, _ZEROED = 600.0, 2400.0
 #: Ways that are remembered with one mask.
 _WAYS_KEPT = 64
 
@@ -83,7 +81,7 @@ def _facts(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Any, ...] | 
     if not (x.is_cpu and weight.is_cpu and (bias is None or bias.is_cpu)) or torch.is_autocast_enabled("cpu"):
         return None
     told = None if bias is None else (bias.shape, bias.dtype)
-    return (x.shape, x.dtype, weight.shape, weight.dtype, told, planner.era())
+    return (x.shape, x.dtype, x.is_contiguous(), weight.shape, weight.dtype, told, planner.era())
 
 
 def plan_for(
@@ -91,40 +89,31 @@ def plan_for(
 ) -> tuple[Plan, SparseLayout | None]:
     """The plan of a call that was checked, and the layout where it is the sparse one."""
     outputs, inputs = weight.shape
-    batch = x.numel() // max(inputs, 1)
+    batch, contiguous = x.numel() // max(inputs, 1), x.is_contiguous()
     nothing = Sizes(batch, inputs, outputs, 0)
-    if not transformed and planner.forced() is None and sparse_cost(nothing) >= dense_cost(nothing):
+    dense, least = Extra.of(nothing, contiguous=contiguous)
+    if not transformed and planner.forced() is None and sparse_cost(nothing) + least >= dense_cost(nothing) + dense:
         # Nothing is counted where nothing could come of it.
         reason = "too small a product for a kernel to pay"
-        return _settle(x, weight, mask, bias, _dense(reason, dense_cost(nothing)), None)
-    kept = inputs * outputs if transformed else mask.count()
-    sizes = Sizes(batch, inputs, outputs, kept)
-    plan = choose(OP, sizes, x.dtype, x.device.type, transformed=transformed)
+        plan = Plan(OP, "plain", reason, dense_cost(nothing) + dense, (Refusal("sparse", reason),))
+        return _settle(x, weight, mask, bias, plan, None)
+    sizes = nothing._replace(kept=inputs * outputs if transformed else mask.count())
+    extra = Extra.of(sizes, contiguous=contiguous)
+    plan = choose(OP, sizes, x.dtype, x.device.type, transformed=transformed, extra=extra)
     if transformed:
         return plan, None
     if plan.route == "plain":
         return _settle(x, weight, mask, bias, plan, None)
-    # Here the weight is a dense one: its kept values are picked for the kernel, or its dropped ones zeroed, every time.
-    picked, zeroed = plan.microseconds + kept / _PICKED, dense_cost(sizes) + inputs * outputs / _ZEROED
-    if picked >= zeroed and planner.forced() is None:
-        reason = f"with picking the kept weights predicted {picked:.0f} µs against {zeroed:.0f} µs"
-        return _settle(x, weight, mask, bias, _dense(reason, zeroed, plan), None)
     known = mask._once(OP, Known)
     if known.layout is None:
         # A layout is made when what it would have saved so far pays for it: whoever calls once does not pay.
-        saved, cost = zeroed - picked, build_cost(sizes)
-        known.forgone += saved
+        full, cost = dense_cost(sizes) + extra.dense, build_cost(sizes)
+        known.forgone += full - plan.microseconds
         if known.forgone < cost and planner.forced() is None:
             reason = f"a layout would cost {cost:.0f} µs, and has been worth {known.forgone:.0f} µs so far"
-            return _dense(reason, zeroed, plan), None
+            return Plan(OP, "plain", reason, full, (Refusal("sparse", reason),), plan.dense, plan.dense), None
         known.layout = SparseLayout.from_mask(mask.to_bool())
     return _settle(x, weight, mask, bias, plan, known.layout)
-
-
-def _dense(reason: str, cost: float, plan: Plan | None = None) -> Plan:
-    """The dense product, though there is a sparse one."""
-    work = None if plan is None else plan.dense
-    return Plan(OP, "plain", reason, cost, (Refusal("sparse", reason),), work, work)
 
 
 def _settle(

@@ -16,7 +16,7 @@ from maskwise.plan.capability import can_serve
 from maskwise.plan.cost import Work
 from maskwise.plan.plan import Refusal
 
-__all__ = ["Sizes", "build_cost", "choose", "dense_cost", "hopeless", "sparse_cost"]
+__all__ = ["Extra", "Sizes", "build_cost", "choose", "dense_cost", "hopeless", "sparse_cost"]
 
 #: How fast the kernels multiply, by block, as a part of how fast the dense product does.
 _PART: dict[Block, float] = {(1, 1): 0.52, (4, 1): 0.68, (16, 16): 0.76}
@@ -27,6 +27,8 @@ _STRIP = 8
 _CALL = 12.0
 #: To make a layout, a microsecond for this many positions of the mask.
 _BUILT = 150.0
+#: Weights that are picked in a microsecond, and weights that are zeroed; and elements of an input that is put in order.
+_PICKED, _ZEROED, _TURNED = 600.0, 4000.0, 700.0
 
 
 class Sizes(NamedTuple):
@@ -60,23 +62,45 @@ def build_cost(sizes: Sizes) -> float:
     return 50.0 + sizes.inputs * sizes.outputs / _BUILT + sizes.kept / 20.0
 
 
+class Extra(NamedTuple):
+    """What a product costs in microseconds beside itself, where its weight is a dense one, whichever way it goes."""
+
+    dense: float = 0.0
+    sparse: float = 0.0
+
+    @classmethod
+    def of(cls, sizes: Sizes, *, contiguous: bool) -> Extra:
+        """Dropped weights are zeroed for the dense product, kept ones picked for the sparse, every time; and that wants
+        its input in order.
+        """
+        turned = 0.0 if contiguous else sizes.batch * sizes.inputs / _TURNED
+        return cls(sizes.inputs * sizes.outputs / _ZEROED, sizes.kept / _PICKED + turned)
+
+
 @lru_cache(maxsize=1)
-def hopeless() -> tuple[float, float]:
-    """Up to how many multiplications, and weights, the kernel would not pay even if nothing were kept; none where a
-    route is forced.
+def hopeless() -> tuple[float, float, float]:
+    """What a multiplication costs the dense product with a dense weight at most, what a weight does, and what it may
+    cost in all for the kernel not to pay even if nothing were kept; nothing where a route is forced.
     """
     if planner.forced() not in (None, "plain"):
-        return 0.0, 0.0
+        return 0.0, 0.0, -1.0
     rates = planner.rates_for("cpu")
-    spent = _CALL - rates.plain_call
-    return spent * rates.flops / 2, spent * _WEIGHTS * rates.streamed / 4
+    return 2 / rates.flops, 1 / _ZEROED + 4 / (_WEIGHTS * rates.streamed), _CALL - rates.plain_call
 
 
 planner.on_forget(hopeless.cache_clear)
 
 
 @lru_cache(maxsize=4096)
-def choose(op: str, sizes: Sizes, dtype: torch.dtype, device: str, *, transformed: bool = False) -> Plan:
+def choose(
+    op: str,
+    sizes: Sizes,
+    dtype: torch.dtype,
+    device: str,
+    *,
+    transformed: bool = False,
+    extra: Extra = Extra(),  # noqa: B008
+) -> Plan:
     """The plan of one product, as if a layout were there."""
     if planner.forced() == "plain":
         return Plan(op, "plain", "forced", 0.0)
@@ -84,7 +108,7 @@ def choose(op: str, sizes: Sizes, dtype: torch.dtype, device: str, *, transforme
         reason = "torch.func transforms and forward-mode AD see through plain torch operations only"
         return Plan(op, "plain", reason, 0.0, (Refusal("sparse", reason),))
     ok, why = can_serve("linear", device, dtype)
-    dense, sparse = dense_cost(sizes), sparse_cost(sizes)
+    dense, sparse = dense_cost(sizes) + extra.dense, sparse_cost(sizes) + extra.sparse
     total = max(1, sizes.inputs * sizes.outputs)
     by_all = Work(calls=1, streamed=dtype.itemsize * total, flops=2 * sizes.batch * total)
     # A kept weight comes with its column.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -12,8 +14,8 @@ from maskwise.ops.gpu.status import DEVICE
 from maskwise.ops.operation import Operation
 from maskwise.ops.reduce import registered
 from maskwise.ops.reduce.api.shared import replace_empty
-from maskwise.ops.small import REFUSED, is_ordinary, small
-from maskwise.plan import Plan
+from maskwise.ops.small import is_ordinary, small
+from maskwise.plan import Plan, planner
 from maskwise.plan.capability import provide, served
 from maskwise.plan.cost import Work
 from maskwise.plan.explain import listeners, record
@@ -128,7 +130,12 @@ def count(
         OutOfRangeError: a dim that the mask does not have.
         ArgumentError: a dim is named twice.
     """
-    if type(mask) is Tensor and type(dim) is int and is_ordinary() and (done := _small(mask, dim, keepdim)) is not None:
+    if (
+        type(mask) is Tensor
+        and type(dim) is int
+        and is_ordinary()
+        and (done := _at_once(mask, dim, keepdim)) is not None
+    ):
         return done
     if isinstance(mask, Mask):
         if listeners and not torch.compiler.is_compiling():
@@ -144,16 +151,23 @@ def count(
     return out
 
 
-def _small(mask: Tensor, dim: int, keepdim: bool) -> Tensor | None:
-    """A small mask counted by torch, or None where that is not to be had, or more must be asked."""
-    if mask.dtype is not torch.bool or mask.layout is not torch.strided or not mask.is_cpu:
+def _at_once(mask: Tensor, dim: int, keepdim: bool) -> Tensor | None:
+    """The call that is made most, a plain tensor on the CPU along one dim; None where more must be asked."""
+    ndim = mask.dim()
+    if mask.dtype is not torch.bool or mask.layout is not torch.strided or not mask.is_cpu or not -ndim <= dim < ndim:
         return None
-    if mask.numel() > small("count", torch.bool):
-        return None
-    try:
+    if mask.numel() <= small("count", torch.bool):
         return mask.sum(dim, keepdim)
-    except REFUSED:
-        return None
+    out: Tensor | None = _count.bare(mask, _EVERYTHING, [dim % ndim], keepdim) if _is_served() else None
+    return out
+
+
+@lru_cache(maxsize=1)
+def _is_served() -> bool:
+    return planner.has_kernel("count", torch.bool, "cpu")
+
+
+planner.on_forget(_is_served.cache_clear)
 
 
 def _by_torch(mask: Tensor, everything: Tensor, dims: list[int], keepdim: bool) -> Tensor:

@@ -117,3 +117,19 @@ def test_scans_and_their_gradients(layout, dim, name):
             found.append((out, torch.autograd.grad(finite.square().sum(), leaf)[0]))
         # float64, whose sums may be made in another order.
         torch.testing.assert_close(found[0], found[1], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "softmin", "normalize", "standardize"])
+@pytest.mark.parametrize("columns", [3, 11, 16, 17])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_few_long_slices_side_by_side_give_what_they_give_in_rows(name, columns, dtype):
+    generator = torch.Generator().manual_seed(columns)
+    x = torch.rand(2, 5000, columns, generator=generator).to(dtype).mT
+    keep = torch.rand(2, columns, 5000, generator=generator) < 0.5
+    x = torch.where(keep, x, torch.nan).mT.contiguous().mT
+    keep[0, 0] = False
+    function = getattr(mw, name)
+    with mw.force("kernel"):
+        across, rows = function(x, keep, dim=-1), function(x.contiguous(), keep, dim=-1)
+    torch.testing.assert_close(across, rows)
+    torch.testing.assert_close(across, function(x.contiguous().double(), keep, dim=-1).to(dtype))

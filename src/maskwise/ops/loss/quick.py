@@ -23,11 +23,11 @@ from maskwise.ops.loss.kinds import KINDS, Kind
 from maskwise.ops.loss.registered import REDUCTIONS, Code, code_of, elements
 from maskwise.plan import Plan, planner
 from maskwise.plan.plan import Refusal
+from maskwise.plan.remembered import Remembered
 
 __all__ = ["Quick", "find"]
 
 _PLAIN = (Tensor, torch.nn.Parameter)
-_KEPT = 4096
 SERVED = ("cpu", "cuda")
 #: The keyword arguments that may be given: numbers, of which tensors could never be keys, and a weight.
 _SETTINGS = frozenset(
@@ -45,8 +45,7 @@ class Quick(NamedTuple):
     run: Callable[[Any, Any, Tensor, Any], Tensor]
 
 
-_found: dict[tuple[Any, ...], Quick | None] = {}
-planner.on_forget(_found.clear)
+_found: Remembered[Quick | None] = Remembered()
 
 
 def find(
@@ -75,8 +74,6 @@ def find(
         key = (fn, reduction, tuple(settings.items()), facts)
         return _found[key]
     except KeyError:
-        if len(_found) >= _KEPT:
-            _found.clear()
         way = _found[key] = plan(Asked(fn, reduction, settings, *facts[7:9]), x, target, bits, weight, *facts[9:11])
         return way
     except TypeError:

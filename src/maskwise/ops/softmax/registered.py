@@ -12,6 +12,7 @@ from torch import Tensor
 from maskwise.ops.operation import Operation
 from maskwise.ops.register import define, register
 from maskwise.ops.softmax import gradients, reference
+from maskwise.ops.softmax.turning import turning
 from maskwise.plan.capability import FLOATING
 from maskwise.plan.cost import Work
 
@@ -97,6 +98,7 @@ def one(
         gpu=FLOATING,
         gpu_from=f"{GPU}:{name}",
         fuses=True,
+        adapt=turning,
     )
 
 

@@ -112,7 +112,7 @@ def test_list_names_every_case_and_its_targets(invoke):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--filter", "nothing"], "no benchmark matches 'nothing'"),
+        (["--filter", "nothing"], "got 'nothing'. Hint: maskwise bench --list"),
         (["--quick", "--check"], "drop --check"),
         (["--plot", "figure.gif"], "--plot writes .png or .svg"),
     ],

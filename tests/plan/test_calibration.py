@@ -199,4 +199,4 @@ def test_a_file_that_cannot_be_read_is_told_with_code_1(cache):
 def test_show_and_reset_do_not_go_together():
     result = invoke("calibrate", "--show", "--reset")
     assert result.exit_code == 2
-    assert "choose one" in " ".join(result.stderr.replace("│", " ").split())
+    assert "drop one of them" in " ".join(result.stderr.replace("│", " ").split())

@@ -11,6 +11,7 @@ from torch import Tensor
 from maskwise.ops.numbers import number
 from maskwise.ops.register import find
 from maskwise.plan import planner
+from maskwise.plan.planner import small
 
 __all__ = ["zeroed"]
 
@@ -27,16 +28,25 @@ def zeroed(
     >>> zeroed(torch.tensor([1.0, float("nan")]), torch.tensor([True, False]))
     tensor([1., 0.])
     """
-    if not x.requires_grad and x.is_cpu and _is_served(x.dtype):
-        out: Tensor = _kernel(x, bits, number(0.0, x.dtype, x.device))
-    else:
-        out = _fill(x, bits, None, 0.0)
-    return out
+    if not x.requires_grad and x.is_cpu:
+        most = _by_torch(x.dtype)
+        if x.numel() <= most:
+            return torch.where(bits, x, number(0.0, x.dtype, x.device))
+        if most < _ALWAYS:
+            out: Tensor = _kernel(x, bits, number(0.0, x.dtype, x.device))
+            return out
+    filled: Tensor = _fill(x, bits, None, 0.0)
+    return filled
+
+
+#: More elements than any tensor has.
+_ALWAYS = 1 << 62
 
 
 @lru_cache(maxsize=16)
-def _is_served(dtype: torch.dtype) -> bool:
-    return planner.has_kernel("fill", dtype, "cpu")
+def _by_torch(dtype: torch.dtype) -> int:
+    """Up to how many elements torch is quicker than the kernel; without a kernel, all of them."""
+    return small("fill", dtype) if planner.has_kernel("fill", dtype, "cpu") else _ALWAYS
 
 
-planner.on_forget(_is_served.cache_clear)
+planner.on_forget(_by_torch.cache_clear)

@@ -14,7 +14,6 @@ from maskwise.ops.linear.known import OP, mask_of, plan_for, settled
 from maskwise.ops.linear.layouts import SparseLayout
 from maskwise.ops.linear.registered import sparse_linear
 from maskwise.ops.linear.routes import hopeless
-from maskwise.ops.numbers import number
 from maskwise.ops.small import REFUSED, is_ordinary
 from maskwise.ops.zeroed import zeroed
 from maskwise.plan.explain import listeners, record
@@ -98,9 +97,7 @@ def _small(x: Tensor, weight: Tensor, mask: MaskLike, bias: Tensor | None) -> Te
             return None
         if bias is not None and bias.shape != (outputs,):
             return None
-        # As in `reference.linear`, with a number that need not be made anew.
-        kept = torch.where(bits, weight, number(0.0, weight.dtype, weight.device))
-        return torch.nn.functional.linear(x, kept, bias)
+        return torch.nn.functional.linear(x, zeroed(weight, bits), bias)
     except (AttributeError, *REFUSED):
         return None
 

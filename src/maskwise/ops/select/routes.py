@@ -25,8 +25,8 @@ __all__ = ["ELEMENTWISE", "choose", "is_few", "pack_plan", "with_work"]
 _NEARLY_ALL = 0.98
 #: The same for elementwise functions that are differentiated, of an x whose rows lie apart in memory.
 _APART = 0.9
-#: How many elements that lie together are moved in the time of a single one.
-_SINGLE = 4
+#: A row is moved in the time of this many elements at least.
+_LEAST = 6
 #: Functions of single elements. They cost about what moving an element does, and what a dropped place holds reaches
 #: no other.
 ELEMENTWISE = frozenset(
@@ -87,13 +87,13 @@ def _elementwise(
 ) -> Plan:
     """The plan of an elementwise function without a gradient, whose cost is known: reading and writing."""
     moved = size * elements * kept // max(rows, 1)
-    # fn reads and writes everything, and so does the filling after it.
-    dense = Work(calls=2, streamed=(4 * size + 1) * elements)
+    # fn reads and writes everything, which takes as long again as it computes, and the filling after it does too.
+    dense = Work(calls=2, streamed=(6 * size + 1) * elements)
     # Both moves read the mask twice; all of the result is written.
     together = Work(
         calls=3,
-        streamed=4 * rows + size * elements + 2 * moved,
-        gathered=4 * moved * (_SINGLE if rows == elements else 1),
+        streamed=4 * rows + size * elements + 4 * moved,
+        gathered=4 * size * kept * max(elements // max(rows, 1), _LEAST),
     )
     rates = planner.rates_for("cpu")
     works = {"plain": dense, "kept": together}

@@ -65,7 +65,7 @@ class Operation:
             # fmt: off
             facts = (
                 self.name, dim, x.shape, bits.shape, x.dtype, bits.dtype, x.device, bits.device, x.layout,
-                x.requires_grad and _is_grad_enabled(), x.is_contiguous(),
+                x.requires_grad and _is_grad_enabled(),
                 _transform() is not None or forward_ad._current_level >= 0,
             )
             # fmt: on
@@ -87,7 +87,7 @@ class Operation:
         """Check and plan a call that was not made before."""
         check(self.name, x, bits)
         dims = dims_of(self.name, x, dim)
-        *_, grad, contiguous, transformed = facts
+        *_, grad, transformed = facts
         plan = planner.make(
             self.name,
             tuple(x.shape),
@@ -95,7 +95,6 @@ class Operation:
             x.device.type,
             grad=grad,
             transformed=transformed,
-            contiguous=contiguous,
         )
         ways = {"plain": self.plain, "bare": self.bare, "fused": self.taped or self.fused}
         recipe = _recipes[facts] = Recipe(ways[plan.route], dims, plan)

@@ -37,7 +37,6 @@ def register(
     backward: Callable[..., Any] | None = None,
     setup_context: Callable[..., Any] | None = None,
     work: planner.Describe,
-    apart: float = 1.0,
     cpu: Iterable[torch.dtype] = (),
     gpu: Iterable[torch.dtype] = (),
     gpu_from: str | None = None,
@@ -54,7 +53,6 @@ def register(
         backward: the gradient, as ``torch.library.register_autograd`` takes it; None where there is none.
         setup_context: what the gradient must remember.
         work: how much each route has to do, for the planner.
-        apart: how many times more it is for the C++ kernel where x is not contiguous.
         cpu: the dtypes that the C++ kernel serves.
         gpu: the dtypes that the Triton kernel serves.
         gpu_from: where that is, such as ``"maskwise.ops.reduce.gpu:sum"``.
@@ -66,7 +64,7 @@ def register(
         define(op, schema, reference=reference, fake=fake, gpu=gpu, gpu_from=gpu_from)
     if backward is not None:
         differentiate(f"{name}_fused", backward, setup_context)
-    planner.describe(name, work, apart=apart)
+    planner.describe(name, work)
     if not INTERPRETED:
         capability.provide(name, "cpu", cpu)
     capability.provide(name, DEVICE, gpu)

@@ -38,7 +38,6 @@ __all__ = [
 Describe = Callable[[str, int, int, bool], Work]
 
 _work: dict[str, Describe] = {}
-_apart: dict[str, float] = {}
 _forced: str | None = None
 _forgetters: list[Callable[[], None]] = []
 _era = 0
@@ -50,11 +49,9 @@ _TRANSFORMED = "torch.func transforms and forward-mode AD see through plain torc
 rates_for = calibration.rates_for
 
 
-def describe(op: str, work: Describe, *, apart: float = 1.0) -> None:
-    """Enter how much work each route of ``op`` is; ``apart``: how many times more it is for a kernel to stream through
-    an x that is not contiguous, on the CPU.
-    """
-    _work[op], _apart[op] = work, apart
+def describe(op: str, work: Describe) -> None:
+    """Enter how much work each route of ``op`` is."""
+    _work[op] = work
 
 
 def on_forget(forget: Callable[[], None]) -> None:
@@ -128,11 +125,10 @@ def make(
     *,
     grad: bool,
     transformed: bool = False,
-    contiguous: bool = True,
 ) -> Plan:
     """Make the plan of a call from its static facts alone."""
     kernel = "fused" if grad else "bare"
-    works, costs = _predicted(op, kernel, prod(shape), dtype.itemsize, device, grad, contiguous)
+    works, costs = _predicted(op, kernel, prod(shape), dtype.itemsize, device, grad)
     ok, why = can_serve(op, device, dtype)
     if _forced == "plain":
         route, reason, refused = "plain", "forced", (Refusal(kernel, "another is forced"),)
@@ -165,13 +161,13 @@ on_forget(small.cache_clear)
 def with_cost(plan: Plan, x: torch.Tensor, *, grad: bool) -> Plan:
     """A plan that was made otherwise, with what its way and the dense one cost by the work that its op describes."""
     kernel = "fused" if grad else "bare"
-    works, costs = _predicted(plan.op, kernel, x.numel(), x.dtype.itemsize, x.device.type, grad, x.is_contiguous())
+    works, costs = _predicted(plan.op, kernel, x.numel(), x.dtype.itemsize, x.device.type, grad)
     route = "plain" if plan.route == "plain" else kernel
     return replace(plan, microseconds=costs[route], work=works[route], dense=works["plain"])
 
 
 def _predicted(
-    op: str, kernel: str, elements: int, size: int, device: str, grad: bool, contiguous: bool
+    op: str, kernel: str, elements: int, size: int, device: str, grad: bool
 ) -> tuple[dict[str, Work], dict[str, float]]:
     """The work of the plain way and of the kernel, and their times in microseconds."""
     rates = rates_for(device)
@@ -184,8 +180,6 @@ def _predicted(
     if device != "cpu":
         # There every gradient has a kernel of its own.
         works[kernel] = replace(works[kernel], calls=1)
-    elif not contiguous and _apart[op] != 1.0:
-        works[kernel] = replace(works[kernel], streamed=round(_apart[op] * works[kernel].streamed))
     costs = {
         "plain": microseconds(works["plain"], rates.plain_call, rates) + (rates.plain_backward if grad else 0.0),
         kernel: microseconds(works[kernel], getattr(rates, f"{kernel}_call"), rates)

@@ -25,8 +25,8 @@ _WEIGHTS = 1.5
 #: What a strip of the batch is rounded up to, and what a call costs.
 _STRIP = 8
 _CALL = 12.0
-#: Until it has run for this many microseconds, the dense product runs at half its speed.
-_STARTS = 55.0
+#: With a weight that was written just before, the dense product runs at half its speed for as many microseconds.
+_COLD = 55.0
 #: To make a layout, a microsecond for this many positions of the mask.
 _BUILT = 150.0
 #: Weights that are picked in a microsecond, and weights that are zeroed; and elements of an input that is put in order.
@@ -46,9 +46,8 @@ class Sizes(NamedTuple):
 def dense_cost(sizes: Sizes) -> float:
     """The predicted time of the dense product, in microseconds."""
     rates, weights = planner.rates_for("cpu"), sizes.inputs * sizes.outputs
-    multiplied = 2 * sizes.batch * weights / rates.flops
     # A small batch waits for the weight to come from memory.
-    return rates.plain_call + max(multiplied + min(multiplied, _STARTS), 4 * weights / (_WEIGHTS * rates.streamed))
+    return rates.plain_call + max(2 * sizes.batch * weights / rates.flops, 4 * weights / (_WEIGHTS * rates.streamed))
 
 
 def sparse_cost(sizes: Sizes) -> float:
@@ -76,8 +75,10 @@ class Extra(NamedTuple):
         """Dropped weights are zeroed for the dense product, kept ones picked for the sparse, every time; and that wants
         its input in order.
         """
+        weights = sizes.inputs * sizes.outputs
+        cold = min(_COLD, 2 * sizes.batch * weights / planner.rates_for("cpu").flops)
         turned = 0.0 if contiguous else sizes.batch * sizes.inputs / _TURNED
-        return cls(sizes.inputs * sizes.outputs / _ZEROED, sizes.kept / _PICKED + turned)
+        return cls(weights / _ZEROED + cold, sizes.kept / _PICKED + turned)
 
 
 @lru_cache(maxsize=1)

@@ -30,6 +30,21 @@ def test_small_calls_give_what_the_long_way_gives(the_long_way):
         assert a.dtype == b.dtype
 
 
+@pytest.mark.parametrize("shape", [(70, 50), (3, 1500), (5000,)])
+def test_calls_that_are_not_small_need_no_more_than_a_mask_of_the_same_shape(shape):
+    x, keep = torch.rand(shape), torch.rand(shape) < 0.5
+    x[~keep] = torch.nan
+    for lies in (x, x.mT.contiguous().mT if x.dim() > 1 else x):
+        assert torch.equal(mw.fill(lies, keep, -2.0), torch.where(keep, lies, -2.0))
+        column = keep[..., :1]
+        filled, expected = mw.fill(lies, column, -2.0), torch.where(column, x, -2.0)
+        torch.testing.assert_close(filled, expected, equal_nan=True)
+    with pytest.raises(ShapeError, match="broadcast"):
+        mw.fill(x, keep[..., :-1], 0.0)
+    with mw.force("dense"):
+        assert torch.equal(mw.fill(x, keep, -2.0), torch.where(keep, x, -2.0))
+
+
 def test_a_mask_and_a_bool_tensor_are_the_same():
     assert torch.equal(mw.fill(X, mw.Mask(KEEP), 0.0), mw.fill(X, KEEP, 0.0))
 

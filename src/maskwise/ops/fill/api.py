@@ -45,7 +45,7 @@ def fill(
         ArgumentError: the value does not fit x's dtype.
         DeviceError: the mask, or a tensor of values, is on another device.
     """
-    if type(value) is float and type(x) is Tensor and is_ordinary() and (done := _small(x, mask, value)) is not None:
+    if type(value) is float and type(x) is Tensor and is_ordinary() and (done := _at_once(x, mask, value)) is not None:
         return done
     if isinstance(value, Tensor):
         bits = mask.to_bool() if isinstance(mask, Mask) else mask
@@ -60,13 +60,17 @@ def fill(
     return out
 
 
-def _small(x: Tensor, mask: MaskLike, value: float) -> Tensor | None:
-    """A small x filled by torch, or None where that is not to be had, or more must be asked."""
-    if x.requires_grad or not x.is_cpu or not registered.is_held(value, x.dtype) or x.numel() > small("fill", x.dtype):
+def _at_once(x: Tensor, mask: MaskLike, value: float) -> Tensor | None:
+    """The call that is made most, a plain x on the CPU and a number; None where more must be asked."""
+    if x.requires_grad or not x.is_cpu or not registered.is_held(value, x.dtype):
         return None
     bits = mask.to_bool() if isinstance(mask, Mask) else mask
     if type(bits) is not Tensor or bits.dtype is not torch.bool:
         return None
+    if x.numel() > small("fill", x.dtype):
+        # The kernel believes what it is told, so it is told only what needs no more checks.
+        fits_at_once = bits.shape == x.shape and bits.is_cpu and x.layout is bits.layout is torch.strided
+        return registered.by_kernel(x, bits, value) if fits_at_once else None
     try:
         out = torch.where(bits, x, number(value, x.dtype, x.device))
     except REFUSED:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -16,10 +17,11 @@ from maskwise.ops.layout import room_like
 from maskwise.ops.numbers import number
 from maskwise.ops.operation import Operation
 from maskwise.ops.register import register
+from maskwise.plan import planner
 from maskwise.plan.capability import FLOATING, INTEGRAL
 from maskwise.plan.cost import Work
 
-__all__ = ["fill", "is_held"]
+__all__ = ["by_kernel", "fill", "is_held"]
 
 
 def fake_fill(x: Tensor, mask: Tensor, value: Tensor) -> Tensor:
@@ -94,6 +96,24 @@ def with_numbers(fill: Operation) -> Operation:
         fused=with_tensor(fill.fused),
         taped=with_tensor(fill.taped or fill.fused),
     )
+
+
+def by_kernel(x: Tensor, mask: Tensor, value: float) -> Tensor | None:
+    """The kernel without more ado, where there is one: for x and a mask of one shape on the CPU, a number that x's dtype
+    holds, and no gradient.
+    """
+    if not _is_served(x.dtype):
+        return None
+    out: Tensor = torch.ops.maskwise.fill_fused_forward.default(x, mask, number(value, x.dtype, x.device))
+    return out
+
+
+@lru_cache(maxsize=16)
+def _is_served(dtype: torch.dtype) -> bool:
+    return planner.has_kernel("fill", dtype, "cpu")
+
+
+planner.on_forget(_is_served.cache_clear)
 
 
 def is_held(value: float, dtype: torch.dtype) -> bool:

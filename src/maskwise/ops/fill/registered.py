@@ -99,8 +99,8 @@ def with_numbers(fill: Operation) -> Operation:
 
 
 def by_kernel(x: Tensor, mask: Tensor, value: float) -> Tensor | None:
-    """The kernel without more ado, where there is one: for x and a mask of one shape on the CPU, a number that the dtype
-    holds, and no gradient.
+    """The kernel without more ado, where there is one: for x and a mask of one shape on the CPU, a number that the
+    dtype holds, and no gradient.
     """
     if not _is_served(x.dtype):
         return None

@@ -1,7 +1,7 @@
 """Calls so small that what is asked about them takes longer than what they do.
 
-Such a call is handed to torch first, and checked by what comes back: a result of x's own shape and dtype can only come
-of arguments that fit. Whatever torch refuses, or answers otherwise, goes the long way, where errors teach.
+Such a call is handed to torch first, and checked by what comes back: a result of x's own shape can only come of
+arguments that fit. Whatever torch refuses, or answers otherwise, goes the long way, where errors teach.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from maskwise.plan.planner import small
 __all__ = ["REFUSED", "is_ordinary", "small"]
 
 #: What torch raises for arguments that it cannot take.
-REFUSED = (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError)
+REFUSED = (RuntimeError, TypeError, IndexError, ValueError)
 
 # Bound here, because to find them anew takes as long as to ask them.
 _is_compiling, _transform = torch.compiler.is_compiling, torch._C._functorch.peek_interpreter_stack

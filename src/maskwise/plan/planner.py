@@ -27,6 +27,7 @@ __all__ = [
     "forced",
     "forget",
     "has_kernel",
+    "is_served",
     "make",
     "on_forget",
     "rates_for",
@@ -115,6 +116,15 @@ def forced() -> str | None:
 def has_kernel(op: str, dtype: torch.dtype, device: str) -> bool:
     """Whether a kernel serves this op, dtype and device."""
     return _forced != "plain" and can_serve(op, device, dtype)[0]
+
+
+@lru_cache(maxsize=256)
+def is_served(op: str, dtype: torch.dtype) -> bool:
+    """The same for the CPU, remembered: for calls whose time is what is asked about them."""
+    return has_kernel(op, dtype, "cpu")
+
+
+on_forget(is_served.cache_clear)
 
 
 def make(

@@ -9,6 +9,7 @@ from maskwise.errors import DeviceError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike, check, fits
 from maskwise.ops.fill import reference, registered
+from maskwise.ops.filling import filled
 from maskwise.ops.numbers import number
 from maskwise.ops.small import REFUSED, is_ordinary, small
 
@@ -67,10 +68,12 @@ def _at_once(x: Tensor, mask: MaskLike, value: float) -> Tensor | None:
     bits = mask.to_bool() if isinstance(mask, Mask) else mask
     if type(bits) is not Tensor or bits.dtype is not torch.bool:
         return None
+    if bits.shape == x.shape:
+        # Kernels believe what they are told, so they are told only what needs no more checks.
+        at_once = bits.is_cpu and x.layout is bits.layout is torch.strided
+        return filled(x, bits, value) if at_once else None
     if x.numel() > small("fill", x.dtype):
-        # The kernel believes what it is told, so it is told only what needs no more checks.
-        fits_at_once = bits.shape == x.shape and bits.is_cpu and x.layout is bits.layout is torch.strided
-        return registered.by_kernel(x, bits, value) if fits_at_once else None
+        return None
     try:
         out = torch.where(bits, x, number(value, x.dtype, x.device))
     except REFUSED:

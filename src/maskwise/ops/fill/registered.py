@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -17,11 +16,10 @@ from maskwise.ops.layout import room_like
 from maskwise.ops.numbers import number
 from maskwise.ops.operation import Operation
 from maskwise.ops.register import register
-from maskwise.plan import planner
 from maskwise.plan.capability import FLOATING, INTEGRAL
 from maskwise.plan.cost import Work
 
-__all__ = ["by_kernel", "fill", "is_held"]
+__all__ = ["fill", "is_held"]
 
 
 def fake_fill(x: Tensor, mask: Tensor, value: Tensor) -> Tensor:
@@ -62,13 +60,15 @@ def value_for(x: Tensor, value: float | complex) -> Tensor:
     """A number as a tensor of x's dtype and no dims; torch knows what fits."""
     # A number stays on the host: to hand it over with the launch is cheaper than a launch to write it.
     device = "cpu" if x.device.type == "cuda" and not torch.compiler.is_compiling() else x.device
+    # torch would make a number infinite that is too large for a float.
+    too_large = isinstance(value, float) and x.is_floating_point() and torch.finfo(x.dtype).max < abs(value) < math.inf
     try:
-        if isinstance(value, float) and x.is_floating_point() and torch.finfo(x.dtype).max < abs(value) < math.inf:
-            raise OverflowError  # torch would make it infinite
-        return number(value, x.dtype, device)
-    except (RuntimeError, OverflowError):
-        hint = f"a value that {x.dtype} can hold, or x.to({torch.result_type(x, value)})"
-        raise ArgumentError(say("fill", "value", must=f"fit x's dtype {x.dtype}", got=value, hint=hint)) from None
+        if not too_large:
+            return number(value, x.dtype, device)
+    except RuntimeError:
+        pass
+    hint = f"a value that {x.dtype} can hold, or x.to({torch.result_type(x, value)})"
+    raise ArgumentError(say("fill", "value", must=f"fit x's dtype {x.dtype}", got=value, hint=hint))
 
 
 def with_tensor(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -96,24 +96,6 @@ def with_numbers(fill: Operation) -> Operation:
         fused=with_tensor(fill.fused),
         taped=with_tensor(fill.taped or fill.fused),
     )
-
-
-def by_kernel(x: Tensor, mask: Tensor, value: float) -> Tensor | None:
-    """The kernel without more ado, where there is one: for x and a mask of one shape on the CPU, a number that the
-    dtype holds, and no gradient.
-    """
-    if not _is_served(x.dtype):
-        return None
-    out: Tensor = torch.ops.maskwise.fill_fused_forward.default(x, mask, number(value, x.dtype, x.device))
-    return out
-
-
-@lru_cache(maxsize=16)
-def _is_served(dtype: torch.dtype) -> bool:
-    return planner.has_kernel("fill", dtype, "cpu")
-
-
-planner.on_forget(_is_served.cache_clear)
 
 
 def is_held(value: float, dtype: torch.dtype) -> bool:

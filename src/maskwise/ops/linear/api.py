@@ -9,13 +9,13 @@ from torch.autograd import forward_ad
 from maskwise.errors import DeviceError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MUST, MaskLike, input_hint, mask_hint
+from maskwise.ops.filling import filled
 from maskwise.ops.linear import reference
 from maskwise.ops.linear.known import OP, mask_of, plan_for, settled
 from maskwise.ops.linear.layouts import SparseLayout
 from maskwise.ops.linear.registered import sparse_linear
 from maskwise.ops.linear.routes import hopeless
 from maskwise.ops.small import REFUSED, is_ordinary
-from maskwise.ops.zeroed import zeroed
 from maskwise.plan.explain import listeners, record
 
 __all__ = ["linear"]
@@ -82,7 +82,7 @@ def _run(x: Tensor, weight: Tensor, bits: Tensor, bias: Tensor | None, layout: S
     if layout is not None:
         return sparse_linear(x, layout.gather(weight), layout, bias)
     # torch.where takes as long as the product itself where what is kept alternates at random.
-    return torch.nn.functional.linear(x, zeroed(weight, bits), bias)
+    return torch.nn.functional.linear(x, filled(weight, bits), bias)
 
 
 def _small(x: Tensor, weight: Tensor, mask: MaskLike, bias: Tensor | None) -> Tensor | None:
@@ -97,7 +97,7 @@ def _small(x: Tensor, weight: Tensor, mask: MaskLike, bias: Tensor | None) -> Te
             return None
         if bias is not None and bias.shape != (outputs,):
             return None
-        return torch.nn.functional.linear(x, zeroed(weight, bits), bias)
+        return torch.nn.functional.linear(x, filled(weight, bits), bias)
     except (AttributeError, *REFUSED):
         return None
 

@@ -12,12 +12,12 @@ from torch.autograd import forward_ad
 from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike
+from maskwise.ops.filling import filled
 from maskwise.ops.select.packed import Packed, collect, fill_for, picked
 from maskwise.ops.select.registered import pack_rows_forward, unpack_rows_forward
 from maskwise.ops.select.routes import ELEMENTWISE, choose, is_few, with_work
 from maskwise.ops.select.rows import line_up
 from maskwise.ops.small import is_ordinary
-from maskwise.ops.zeroed import zeroed
 from maskwise.plan.explain import listeners, record
 
 __all__ = ["apply", "apply_"]
@@ -185,7 +185,7 @@ def _placed(
     """The result with what stands where nothing was kept."""
     kept = bits if bits.dim() == out.dim() else bits.reshape(*bits.shape, *[1] * (out.dim() - bits.dim()))
     if type(other) is float and other == 0.0 and out.is_floating_point() and is_ordinary():
-        return zeroed(out, kept)
+        return filled(out, kept)
     return torch.where(kept, out, torch.as_tensor(other, device=out.device).to(out.dtype))
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
 
@@ -15,12 +13,12 @@ from maskwise.ops.operation import Operation
 from maskwise.ops.reduce import registered
 from maskwise.ops.reduce.api.shared import replace_empty
 from maskwise.ops.small import is_ordinary, small
-from maskwise.plan import Plan, planner
+from maskwise.plan import Plan
 from maskwise.plan.capability import provide, served
 from maskwise.plan.cost import Work
 from maskwise.plan.explain import listeners, record
 from maskwise.plan.plan import Refusal
-from maskwise.plan.planner import describe
+from maskwise.plan.planner import describe, is_served
 
 __all__ = ["all", "any", "count"]
 
@@ -158,16 +156,10 @@ def _at_once(mask: Tensor, dim: int, keepdim: bool) -> Tensor | None:
         return None
     if mask.numel() <= small("count", torch.bool):
         return mask.sum(dim, keepdim)
-    out: Tensor | None = _count.bare(mask, _EVERYTHING, [dim % ndim], keepdim) if _is_served() else None
+    out: Tensor | None = (
+        _count.bare(mask, _EVERYTHING, [dim % ndim], keepdim) if is_served("count", torch.bool) else None
+    )
     return out
-
-
-@lru_cache(maxsize=1)
-def _is_served() -> bool:
-    return planner.has_kernel("count", torch.bool, "cpu")
-
-
-planner.on_forget(_is_served.cache_clear)
 
 
 def _by_torch(mask: Tensor, everything: Tensor, dims: list[int], keepdim: bool) -> Tensor:

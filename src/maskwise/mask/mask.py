@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
-from maskwise.mask import algebra, block_mask, constructors, convert, draw, interop, shaping
+from maskwise.mask import algebra, block_mask, constructors, convert, draw, interop, joining, shaping
 from maskwise.mask import facts as known
 from maskwise.mask.checks import bool_tensor
 from maskwise.mask.facts import Facts
@@ -87,8 +87,8 @@ class Mask:
     window = classmethod(constructors.window)
     full = classmethod(constructors.full)
     none = classmethod(constructors.none)
-    cat = classmethod(shaping.cat)
-    stack = classmethod(shaping.stack)
+    cat = classmethod(joining.cat)
+    stack = classmethod(joining.stack)
 
     # -- the other conventions -----------------------------------------------------------------------------------------
     from_key_padding = classmethod(convert.from_key_padding)
@@ -124,23 +124,8 @@ class Mask:
     clone = shaping.clone
     contiguous = shaping.contiguous
 
-    @property
-    def T(self) -> Mask:  # noqa: N802
-        """The mask with its dims reversed.
-
-        >>> Mask.full((2, 3)).T.shape
-        torch.Size([3, 2])
-        """
-        return self.permute(*reversed(range(self.ndim)))
-
-    @property
-    def mT(self) -> Mask:  # noqa: N802
-        """The mask with its last two dims swapped.
-
-        >>> Mask.full((2, 3, 4)).mT.shape
-        torch.Size([2, 4, 3])
-        """
-        return self.transpose(-2, -1)
+    T = property(shaping.reversed_dims)
+    mT = property(shaping.last_two_swapped)  # noqa: N815 - torch spells it so
 
     def to_bool(self) -> Tensor:
         """Return the bool tensor, True where kept; computed once. It may be an expanded view: do not write into it.

@@ -1,6 +1,6 @@
-"""Views, joins and moves of masks, by torch's names. `Mask` carries each of these functions as a method."""
+"""Views and moves of masks, by torch's names. `Mask` carries each of these functions as a method."""
 
-# The first argument is the class or the mask itself, which the reader of a method never passes.
+# The first argument is the mask itself, which the reader of a method never passes.
 # ruff: noqa: D417
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch import Tensor
 
-from maskwise.errors import ArgumentError, DeviceError, DtypeError, ShapeError, say
+from maskwise.errors import ArgumentError, ShapeError, say
 from maskwise.mask import views
-from maskwise.mask.algebra import concatenate, same_device
 from maskwise.mask.structures import Dense
 from maskwise.mask.structures.base import assemble, take_apart
 
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from maskwise.mask.mask import Mask
 
 __all__ = [
-    "cat",
     "clone",
     "contiguous",
     "cpu",
@@ -30,13 +28,14 @@ __all__ = [
     "expand",
     "expand_as",
     "flatten",
+    "last_two_swapped",
     "movedim",
     "permute",
     "pin_memory",
     "reshape",
+    "reversed_dims",
     "size",
     "squeeze",
-    "stack",
     "subscript",
     "to",
     "transpose",
@@ -187,6 +186,26 @@ def transpose(mask: Mask, dim0: int, dim1: int) -> Mask:
     return permute(mask, order)
 
 
+def reversed_dims(mask: Mask) -> Mask:
+    """The mask with its dims reversed.
+
+    >>> from maskwise import Mask
+    >>> Mask.full((2, 3)).T.shape
+    torch.Size([3, 2])
+    """
+    return permute(mask, *reversed(range(mask.ndim)))
+
+
+def last_two_swapped(mask: Mask) -> Mask:
+    """The mask with its last two dims swapped.
+
+    >>> from maskwise import Mask
+    >>> Mask.full((2, 3, 4)).mT.shape
+    torch.Size([2, 4, 3])
+    """
+    return transpose(mask, -2, -1)
+
+
 def movedim(mask: Mask, source: int, destination: int) -> Mask:
     """Return a view with one dim moved to another place.
 
@@ -332,78 +351,6 @@ def contiguous(mask: Mask) -> Mask:
     return mask._wrap(Dense(mask.to_bool().contiguous()))
 
 
-def cat(cls: type[Mask], masks: Sequence[Mask], dim: int = 0) -> Mask:
-    """Join masks along a dim that they have; length masks joined along rows stay length masks.
-
-    >>> from maskwise import Mask
-    >>> Mask.cat([Mask.from_lengths([2], 4), Mask.from_lengths([1, 3], 4)]).lengths
-    tensor([2, 1, 3])
-
-    Args:
-        masks: masks of equal shape but for ``dim``.
-        dim: the dim to join along.
-
-    Raises:
-        ArgumentError: there are no masks.
-        ShapeError: the other dims differ.
-        DeviceError: the devices differ.
-        DtypeError: one is not a mask.
-        OutOfRangeError: there is no such dim.
-
-    """
-    parts = _masks("Mask.cat", cls, masks)
-    first = parts[0]
-    dim = views.normalize_dim("Mask.cat", dim, first.ndim)
-    for part in parts[1:]:
-        if _without(part.shape, dim) != _without(first.shape, dim) or part.ndim != first.ndim:
-            must, hint = f"agree with {tuple(first.shape)} in every dim but {dim}", "Mask.from_lengths(..., max_len=L)"
-            raise ShapeError(say("Mask.cat", "masks", must=must, got=tuple(part.shape), hint=hint))
-    shape = (*first.shape[:dim], sum(p.shape[dim] for p in parts), *first.shape[dim + 1 :])
-    joined = concatenate([p._structure for p in parts], dim, shape)
-    return cls._wrap(Dense(torch.cat([p.to_bool() for p in parts], dim)) if joined is None else joined)
-
-
-def stack(cls: type[Mask], masks: Sequence[Mask], dim: int = 0) -> Mask:
-    """Join masks along a new dim; this is what a DataLoader does with a batch of masks.
-
-    >>> from maskwise import Mask
-    >>> Mask.stack([Mask.from_lengths(2, 4), Mask.from_lengths(3, 4)]).lengths
-    tensor([2, 3])
-
-    Args:
-        masks: masks of equal shape.
-        dim: where the new dim is.
-
-    Raises:
-        ArgumentError: there are no masks.
-        ShapeError: the shapes differ.
-        DeviceError: the devices differ.
-        DtypeError: one is not a mask.
-        OutOfRangeError: there is no such dim.
-
-    """
-    parts = _masks("Mask.stack", cls, masks)
-    for part in parts[1:]:
-        if part.shape != parts[0].shape:
-            must, hint = f"all be of shape {tuple(parts[0].shape)}", "Mask.from_lengths(..., max_len=L)"
-            raise ShapeError(say("Mask.stack", "masks", must=must, got=tuple(part.shape), hint=hint))
-    dim = views.normalize_dim("Mask.stack", dim, parts[0].ndim + 1)
-    return cat(cls, [unsqueeze(part, dim) for part in parts], dim)
-
-
-def _masks(op: str, cls: type[Mask], masks: Sequence[Mask]) -> list[Mask]:
-    parts = list(masks)
-    if not parts:
-        raise ArgumentError(say(op, "masks", must="hold at least one mask", got="none", hint="Mask.none(shape)"))
-    for part in parts:
-        if not isinstance(part, cls):
-            raise DtypeError(say(op, "masks", must="hold masks only", got=type(part).__name__, hint="Mask(t)"))
-        if not same_device(part.device, parts[0].device):
-            must = f"all be on {parts[0].device}"
-            raise DeviceError(say(op, "masks", must=must, got=part.device, hint=f'mask.to("{parts[0].device}")'))
-    return parts
-
-
 def _gather(mask: Mask, key: Any) -> Tensor:
     """Return the bool tensor at ``key``; what torch refuses of a basic key is said in our own words."""
     parts = key if isinstance(key, tuple) else (key,)
@@ -419,7 +366,3 @@ def _gather(mask: Mask, key: Any) -> Tensor:
 def _flat(sizes: Sequence[Any]) -> tuple[int, ...]:
     """Return sizes that were given one by one, or as one sequence."""
     return tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], Sequence) else tuple(sizes)
-
-
-def _without(shape: Sequence[int], dim: int) -> list[int]:
-    return [size for axis, size in enumerate(shape) if axis != dim]

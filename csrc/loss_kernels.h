@@ -219,7 +219,9 @@ struct Elements {
              above = load<A>(reinterpret_cast<const T*>(g) + i);
            } else if (stride != 0) {
              T each[L] = {};
-             for (int k = 0; k < lanes; ++k) std::memcpy(each + k, g + (i + k) * stride, sizeof(T));
+             // Never more than L, which the compiler does not see.
+             const int count = std::min<int>(lanes, L);
+             for (int k = 0; k < count; ++k) std::memcpy(each + k, g + (i + k) * stride, sizeof(T));
              above = load<A>(each);
            }
            put(static_cast<T*>(out), keep<A>(v * above, kept), i, lanes);

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 from torch import nn
@@ -20,11 +22,22 @@ class Bound:
     method; a closure not at all. What looks for ``__func__``, as accelerate does, finds the function.
     """
 
-    def __init__(self, function: Callable[..., Any], module: nn.Module) -> None:
-        self.__func__, self.__self__ = function, module
+    def __init__(self, function: Callable[..., Any], module: nn.Module, name: str) -> None:
+        self.__func__, self.__self__, self.__name__ = function, module, name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.__func__(self.__self__, *args, **kwargs)
+        # accelerate binds what it finds a second time.
+        rest = args[1:] if args and args[0] is self.__self__ else args
+        return self.__func__(self.__self__, *rest, **kwargs)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(getattr(type(self.__self__), self.__name__).__get__(self.__self__))
+
+    @property
+    def __code__(self) -> CodeType:
+        # torch.export names the graph after it.
+        return self.__func__.__code__
 
     def __repr__(self) -> str:
         # Not that of the module, which is long and may print this one.
@@ -50,8 +63,8 @@ def bind(module: nn.Module, name: str, function: Callable[..., Any]) -> None:
         name: the method, such as ``"forward"``.
         function: of a module of the package or the user's, so that pickle finds it by its name.
     """
-    setattr(module, name, Bound(function, module))
-    setattr(module, REPLICATE, Bound(_replicate, module))
+    setattr(module, name, Bound(function, module, name))
+    setattr(module, REPLICATE, Bound(_replicate, module, REPLICATE))
 
 
 def unbind(module: nn.Module, name: str) -> None:
@@ -72,5 +85,5 @@ def _replicate(module: nn.Module) -> nn.Module:
     replica: nn.Module = type(module)._replicate_for_data_parallel(module)  # type: ignore[no-untyped-call]
     for name, value in vars(module).items():
         if isinstance(value, Bound):
-            vars(replica)[name] = Bound(value.__func__, replica)
+            vars(replica)[name] = Bound(value.__func__, replica, name)
     return replica

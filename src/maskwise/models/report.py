@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +12,17 @@ from maskwise.errors import caller_level
 from maskwise.plan.explain import listeners, record
 from maskwise.plan.plan import Plan
 
-__all__ = ["PaddedRunWarning", "forget_warnings", "tell", "warn_once"]
+__all__ = ["Padded", "PaddedRunWarning", "forget_warnings", "tell", "warn_once"]
 
 WARNED = "_maskwise_warned"
 """The attribute that holds the reasons for which a module has warned; it is copied and pickled with the module."""
+
+
+class Padded(NamedTuple):
+    """Why a call runs padded, and what its caller can change about it, if anything."""
+
+    reason: str
+    change: str | None = None
 
 
 class PaddedRunWarning(UserWarning):

@@ -77,14 +77,8 @@ def repad(model: Model) -> Model:
         ArgumentError: nothing in it is unpadded.
     """
     check_module("repad", model)
-    served = [module for module in model.modules() if hasattr(module, MARK)]
-    if not served:
+    if not _undo(model):
         raise ArgumentError(say("repad", "model", must="be unpadded", got=type(model).__name__, hint="mw.unpad(model)"))
-    for module in served:
-        adapters()[getattr(module, MARK)].undo(module)
-        delattr(module, MARK)
-    for module in model.modules():
-        forget_warnings(module)
     return model
 
 
@@ -97,12 +91,44 @@ def _install(module: nn.Module, path: str, reasons: dict[str, str]) -> int:
         try:
             adapter.install(module)
         except UnsupportedModelError as error:
-            # The whole refusal has a hint of its own.
-            reasons[path] = str(error).partition(" Hint: ")[0].rstrip(".")
+            reasons[path] = f"{adapter.name}: {_reason(error)}"
         else:
             setattr(module, MARK, adapter.name)
             return 1
-    return sum(_install(child, f"{path}.{name}" if path else name, reasons) for name, child in module.named_children())
+    served = sum(
+        _install(child, f"{path}.{name}" if path else name, reasons) for name, child in module.named_children()
+    )
+    return served if not served or _enclose(module, path, reasons) else 0
+
+
+def _enclose(module: nn.Module, path: str, reasons: dict[str, str]) -> bool:
+    """Let adapters know of a module that holds served ones; where one objects, the served ones are undone."""
+    for adapter in adapters().values():
+        enclose = getattr(adapter, "enclose", None)
+        try:
+            if enclose is not None and enclose(module):
+                setattr(module, MARK, adapter.name)
+        except UnsupportedModelError as error:
+            reasons[path] = f"{adapter.name}: {_reason(error)}"
+            _undo(module)
+            return False
+    return True
+
+
+def _undo(model: nn.Module) -> int:
+    """Undo every served module, the outer ones first, and return how many there were."""
+    served = [module for module in model.modules() if hasattr(module, MARK)]
+    for module in served:
+        adapters()[getattr(module, MARK)].undo(module)
+        delattr(module, MARK)
+    for module in model.modules():
+        forget_warnings(module)
+    return len(served)
+
+
+def _reason(error: UnsupportedModelError) -> str:
+    """The whole refusal has a hint of its own."""
+    return str(error).partition(" Hint: ")[0].rstrip(".")
 
 
 def _adapter_of(module: nn.Module, path: str, reasons: dict[str, str]) -> Adapter | None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
+from maskwise.models.adapter import UnsupportedModelError
 from maskwise.models.hugging_face import deberta, mpnet
-from maskwise.models.hugging_face.forwards import Settings, cover, uncover
+from maskwise.models.hugging_face.forwards import cover, uncover
 from maskwise.models.hugging_face.inputs import padding_aware_embeddings, takes
-from maskwise.models.hugging_face.interface import ORIGINALS, PREFIX, register_for
-from maskwise.models.hugging_face.probe import probe
+from maskwise.models.hugging_face.interface import ORIGINALS, PREFIX, of_home, register_for
+from maskwise.models.hugging_face.mixing import mixing_module
+from maskwise.models.hugging_face.probe import check
+from maskwise.models.hugging_face.state import State, packed_parts, state_of
 
 __all__ = ["HuggingFaceAdapter"]
 
@@ -20,67 +22,112 @@ SPECIAL = (mpnet, deberta)
 """Families whose attention does not go through the interface: each module patches what its family needs."""
 
 
-def base_of(model: Any) -> Any:
-    """The model without its head."""
-    return model.base_model
-
-
 def special(base: Any) -> Any:
     """The module that knows this family, or None."""
     return next((family for family in SPECIAL if family.knows(base)), None)
 
 
+def implementation(config: Any) -> str:
+    """The attention that a config names, or that is behind ours."""
+    return (config._attn_implementation or "eager").removeprefix(PREFIX)
+
+
 class HuggingFaceAdapter:
     """Serves a ``transformers.PreTrainedModel`` whose attention goes through ``transformers.AttentionInterface``.
 
-    The kept tokens become one sequence of all of them, each with the position that it had; a registered attention
-    function lets each see only its own sequence. Nothing else in such a model looks at more than one token; that this
-    is so is tried, on a small batch, before the model is touched for good.
+    The kept tokens become rows of one long sequence, each with the position that it had; a registered attention
+    function lets each see only its own sequence. That nothing else in the model looks at more than one token is
+    checked on a small batch before the model is changed for good.
     """
 
     name = "transformers"
 
     def serves(self, module: nn.Module) -> tuple[bool, str]:
         """Any with attention_mask and position_ids whose attention goes through the interface."""
-        transformers: Any = sys.modules.get("transformers.modeling_utils")
-        # A model of transformers cannot be here before transformers is.
-        if transformers is None or not isinstance(module, transformers.PreTrainedModel):
+        if not is_pretrained(module):
             return False, ""
-        base = base_of(module)
+        base: Any = module.base_model
         if getattr(base.config, "is_encoder_decoder", False):
             return False, "an encoder-decoder attends across two sequences"
         for argument in ("input_ids", "attention_mask", "position_ids"):
             if not takes(base, argument):
                 return False, f"{type(base).__name__}.forward takes no {argument}"
-        implementation = base.config._attn_implementation or "eager"
-        if implementation not in ORIGINALS:
-            return False, f"its attention is {implementation!r}; model.set_attn_implementation('sdpa') can be served"
-        if special(base) is None and not hasattr(sys.modules[type(base).__module__], "ALL_ATTENTION_FUNCTIONS"):
+        if base is module and takes(base, "labels") and any(map(is_pretrained, base.children())):
+            return False, "it computes a loss itself; the model in it has none"
+        if (name := implementation(base.config)) not in ORIGINALS:
+            return False, f"its attention is {name!r}; model.set_attn_implementation('sdpa') can be served"
+        if special(base) is None and of_home(base, "ALL_ATTENTION_FUNCTIONS") is None:
             return False, "its attention does not go through transformers.AttentionInterface"
         return True, ""
 
     def install(self, module: nn.Module) -> None:
-        """Register the attention, cover the forwards, and try it."""
-        base = base_of(module)
-        name = register_for(base.config._attn_implementation or "eager")
-        base.config._attn_implementation = name
-        causal = any(getattr(child, "is_causal", False) for child in base.modules())
+        """Register the attention, cover the forwards, and compare."""
+        base: Any = module.base_model
+        for config in _configs(base):
+            if (original := implementation(config)) in ORIGINALS:
+                config._attn_implementation = {"": register_for(original)}
         if (family := special(base)) is not None:
             family.patch(base)
         try:
-            settings = Settings(name, causal, padding_aware_embeddings(base), watches_first=True)
-            cover(module, base, settings)
-            if not probe(base, causal=causal):
-                uncover(module)
-                cover(module, base, replace(settings, watches_first=False))
+            state = _state(base)
+            cover(base, state)
+            if base.device.type == "meta":
+                if family is None and (mixing := mixing_module(base)) is not None:
+                    raise UnsupportedModelError(mixing)
+            else:
+                check(base)
+            if module is not base:
+                self.enclose(module)
         except BaseException:
             self.undo(module)
             raise
 
+    def enclose(self, module: Any) -> bool:
+        """Watch what a model reads that holds served ones, its labels for one; whether there is something to watch."""
+        parts = packed_parts(module)
+        if not parts or not is_pretrained(module) or getattr(module.config, "is_encoder_decoder", False):
+            return False
+        cover(module, State(state_of(parts[0]).implementation, base=False))
+        if module.device.type != "meta":
+            check(module)
+        return True
+
     def undo(self, module: nn.Module) -> None:
         """Uncover the forwards, and give the attention its name back."""
-        base = base_of(module)
+        for each in packed_parts(module):
+            for config in _configs(each):
+                config._attn_implementation = {"": implementation(config)}
+            if (family := special(each)) is not None:
+                family.unpatch(each)
         uncover(module)
-        base.config._attn_implementation = base.config._attn_implementation.removeprefix(PREFIX)
-        if (family := special(base)) is not None:
-            family.unpatch(base)
+
+
+def is_pretrained(module: nn.Module) -> bool:
+    """Whether this is a model of transformers, which cannot be here before transformers is."""
+    transformers: Any = sys.modules.get("transformers.modeling_utils")
+    return transformers is not None and isinstance(module, transformers.PreTrainedModel)
+
+
+def _state(base: Any) -> State:
+    ropes = {kind for each in base.modules() for kind in _names(getattr(each, "rope_type", None))}
+    windows = any(getattr(base.config, each, None) for each in ("sliding_window", "local_attention", "layer_types"))
+    return State(
+        base.config._attn_implementation,
+        base=True,
+        causal=any(getattr(child, "is_causal", False) for child in base.modules()),
+        embeddings=padding_aware_embeddings(base),
+        limit=getattr(base.config, "max_position_embeddings", None),
+        # Frequencies that depend on the last position, dropped or not, find it in a place of its own.
+        spare=int(any("dynamic" in each or each == "longrope" for each in ropes)),
+        empty_windows=implementation(base.config) == "eager" and windows,
+    )
+
+
+def _configs(base: nn.Module) -> list[Any]:
+    """The configs that a model and its layers read: not always the same object."""
+    found = (getattr(each, "config", None) for each in base.modules())
+    return list({id(each): each for each in found if hasattr(each, "_attn_implementation")}.values())
+
+
+def _names(rope_type: Any) -> list[str]:
+    return list(rope_type.values()) if isinstance(rope_type, dict) else [rope_type] if rope_type else []

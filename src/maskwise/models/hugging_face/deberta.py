@@ -7,12 +7,13 @@ output, embeddings) on kept tokens only.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from torch import Tensor
 
+from maskwise.models.binding import bind, unbind
 from maskwise.models.hugging_face.frames import packing_of
+from maskwise.models.hugging_face.layout import flat, folded
 from maskwise.models.packing import Packing
 
 __all__ = ["knows", "patch", "unpatch"]
@@ -28,29 +29,29 @@ class PaddedMask:
 
 def knows(base: Any) -> bool:
     """Whether this is a DeBERTa of either version."""
-    return type(base).__name__ in {"DebertaModel", "DebertaV2Model"}
+    return any(kind.__name__ in {"DebertaModel", "DebertaV2Model"} for kind in type(base).__mro__)
 
 
 def patch(base: Any) -> None:
     """Let the encoder make masks and distances for the padded layout, and the attention unpack for its own."""
     encoder = base.encoder
-    encoder.get_attention_mask = partial(attention_mask, encoder)
-    encoder.get_rel_pos = partial(relative_positions, encoder)
+    bind(encoder, "get_attention_mask", attention_mask)
+    bind(encoder, "get_rel_pos", relative_positions)
     for layer in encoder.layer:
-        layer.attention.self.forward = partial(attention, layer.attention.self)
+        bind(layer.attention.self, "forward", attention)
     if getattr(encoder, "conv", None) is not None:
-        encoder.conv.forward = partial(convolution, encoder.conv)
+        bind(encoder.conv, "forward", convolution)
 
 
 def unpatch(base: Any) -> None:
     """Undo `patch`, as far as it came."""
     encoder = base.encoder
     for name in ("get_attention_mask", "get_rel_pos"):
-        vars(encoder).pop(name, None)
+        unbind(encoder, name)
     for layer in encoder.layer:
-        vars(layer.attention.self).pop("forward", None)
+        unbind(layer.attention.self, "forward")
     if getattr(encoder, "conv", None) is not None:
-        vars(encoder.conv).pop("forward", None)
+        unbind(encoder.conv, "forward")
 
 
 def attention_mask(self: Any, attention_mask: Tensor) -> Any:
@@ -74,9 +75,9 @@ def attention(self: Any, hidden_states: Tensor, attention_mask: Any, *args: Any,
     if not isinstance(attention_mask, PaddedMask):
         return type(self).forward(self, hidden_states, attention_mask, *args, **kwargs)
     packing = attention_mask.packing
-    padded = packing.unpack(hidden_states[0])
+    padded = packing.unpack(flat(hidden_states, packing.tokens))
     out, weights = type(self).forward(self, padded, attention_mask.mask, *args, **kwargs)
-    return packing.pack(out)[None], weights
+    return folded(packing.pack(out), *hidden_states.shape[:2]), weights
 
 
 def convolution(self: Any, hidden_states: Tensor, residual_states: Tensor, input_mask: Tensor) -> Tensor:
@@ -85,8 +86,9 @@ def convolution(self: Any, hidden_states: Tensor, residual_states: Tensor, input
     if packing is None:
         out: Tensor = type(self).forward(self, hidden_states, residual_states, input_mask)
         return out
-    padded = (packing.unpack(each[0]) for each in (hidden_states, residual_states))
-    return packing.pack(type(self).forward(self, *padded, _keys(packing).to(input_mask.dtype)))[None]
+    padded = (packing.unpack(flat(each, packing.tokens)) for each in (hidden_states, residual_states))
+    out = type(self).forward(self, *padded, _keys(packing).to(input_mask.dtype))
+    return folded(packing.pack(out), *hidden_states.shape[:2])
 
 
 def _keys(packing: Packing) -> Tensor:

@@ -1,163 +1,191 @@
-"""The forwards that stand before a model's own: pack a call at its door, and unpack what comes out.
+"""The forwards that stand before a model's own: pack a call at its entry, and unpack what comes out.
 
 Not hooks, because SentenceTransformer calls ``model.forward`` itself; and with the signature of the model's own, which
-tokenizers and trainers look at. They are plain objects, copied and pickled along with their module.
+tokenizers and trainers inspect.
 """
 
 from __future__ import annotations
 
-import inspect
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from maskwise.models.hugging_face.frames import Frame, enter, leave, packing_of, running
-from maskwise.models.hugging_face.inputs import arguments, pack_arguments, padded_reason
-from maskwise.models.packing import Packing
-from maskwise.models.report import tell
+from maskwise.models.binding import bind, unbind
+from maskwise.models.hugging_face.frames import Frame, call, layout_of, running
+from maskwise.models.hugging_face.inputs import arguments, padded_reason, returns_cache, tokens_of
+from maskwise.models.hugging_face.outputs import unpacked
+from maskwise.models.hugging_face.probe import check
+from maskwise.models.hugging_face.state import (
+    COVERED,
+    STATE,
+    State,
+    layout_for,
+    original,
+    packed_parts,
+    run_packed,
+    state_of,
+)
+from maskwise.models.report import Padded, tell, warn_once
+from maskwise.plan.tracing import is_tracing, is_transformed
 
-__all__ = ["Settings", "cover", "uncover"]
+__all__ = ["cover", "uncover"]
 
 IGNORED = -100
 """The label that every loss of transformers skips."""
+COMPILED = Padded("a graph that is being compiled has no sizes that depend on data", "mw.unpad without torch.compile")
+TOKENWISE_LOSSES = ("ForMaskedLM", "ForTokenClassification", "ForPreTraining")
+"""Heads whose loss reads the logits at the label's own position. Any other may predict a token from the one before."""
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What is known of a model when it is unpadded."""
-
-    implementation: str
-    causal: bool
-    embeddings: str | None
-    watches_first: bool
-    """Whether a dropped first token, which heads read all the same, comes out packed as it does padded."""
-
-
-class Forward:
-    """A forward that covers a module's own, or one that something else (a device map, say) has put there before."""
-
-    __name__ = "forward"
-
-    def __init__(self, module: Any, settings: Settings) -> None:
-        self.module, self.settings = module, settings
-        self.covered = vars(module).get("forward")
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.original)
-
-    @property
-    def original(self) -> Any:
-        """What is covered."""
-        return self.covered if self.covered is not None else type(self.module).forward.__get__(self.module)
+def base_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
+    """The model without its head: packs, if the call can run packed, and gives its outputs in the padded layout."""
+    if torch.compiler.is_compiling():
+        warn_once(module, *COMPILED)
+        return original(module, *args, **kwargs)
+    state, named = state_of(module), arguments(module, args, kwargs)
+    check_once(module)
+    padded = _padded(module, state, named)
+    if isinstance(tokens := tokens_of(named), Tensor):
+        tell(module, tokens, named.get("attention_mask"), *(padded or (None,)))
+    if padded is not None:
+        with call(Frame()):
+            return original(module, *args, **kwargs)
+    by_name = named.get("return_dict")
+    as_tuple = not (module.config.return_dict if by_name is None else by_name)
+    if as_tuple:
+        named["return_dict"] = True
+    layout = layout_for(state, named["attention_mask"])
+    output = unpacked(run_packed(module, named, layout), layout, state.kinds)
+    return output.to_tuple() if as_tuple and hasattr(output, "to_tuple") else output
 
 
-class BaseForward(Forward):
-    """Of the model without its head: packs, if the call can run packed."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model gives, in the padded layout."""
-        if torch.compiler.is_compiling():
-            return self.original(*args, **kwargs)
-        module = self.module
-        named = arguments(module, args, kwargs)
-        reason = self._padded(named)
-        tokens = named.get("input_ids")
-        if tokens is None:
-            tokens = named.get("inputs_embeds")
-        if isinstance(tokens, Tensor):
-            tell(module, tokens, named.get("attention_mask"), reason)
-        packing = None
-        if reason is None:
-            packing = Packing.of(named["attention_mask"] != 0, watch_first=not self.settings.causal)
-            args, kwargs = (), pack_arguments(module, named, packing, self.settings.embeddings)
-        enter(Frame(module, packing))
-        try:
-            output = self.original(*args, **kwargs)
-        finally:
-            leave(module)
-        return output if packing is None else unpacked(output, packing)
-
-    def _padded(self, named: dict[str, Any]) -> str | None:
-        outer = running()
-        if outer is not None and outer.padded is not None:
-            return outer.padded
-        if self.module.config._attn_implementation != self.settings.implementation:
-            return "the attention implementation was changed after unpad (repad and unpad again)"
-        return padded_reason(
-            self.module, named, causal=self.settings.causal, first_kept=not self.settings.watches_first
+def _padded(module: Any, state: State, named: dict[str, Any]) -> Padded | None:
+    """Why the call must run padded, or None."""
+    outer = running()
+    if outer is not None and outer.padded is not None:
+        return outer.padded
+    if module.config._attn_implementation != state.implementation:
+        return Padded("its attention implementation was changed after unpad", "mw.unpad(mw.models.repad(model))")
+    if (padded := padded_reason(module, named)) is not None:
+        return padded
+    if state.causal:
+        return returns_cache(module, named, labelled=outer is not None and outer.labelled)
+    if not state.computes_first and not bool(named["attention_mask"][:, 0].all()):
+        return Padded(
+            "a row drops its first token, which heads read, and computes it from dropped ones", "padding on the right"
         )
+    routers = named.get("output_router_logits")
+    if not state.routers and (getattr(module.config, "output_router_logits", False) if routers is None else routers):
+        return Padded("its router logits count dropped tokens", "output_router_logits=False")
+    return None
 
 
-class HeadForward(Forward):
-    """Of a model with a head: a loss that reads padded positions must find there what it always found."""
+def head_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
+    """A model around others that are packed: what it reads of dropped tokens must be there, or they run padded."""
+    if is_tracing() or is_transformed():
+        return original(module, *args, **kwargs)
+    check_once(module)
+    named, outer = arguments(module, args, kwargs), running()
+    padded = outer.padded if outer is not None and outer.padded is not None else _read_dropped(module, named)
+    labelled = named.get("labels") is not None or (outer is not None and outer.labelled)
+    with call(Frame(padded=padded, labelled=labelled)):
+        return original(module, *args, **kwargs)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model gives; the base model runs padded where the loss says so."""
-        if torch.compiler.is_compiling():
-            return self.original(*args, **kwargs)
-        enter(Frame(self.module, padded=self._reason(arguments(self.module, args, kwargs))))
-        try:
-            return self.original(*args, **kwargs)
-        finally:
-            leave(self.module)
 
-    def _reason(self, named: dict[str, Any]) -> str | None:
-        if named.get("start_positions") is not None:
-            return "the loss of question answering reads the logits of every position"
-        mask, labels = named.get("attention_mask"), named.get("labels")
-        if not isinstance(mask, Tensor) or not isinstance(labels, Tensor) or labels.shape != mask.shape:
-            return None
-        counted, dropped = labels != IGNORED, mask == 0
-        if self.settings.causal:
-            # A label is predicted from the token before it.
-            counted, dropped = counted[:, 1:], dropped[:, :-1]
-        if bool(torch.any(counted & dropped)):
-            return f"the labels count padded positions ({IGNORED} there runs packed)"
+def _read_dropped(module: Any, named: dict[str, Any]) -> Padded | None:
+    """Why the head reads the outputs of dropped tokens, or None."""
+    if named.get("start_positions") is not None:
+        return Padded("the loss of question answering reads the logits of every position", "a loss of the kept logits")
+    mask = named.get("attention_mask")
+    if not isinstance(mask, Tensor) or mask.dim() != 2:
         return None
+    dropped = mask == 0
+    ids, padding = named.get("input_ids"), getattr(module.config.get_text_config(), "pad_token_id", None)
+    if (
+        _is_named(module, "ForSequenceClassification")
+        and isinstance(ids, Tensor)
+        and padding is not None
+        and any(state_of(each).causal for each in packed_parts(module))
+    ):
+        # Such a head reads the last token that is not the padding token, whatever the mask says.
+        last = torch.where(ids != padding, torch.arange(ids.shape[1], device=ids.device), 0).amax(1, keepdim=True)
+        if bool(dropped.gather(1, last).any()):
+            return Padded(
+                "the head reads a dropped token, which is not the padding token", "pad_token_id in dropped places"
+            )
+    for name in ("labels", "shift_labels"):
+        labels = named.get(name)
+        if not isinstance(labels, Tensor) or labels.shape != mask.shape:
+            continue
+        counted = labels != IGNORED
+        read = counted & dropped
+        if name == "labels" and not _is_named(module, *TOKENWISE_LOSSES):
+            read[:, 1:] |= counted[:, 1:] & dropped[:, :-1]
+        if bool(read.any()):
+            return Padded(
+                "the labels count predictions of dropped tokens", f"labels of {IGNORED} there and right after them"
+            )
+    return None
 
 
-@dataclass(frozen=True)
-class UnpackEarly:
+def _is_named(module: nn.Module, *endings: str) -> bool:
+    """Whether a module is, or extends, a model of transformers with this head."""
+    return any(kind.__name__.endswith(endings) for kind in type(module).__mro__)
+
+
+def check_once(module: nn.Module) -> None:
+    """Compare a model that was unpadded without weights with its padded self, now that it has some."""
+    state = state_of(module)
+    if not state.checked and running() is None and all(each.device.type != "meta" for each in module.parameters()):
+        check(module)
+
+
+class UnpackOutput:
     """After the encoder of a model with a pooler: what reads the first token must find each row's."""
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
         """The encoder's output in the padded layout."""
-        packing = packing_of()
-        return None if packing is None else unpacked(output, packing)
+        layout = layout_of()
+        return None if layout is None else unpacked(output, layout, {})
 
 
-def unpacked(output: Any, packing: Packing) -> Any:
-    """The output with each (1, N, D) in it as (B, L, D)."""
-    if isinstance(output, Tensor):
-        by_token = output.dim() == 3 and output.shape[:2] == (1, packing.tokens)
-        return packing.unpack(output[0]) if by_token else output
-    if isinstance(output, tuple):
-        return tuple(unpacked(each, packing) for each in output)
-    if isinstance(output, dict):
-        for name in list(output):
-            output[name] = unpacked(output[name], packing)
-    return output
+class UnpackInput:
+    """Before a pooler that no encoder stands before: it must find each row's first token."""
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """The pooler's arguments in the padded layout."""
+        layout = layout_of()
+        return None if layout is None else (unpacked(args, layout, {}), unpacked(dict(kwargs), layout, {}))
 
 
-def cover(model: Any, base: Any, settings: Settings) -> None:
-    """Cover the forwards of a model and of what it has without its head."""
-    base.forward = BaseForward(base, settings)
-    if getattr(base, "pooler", None) is not None and isinstance(getattr(base, "encoder", None), nn.Module):
-        base.encoder.register_forward_hook(UnpackEarly(), prepend=True)
-    if model is not base:
-        model.forward = HeadForward(model, settings)
+def cover(module: Any, state: State) -> None:
+    """Put a packing forward in front of a model without its head, or a forward that watches what a head reads."""
+    vars(module)[STATE] = state
+    if (covered := vars(module).get("forward")) is not None:
+        vars(module)[COVERED] = covered
+    bind(module, "forward", base_forward if state.base else head_forward)
+    if state.base and isinstance(pooler := getattr(module, "pooler", None), nn.Module):
+        if isinstance(encoder := getattr(module, "encoder", None), nn.Module):
+            encoder.register_forward_hook(UnpackOutput(), prepend=True)
+        else:
+            pooler.register_forward_pre_hook(UnpackInput(), with_kwargs=True)
 
 
 def uncover(model: nn.Module) -> None:
-    """Take them away, from the model and everything in it."""
+    """Take the forwards away, from the model and everything in it."""
     for module in model.modules():
-        forward = vars(module).get("forward")
-        if isinstance(forward, Forward):
-            del module.forward
-            if forward.covered is not None:
-                module.forward = forward.covered
-        for key in [key for key, hook in module._forward_hooks.items() if isinstance(hook, UnpackEarly)]:
-            del module._forward_hooks[key]
+        if vars(module).pop(STATE, None) is not None:
+            unbind(module, "forward")
+            if (covered := vars(module).pop(COVERED, None)) is not None:
+                module.forward = covered
+        _remove(module._forward_hooks, UnpackOutput)
+        for key in _remove(module._forward_pre_hooks, UnpackInput):
+            module._forward_pre_hooks_with_kwargs.pop(key, None)
+
+
+def _remove(hooks: Any, kind: type) -> list[int]:
+    found = [key for key, hook in hooks.items() if isinstance(hook, kind)]
+    for key in found:
+        del hooks[key]
+    return found

@@ -1,44 +1,64 @@
-"""What the running calls of unpadded models know: one frame a call, one stack a thread."""
+"""The running calls of unpadded models: one frame for each call, one stack for each thread."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from torch import nn
-
+from maskwise.models.hugging_face.layout import Layout
 from maskwise.models.packing import Packing
+from maskwise.models.report import Padded
 
-__all__ = ["Frame", "enter", "leave", "packing_of", "running"]
+__all__ = ["Frame", "call", "layout_of", "packing_of", "recording", "running"]
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """One call: of which module, packed how, or else the reason why whatever it calls must run padded."""
+    """One call of an unpadded module.
 
-    module: nn.Module
-    packing: Packing | None = None
-    padded: str | None = None
+    Attributes:
+        layout: where the tokens lie, if they are packed.
+        padded: why whatever the call contains must run padded.
+        labelled: whether the call computes a loss.
+    """
+
+    layout: Layout | None = None
+    padded: Padded | None = None
+    labelled: bool = False
 
 
 class _Stack(threading.local):
     def __init__(self) -> None:
         self.frames: list[Frame] = []
+        self.record: list[Frame] | None = None
 
 
 _stack = _Stack()
 
 
-def enter(frame: Frame) -> None:
-    """A call begins."""
+@contextmanager
+def call(frame: Frame) -> Iterator[None]:
+    """The time in which a call runs."""
     _stack.frames.append(frame)
+    if _stack.record is not None:
+        _stack.record.append(frame)
+    try:
+        yield
+    finally:
+        _stack.frames.pop()
 
 
-def leave(module: nn.Module) -> Frame | None:
-    """The module's call ends, also by an exception. None if it never began."""
-    if _stack.frames and _stack.frames[-1].module is module:
-        return _stack.frames.pop()
-    return None
+@contextmanager
+def recording() -> Iterator[list[Frame]]:
+    """Collect every call of this thread."""
+    frames: list[Frame] = []
+    _stack.record = frames
+    try:
+        yield frames
+    finally:
+        _stack.record = None
 
 
 def running() -> Frame | None:
@@ -46,7 +66,13 @@ def running() -> Frame | None:
     return _stack.frames[-1] if _stack.frames else None
 
 
+def layout_of() -> Layout | None:
+    """Where the tokens of the innermost call lie, or None where it is not packed."""
+    frame = running()
+    return frame.layout if frame is not None else None
+
+
 def packing_of() -> Packing | None:
     """How the innermost call is packed, or None where it is not."""
-    frame = running()
-    return frame.packing if frame is not None else None
+    layout = layout_of()
+    return layout.packing if layout is not None else None

@@ -10,13 +10,46 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from maskwise.models.packing import Packing
+from maskwise.models.hugging_face.layout import Layout
+from maskwise.models.report import Padded
+from maskwise.plan.tracing import is_tracing, is_transformed
 
-__all__ = ["arguments", "pack_arguments", "padded_reason", "padding_aware_embeddings"]
+__all__ = [
+    "arguments",
+    "pack_arguments",
+    "padded_reason",
+    "padding_aware_embeddings",
+    "returns_cache",
+    "takes",
+    "tokens_of",
+]
+
+BY_TOKEN = {
+    "input_ids": 2,
+    "inputs_embeds": 3,
+    "position_ids": 2,
+    "token_type_ids": 2,
+    "task_type_ids": 2,
+    "input_shape_ids": 2,
+    "input_pronunciation_ids": 2,
+    "langs": 2,
+    "bbox": 3,
+    "xpath_tags_seq": 3,
+    "xpath_subs_seq": 3,
+}
+"""The arguments that have an entry for each token, and how many dims each has. By name: a tensor of the same sizes may
+belong to another sequence, as the encoder's output that a decoder attends to."""
 
 
 @cache
 def _signature(kind: Any) -> inspect.Signature:
+    """The signature of a class's forward; of the class it extends, where it hands everything on."""
+    for each in kind.__mro__:
+        if "forward" in vars(each):
+            signature = inspect.signature(each.forward)
+            kinds = {parameter.kind for parameter in list(signature.parameters.values())[1:]}
+            if kinds - {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
+                return signature
     return inspect.signature(kind.forward)
 
 
@@ -26,9 +59,14 @@ def _kind(module: nn.Module) -> Any:
 
 def arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a call by name."""
-    bound = _signature(_kind(module)).bind_partial(module, *args, **kwargs).arguments
-    named = {name: value for name, value in bound.items() if name not in {"self", "kwargs"}}
-    return {**named, **bound.get("kwargs", {})}
+    bound = _signature(_kind(module)).bind_partial(module, *args, **kwargs)
+    named: dict[str, Any] = {}
+    for name, value in list(bound.arguments.items())[1:]:
+        if bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+            named.update(value)
+        else:
+            named[name] = value
+    return named
 
 
 def takes(module: nn.Module, name: str) -> bool:
@@ -36,65 +74,91 @@ def takes(module: nn.Module, name: str) -> bool:
     return name in _signature(_kind(module)).parameters
 
 
-def padded_reason(module: nn.Module, named: dict[str, Any], *, causal: bool, first_kept: bool) -> str | None:
+def tokens_of(named: dict[str, Any]) -> Any:
+    """The argument that has the tokens, as ids or embedded."""
+    tokens = named.get("input_ids")
+    return tokens if tokens is not None else named.get("inputs_embeds")
+
+
+def padded_reason(module: Any, named: dict[str, Any]) -> Padded | None:
     """Why this call must run padded, or None when it can be packed.
 
     Args:
         module: the base model.
         named: its arguments.
-        causal: whether it is a decoder, which may be asked for a cache.
-        first_kept: whether the first token of each row must be real, because this model cannot watch it.
     """
-    config: Any = module.config
-    mask, tokens = named.get("attention_mask"), named.get("input_ids")
-    if tokens is None:
-        tokens = named.get("inputs_embeds")
-    if torch._C._get_tracing_state() is not None:
-        return "a graph that is being traced has no sizes that depend on data"
-    if not isinstance(mask, Tensor):
-        return "no attention_mask was given"
-    if not isinstance(tokens, Tensor) or mask.dim() != 2 or mask.shape != tokens.shape[:2]:
-        return "attention_mask is not one flag for each token of the input"
+    mask, tokens = named.get("attention_mask"), tokens_of(named)
+    if is_tracing() or is_transformed():
+        return Padded("a graph that is being traced has no sizes that depend on data", "trace mw.models.repad(model)")
+    if mask is None:
+        return Padded("no attention_mask was given")
+    if not isinstance(mask, Tensor) or not isinstance(tokens, Tensor) or mask.shape != tokens.shape[:2]:
+        return Padded(
+            "attention_mask is not one flag for each token of the input", "an attention_mask of (batch, length)"
+        )
     if named.get("past_key_values") is not None:
-        return "the call continues from a cache"
-    use_cache = named.get("use_cache")
-    if causal and (getattr(config, "use_cache", False) if use_cache is None else use_cache):
-        return "a cache is asked for (use_cache=False runs packed)"
-    if named.get("output_attentions") or (named.get("output_attentions") is None and config.output_attentions):
-        return "the attention weights are asked for"
-    batch, length = mask.shape
+        return Padded("the call continues from a cache")
+    if named.get("output_attentions") or (named.get("output_attentions") is None and module.config.output_attentions):
+        return Padded("the attention weights are requested", "output_attentions=False")
+    if named.get("labels") is not None:
+        return Padded("it computes its loss inside of the packed part", "a loss of the logits outside of the model")
     for name, value in named.items():
-        if isinstance(value, (list, tuple)) or (isinstance(value, Tensor) and value.shape[:2] not in _fitting(mask)):
-            return f"{name} is not laid out as (batch {batch}, length {length})"
+        if name != "attention_mask" and not _fits(name, value, mask):
+            return Padded(f"{name} is not known to have an entry for each token", f"a call without {name}")
     if bool(mask.all()):
-        return "nothing is dropped"
+        return Padded("nothing is dropped")
     if not bool(mask.any()):
-        return "nothing is kept"
-    if first_kept and not causal and not bool(mask[:, 0].all()):
-        return "a row drops its first token, which heads read, and this model computes it from other padded tokens"
+        return Padded("nothing is kept")
     return None
 
 
-def _fitting(mask: Tensor) -> tuple[torch.Size, torch.Size]:
-    return mask.shape, torch.Size((1, mask.shape[1]))
+def returns_cache(module: Any, named: dict[str, Any], *, labelled: bool) -> Padded | None:
+    """Why a decoder must run padded for the sake of its cache, or None.
+
+    A cache that nobody requested by name is left out where nobody reads it: in training, and beside a loss.
+    """
+    requested = named.get("use_cache")
+    if requested or (
+        requested is None and getattr(module.config, "use_cache", False) and not (labelled or module.training)
+    ):
+        return Padded("it returns a cache of keys and values", "use_cache=False, or model.config.use_cache = False")
+    return None
 
 
-def pack_arguments(
-    module: nn.Module, named: dict[str, Any], packing: Packing, embeddings: str | None
-) -> dict[str, Any]:
-    """The arguments of the packed call: one sequence of all kept tokens, each with the position that it had."""
-    shape = packing.keep.shape
+def _fits(name: str, value: Any, mask: Tensor) -> bool:
+    """Whether an argument has an entry for each token, or none for any."""
+    if isinstance(value, (list, tuple)):
+        return False
+    if not isinstance(value, Tensor) or value.dim() == 0:
+        return True
+    if name == "position_ids" and value.dim() == 3:
+        # Several axes, as text beside images has them: (axes, B, L).
+        return value.shape[1:] == mask.shape
+    sizes = (mask.shape, torch.Size((1, mask.shape[1])))
+    return value.dim() == BY_TOKEN.get(name) and value.shape[:2] in sizes
+
+
+def pack_arguments(module: nn.Module, named: dict[str, Any], layout: Layout, embeddings: str | None) -> dict[str, Any]:
+    """The arguments of the packed call: all kept tokens, each with the position that it had."""
+    shape = layout.packing.keep.shape
     if named.get("position_ids") is None:
-        named = {**named, "position_ids": _positions(module, named, packing, embeddings)}
+        named = {**named, "position_ids": _positions(module, named, layout, embeddings)}
     packed = {}
     for name, value in named.items():
         if name == "attention_mask":
             # All ones, not None: without a mask transformers looks for packed sequences in the position ids.
-            packed[name] = value.new_ones((1, packing.tokens))
-        elif isinstance(value, Tensor):
-            packed[name] = packing.pack(value.expand(*shape, *value.shape[2:]))[None]
-        else:
+            packed[name] = value.new_ones((layout.rows, layout.width))
+        elif not isinstance(value, Tensor) or value.dim() == 0:
             packed[name] = value
+        elif name == "position_ids":
+            # The spare places have the last position of the padded batch: frequencies may depend on it.
+            axes = value[None] if value.dim() == 2 else value
+            folds = torch.stack([layout.fold(axis.expand(shape), axis.max()) for axis in axes])
+            packed[name] = folds[0] if value.dim() == 2 else folds
+        else:
+            packed[name] = layout.fold(value.expand(*shape, *value.shape[2:]))
+    if takes(module, "use_cache"):
+        packed["use_cache"] = False
     return packed
 
 
@@ -108,12 +172,15 @@ def padding_aware_embeddings(module: nn.Module) -> str | None:
 
 def _numbering(embeddings: nn.Module) -> Any:
     name = "create_position_ids_from_input_ids"
-    return getattr(embeddings, name, None) or getattr(sys.modules[type(embeddings).__module__], name, None)
+    own = getattr(embeddings, name, None)
+    homes = (sys.modules[kind.__module__] for kind in type(embeddings).__mro__)
+    return own or next((found for home in homes if (found := getattr(home, name, None)) is not None), None)
 
 
-def _positions(module: nn.Module, named: dict[str, Any], packing: Packing, path: str | None) -> Tensor:
+def _positions(module: nn.Module, named: dict[str, Any], layout: Layout, path: str | None) -> Tensor:
     """The position ids that the padded model would make, (B, L)."""
-    columns = torch.arange(packing.keep.shape[1], device=packing.keep.device).expand(packing.keep.shape)
+    keep = layout.packing.keep
+    columns = torch.arange(keep.shape[1], device=keep.device).expand(keep.shape)
     if path is None:
         return columns
     embeddings = module.get_submodule(path)

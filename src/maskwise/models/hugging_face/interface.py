@@ -13,20 +13,21 @@ from torch import Tensor, nn
 from maskwise.models.adapter import UnsupportedModelError
 from maskwise.models.attention import PackedMask
 from maskwise.models.hugging_face.frames import packing_of
+from maskwise.models.hugging_face.layout import flat, folded
 from maskwise.models.packing import Packing
 
-__all__ = ["ORIGINALS", "PREFIX", "register_for"]
+__all__ = ["ORIGINALS", "PREFIX", "of_home", "register_for"]
 
 ORIGINALS = ("sdpa", "eager")
 PREFIX = "maskwise_"
 """Before the name of the implementation that padded calls go on using: maskwise_sdpa, maskwise_eager."""
 
-UNKNOWN = ("position_bias", "softcap", "s_aux")
-"""What a layer may ask of its attention beyond scaled dot products; a packed call does not do these."""
+UNSERVED = ("position_bias", "softcap", "s_aux")
+"""What a layer may request of its attention beyond scaled dot products; a packed call does not do these."""
 
 
 def register_for(original: str) -> str:
-    """Register both functions, and return the name under which a config asks for them."""
+    """Register both functions, and return the name under which a config refers to them."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     name = PREFIX + original
@@ -35,12 +36,18 @@ def register_for(original: str) -> str:
     return name
 
 
+def of_home(module: nn.Module, name: str) -> Any:
+    """What the file that defines a module's class, or one that it extends, calls by this name; None without such."""
+    homes = (sys.modules.get(kind.__module__) for kind in type(module).__mro__)
+    return next((found for home in homes if (found := getattr(home, name, None)) is not None), None)
+
+
 def attention(
     original: str,
     module: nn.Module,
-    query: Tensor,  # (1, H, N, D)
-    key: Tensor,  # (1, Hkv, N, D)
-    value: Tensor,  # (1, Hkv, N, D)
+    query: Tensor,  # (rows, H, width, D)
+    key: Tensor,  # (rows, Hkv, width, D)
+    value: Tensor,  # (rows, Hkv, width, D)
     attention_mask: Any,
     scaling: float | None = None,
     dropout: float = 0.0,
@@ -58,13 +65,14 @@ def attention(
             module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs
         )
         return result
-    if asked := [each for each in UNKNOWN if kwargs.get(each) is not None]:
+    if requested := [each for each in UNSERVED if kwargs.get(each) is not None]:
         raise UnsupportedModelError(
-            f"{type(module).__name__} asks its attention for {', '.join(asked)}. Hint: mw.models.repad(model)."
+            f"{type(module).__name__} requests {', '.join(requested)} of its attention. Hint: mw.models.repad(model)."
         )
-    q, k, v = (each[0].transpose(0, 1) for each in (query, key, value))
+    rows, _, width, _ = query.shape
+    q, k, v = (flat(each.transpose(1, 2), attention_mask.packing.tokens) for each in (query, key, value))
     out = attention_mask.attend(q, k, v, dropout_p=dropout, scale=scaling)
-    return out[None], None
+    return folded(out, rows, width), None
 
 
 def mask(original: str, **kwargs: Any) -> Any:
@@ -101,8 +109,7 @@ def packed_mask(packing: Packing, sees: Callable[..., Tensor]) -> PackedMask:
 def _original_attention(original: str, module: nn.Module) -> Callable[..., Any]:
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    home = sys.modules[type(module).__module__]
     # A model's own table may override the general one, and its eager function is in no table at all.
-    table = getattr(home, "ALL_ATTENTION_FUNCTIONS", ALL_ATTENTION_FUNCTIONS)
-    found: Callable[..., Any] = table.get_interface(original, getattr(home, "eager_attention_forward", None))
+    table = of_home(module, "ALL_ATTENTION_FUNCTIONS") or ALL_ATTENTION_FUNCTIONS
+    found: Callable[..., Any] = table.get_interface(original, of_home(module, "eager_attention_forward"))
     return found

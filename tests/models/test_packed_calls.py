@@ -212,8 +212,8 @@ def test_a_pooler_without_an_encoder_before_it_reads_each_rows_first_token(side)
 
 
 def mixtral(head="MixtralForCausalLM"):
-    sizes = {**SIZE, "intermediate_size": 64, "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
-    return larger(getattr(transformers, head)(config("Mixtral", **sizes)))
+    sizes = {**SIZE, "intermediate_size": 64, "num_key_value_heads": 2}
+    return larger(getattr(transformers, head)(config("Mixtral", **sizes, num_local_experts=4, num_experts_per_tok=2)))
 
 
 @pytest.mark.parametrize("side", SIDES)
@@ -337,8 +337,15 @@ def lfm2():
 
 
 def jamba():
-    sizes = {**SIZE, "intermediate_size": 64, "num_key_value_heads": 2, "attn_layer_period": 2, "attn_layer_offset": 1, **IDS}
-    small = {"mamba_d_state": 4, "mamba_dt_rank": 4, "use_mamba_kernels": False, "num_experts": 2}
+    sizes = {**SIZE, "intermediate_size": 64, "num_key_value_heads": 2, **IDS}
+    small = {
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "mamba_d_state": 4,
+        "mamba_dt_rank": 4,
+        "use_mamba_kernels": False,
+        "num_experts": 2,
+    }
     return transformers.JambaModel(config("Jamba", **sizes, **small))
 
 

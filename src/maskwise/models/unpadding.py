@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from torch import nn
 
 from maskwise.errors import ArgumentError, say
 from maskwise.models.adapter import Adapter, UnsupportedModelError, adapters
-from maskwise.models.report import forget_warnings
+from maskwise.models.report import forget_warnings, warn_once
 from maskwise.nn.modules import check_module
 
 __all__ = ["repad", "unpad"]
 
 Model = TypeVar("Model", bound=nn.Module)
+
+
+class Refused(NamedTuple):
+    """Why a part of a model is not served, and whether that was found by trying: it looked as if it could be."""
+
+    reason: str
+    tried: bool = False
+
+
 MARK = "_maskwise_adapter"
 """The attribute that names the adapter which serves a module."""
 
@@ -51,9 +60,12 @@ def unpad(model: Model) -> Model:
         UnsupportedModelError: no adapter serves it or a part of it; says why, and how to write one.
     """
     check_module("unpad", model)
-    reasons: dict[str, str] = {}
-    if not _install(model, "", reasons):
-        raise UnsupportedModelError(_refusal(model, reasons))
+    refused: dict[str, Refused] = {}
+    if not _install(model, "", refused):
+        raise UnsupportedModelError(_refusal(model, refused))
+    for path, (reason, tried) in refused.items():
+        if tried:
+            warn_once(model.get_submodule(path), reason, "help(maskwise.models.Adapter) shows how to serve it")
     return model
 
 
@@ -82,26 +94,30 @@ def repad(model: Model) -> Model:
     return model
 
 
-def _install(module: nn.Module, path: str, reasons: dict[str, str]) -> int:
+def _install(module: nn.Module, path: str, refused: dict[str, Refused]) -> int:
     """Serve the module, or else its children, and return how many were served."""
     if hasattr(module, MARK):
         return 1
-    adapter = _adapter_of(module, path, reasons)
+    adapter = _adapter_of(module, path, refused)
     if adapter is not None:
         try:
             adapter.install(module)
         except UnsupportedModelError as error:
-            reasons[path] = f"{adapter.name}: {_reason(error)}"
+            refused[path] = Refused(f"{adapter.name}: {_reason(error)}", tried=True)
         else:
             setattr(module, MARK, adapter.name)
             return 1
     served = sum(
-        _install(child, f"{path}.{name}" if path else name, reasons) for name, child in module.named_children()
+        _install(child, f"{path}.{name}" if path else name, refused) for name, child in module.named_children()
     )
-    return served if not served or _enclose(module, path, reasons) else 0
+    if not served or not _enclose(module, path, refused):
+        return 0
+    # What is served in it is all that there is to serve.
+    refused.pop(path, None)
+    return served
 
 
-def _enclose(module: nn.Module, path: str, reasons: dict[str, str]) -> bool:
+def _enclose(module: nn.Module, path: str, refused: dict[str, Refused]) -> bool:
     """Let adapters know of a module that holds served ones; where one objects, the served ones are undone."""
     for adapter in adapters().values():
         enclose = getattr(adapter, "enclose", None)
@@ -109,7 +125,7 @@ def _enclose(module: nn.Module, path: str, reasons: dict[str, str]) -> bool:
             if enclose is not None and enclose(module):
                 setattr(module, MARK, adapter.name)
         except UnsupportedModelError as error:
-            reasons[path] = f"{adapter.name}: {_reason(error)}"
+            refused[path] = Refused(f"{adapter.name}: {_reason(error)}", tried=True)
             _undo(module)
             return False
     return True
@@ -131,20 +147,20 @@ def _reason(error: UnsupportedModelError) -> str:
     return str(error).partition(" Hint: ")[0].rstrip(".")
 
 
-def _adapter_of(module: nn.Module, path: str, reasons: dict[str, str]) -> Adapter | None:
+def _adapter_of(module: nn.Module, path: str, refused: dict[str, Refused]) -> Adapter | None:
     for adapter in adapters().values():
         served, reason = adapter.serves(module)
         if served:
             return adapter
         # An adapter that does not know the module at all has nothing to say of it.
         if reason:
-            reasons[path] = f"{adapter.name}: {reason}"
+            refused[path] = Refused(f"{adapter.name}: {reason}")
     return None
 
 
-def _refusal(model: nn.Module, reasons: dict[str, str]) -> str:
+def _refusal(model: nn.Module, refused: dict[str, Refused]) -> str:
     kind = type(model).__name__
-    found = [f"  {path or kind}: {reason}" for path, reason in reasons.items()][:8]
+    found = [f"  {path or kind}: {reason}" for path, (reason, _) in refused.items()][:8]
     listed = "\n".join(found) if found else f"  no part of it is of a kind that {', '.join(adapters())} know"
     return (
         f"unpad: no adapter serves this {kind}.\n{listed}\n"

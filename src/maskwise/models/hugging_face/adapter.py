@@ -88,8 +88,12 @@ class HuggingFaceAdapter:
         if not parts or not is_pretrained(module) or getattr(module.config, "is_encoder_decoder", False):
             return False
         cover(module, State(state_of(parts[0]).implementation, base=False))
-        if module.device.type != "meta":
-            check(module)
+        try:
+            if module.device.type != "meta":
+                check(module)
+        except BaseException:
+            uncover(module)
+            raise
         return True
 
     def undo(self, module: nn.Module) -> None:
@@ -99,7 +103,8 @@ class HuggingFaceAdapter:
                 config._attn_implementation = {"": implementation(config)}
             if (family := special(each)) is not None:
                 family.unpatch(each)
-        uncover(module)
+        for each in module.modules():
+            uncover(each)
 
 
 def is_pretrained(module: nn.Module) -> bool:

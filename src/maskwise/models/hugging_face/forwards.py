@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from maskwise.models.binding import bind, unbind
-from maskwise.models.hugging_face.frames import Frame, call, layout_of, running
+from maskwise.models.hugging_face.frames import Frame, call, is_recorded, layout_of, running
 from maskwise.models.hugging_face.inputs import arguments, padded_reason, returns_cache, tokens_of
 from maskwise.models.hugging_face.outputs import unpacked
 from maskwise.models.hugging_face.probe import check
@@ -46,7 +46,7 @@ def base_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
     state, named = state_of(module), arguments(module, args, kwargs)
     check_once(module)
     padded = _padded(module, state, named)
-    if isinstance(tokens := tokens_of(named), Tensor):
+    if isinstance(tokens := tokens_of(named), Tensor) and not is_recorded():
         tell(module, tokens, named.get("attention_mask"), *(padded or (None,)))
     if padded is not None:
         with call(Frame()):
@@ -172,16 +172,15 @@ def cover(module: Any, state: State) -> None:
             pooler.register_forward_pre_hook(UnpackInput(), with_kwargs=True)
 
 
-def uncover(model: nn.Module) -> None:
-    """Take the forwards away, from the model and everything in it."""
-    for module in model.modules():
-        if vars(module).pop(STATE, None) is not None:
-            unbind(module, "forward")
-            if (covered := vars(module).pop(COVERED, None)) is not None:
-                module.forward = covered
-        _remove(module._forward_hooks, UnpackOutput)
-        for key in _remove(module._forward_pre_hooks, UnpackInput):
-            module._forward_pre_hooks_with_kwargs.pop(key, None)
+def uncover(module: nn.Module) -> None:
+    """Take away what `cover` put on a module; nothing where it put nothing."""
+    if vars(module).pop(STATE, None) is not None:
+        unbind(module, "forward")
+        if (covered := vars(module).pop(COVERED, None)) is not None:
+            module.forward = covered
+    _remove(module._forward_hooks, UnpackOutput)
+    for key in _remove(module._forward_pre_hooks, UnpackInput):
+        module._forward_pre_hooks_with_kwargs.pop(key, None)
 
 
 def _remove(hooks: Any, kind: type) -> list[int]:

@@ -11,7 +11,7 @@ from maskwise.models.hugging_face.layout import Layout
 from maskwise.models.packing import Packing
 from maskwise.models.report import Padded
 
-__all__ = ["Frame", "call", "layout_of", "packing_of", "recording", "running"]
+__all__ = ["Frame", "call", "is_recorded", "layout_of", "packing_of", "recording", "running"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,13 +52,18 @@ def call(frame: Frame) -> Iterator[None]:
 
 @contextmanager
 def recording() -> Iterator[list[Frame]]:
-    """Collect every call of this thread."""
+    """Collect every call of this thread, for a comparison: it is no call of the user's, and reported to nobody."""
     frames: list[Frame] = []
-    _stack.record = frames
+    outer, _stack.record = _stack.record, frames
     try:
         yield frames
     finally:
-        _stack.record = None
+        _stack.record = outer
+
+
+def is_recorded() -> bool:
+    """Whether calls are collected."""
+    return _stack.record is not None
 
 
 def running() -> Frame | None:

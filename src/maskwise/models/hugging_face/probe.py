@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -51,7 +52,7 @@ def check(module: Any) -> None:
             check(each)
     state.checked = True
     try:
-        with _unchanged(module), torch.no_grad():
+        with _unchanged(module), recording(), torch.no_grad():
             module.eval()
             if not _scaled(module, compare):
                 compare(module)
@@ -203,7 +204,7 @@ def _random(parameter: Tensor, generator: torch.Generator) -> Tensor:
     noise = torch.randn(parameter.shape, generator=generator, dtype=dtype).to(parameter.device)
     if parameter.dim() < 2:
         return parameter.detach().to(dtype) + 0.1 * noise
-    return noise * float(parameter.shape[-1] * parameter.shape[-2]) ** -0.25
+    return noise / math.sqrt(math.sqrt(parameter.shape[-1] * parameter.shape[-2]))
 
 
 # -- inputs and outputs ------------------------------------------------------------------------------------------------

@@ -204,7 +204,7 @@ def _random(parameter: Tensor, generator: torch.Generator) -> Tensor:
     noise = torch.randn(parameter.shape, generator=generator, dtype=dtype).to(parameter.device)
     if parameter.dim() < 2:
         return parameter.detach().to(dtype) + 0.1 * noise
-    return noise / math.sqrt(math.sqrt(parameter.shape[-1] * parameter.shape[-2]))
+    return noise / math.sqrt(math.sqrt(max(1, parameter.shape[-1] * parameter.shape[-2])))
 
 
 # -- inputs and outputs ------------------------------------------------------------------------------------------------

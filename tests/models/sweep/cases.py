@@ -1,0 +1,48 @@
+"""What is swept: every class of transformers' own mappings that reads text."""
+
+import dataclasses
+import inspect
+
+import transformers
+from transformers.models.auto import modeling_auto as auto
+
+MAPPINGS = {
+    "AutoModel": auto.MODEL_MAPPING_NAMES,
+    "AutoModelForCausalLM": auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    "AutoModelForSequenceClassification": auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    "AutoModelForMaskedLM": auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    "AutoModelForTokenClassification": auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
+    "AutoModelForQuestionAnswering": auto.MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES,
+    "AutoModelForSeq2SeqLM": auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+    "AutoModelForImageTextToText": auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    "AutoModelForTextEncoding": auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES,
+}
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Case:
+    """One class: the mapping that lists it, the kind of its config, and its name."""
+
+    auto: str
+    kind: str
+    name: str
+
+
+def cases(only=None, kind=None):
+    """Every class of the mappings, in order; whether it reads text is seen when it is loaded."""
+    found = []
+    for mapping, names in MAPPINGS.items():
+        if only and mapping not in only:
+            continue
+        for each, listed in names.items():
+            if kind and each not in kind:
+                continue
+            found += [Case(mapping, each, name) for name in ([listed] if isinstance(listed, str) else listed)]
+    return found
+
+
+def class_of(case):
+    """The class, or None where it does not read text."""
+    found = getattr(transformers, case.name)
+    parameters = inspect.signature(found.forward).parameters
+    return found if "input_ids" in parameters else None

@@ -4,9 +4,15 @@ import inspect
 
 import torch
 
-from .configs import SPECIAL, VOCABULARY
+from .configs import EOS, SPECIAL, VOCABULARY
 
 BATCH, LENGTH, LENGTHS = 3, 12, (12, 7, 4)
+WITH_TOKEN_LABELS = {
+    "AutoModelForCausalLM",
+    "AutoModelForImageTextToText",
+    "AutoModelForMaskedLM",
+    "AutoModelForSeq2SeqLM",
+}
 PADDINGS = ("right", "left", "holes")
 
 
@@ -26,28 +32,44 @@ def keep_of(padding):
     return holes
 
 
-def inputs(model, case, keep):
-    """What the model is called with."""
+def inputs(model, case, keep, *, image=False):
+    """What the model is called with; an image, where it gives nothing without one."""
     parameters = inspect.signature(type(model).forward).parameters
     config = model.config
-    text = config.get_text_config()
+    pad = getattr(config.get_text_config(), "pad_token_id", None)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(SPECIAL, VOCABULARY - 4, keep.shape, generator=generator)
-    pad = getattr(text, "pad_token_id", None)
+    # The end of each sequence, which some heads look for.
+    ids[torch.arange(BATCH), LENGTH - 1 - keep.flip(1).long().argmax(1)] = EOS
     ids = ids.masked_fill(~keep, pad if isinstance(pad, int) else 0)
-    given = {"input_ids": ids, "attention_mask": keep.long()}
-    if config.is_encoder_decoder and "decoder_input_ids" in parameters and "labels" not in _labels(case, ids, keep):
+    given = {"input_ids": ids, "attention_mask": keep.long(), **_labels(case, ids, keep)}
+    if config.is_encoder_decoder:
         # Padded alike, so that nothing tells one sequence's mask from the other's by its shape.
-        given["decoder_input_ids"] = ids
-    if config.is_encoder_decoder and "decoder_attention_mask" in parameters:
-        given["decoder_attention_mask"] = keep.long()
-    return {**given, **_labels(case, ids, keep), **_others(config, parameters)}
+        if "decoder_input_ids" in parameters and case.auto not in WITH_TOKEN_LABELS:
+            given["decoder_input_ids"] = ids
+        if "decoder_attention_mask" in parameters:
+            given["decoder_attention_mask"] = keep.long()
+    if "bbox" in parameters:
+        corner = torch.randint(0, 30, (*keep.shape, 2), generator=generator)
+        given["bbox"] = torch.cat([corner, corner + torch.randint(1, 20, corner.shape, generator=generator)], -1)
+    if "global_attention_mask" in parameters:
+        given["global_attention_mask"] = torch.zeros_like(ids).index_fill_(1, torch.tensor([0]), 1)
+    if image and "pixel_values" in parameters:
+        given["pixel_values"] = _pixels(getattr(config, "vision_config", None) or config, model.dtype)
+    if image and "qformer_input_ids" in parameters:
+        given.update(qformer_input_ids=ids, qformer_attention_mask=keep.long())
+    return given
+
+
+def _pixels(vision, dtype):
+    size = getattr(vision, "image_size", 32)
+    size = size if isinstance(size, int) else size[0]
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(BATCH, getattr(vision, "num_channels", 3), size, size, generator=generator, dtype=dtype)
 
 
 def _labels(case, ids, keep):
-    if case.auto in {"AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForSeq2SeqLM"}:
-        return {"labels": ids.masked_fill(~keep, -100)}
-    if case.auto == "AutoModelForImageTextToText":
+    if case.auto in WITH_TOKEN_LABELS:
         return {"labels": ids.masked_fill(~keep, -100)}
     if case.auto == "AutoModelForTokenClassification":
         return {"labels": (ids % 2).masked_fill(~keep, -100)}
@@ -57,23 +79,3 @@ def _labels(case, ids, keep):
         positions = keep.long().argmax(1)
         return {"start_positions": positions, "end_positions": positions}
     return {}
-
-
-def _others(config, parameters):
-    """What some models require beside text."""
-    given = {}
-    required = [name for name, p in parameters.items() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
-    wanted = {*required, *(["pixel_values"] if getattr(config, "vision_config", None) is not None else [])}
-    if "pixel_values" in wanted and "pixel_values" in parameters and _needs_image(config):
-        vision = getattr(config, "vision_config", config)
-        size = vision.image_size if isinstance(vision.image_size, int) else vision.image_size[0]
-        generator = torch.Generator().manual_seed(1)
-        given["pixel_values"] = torch.randn(
-            BATCH, getattr(vision, "num_channels", 3), size, size, generator=generator, dtype=torch.float64
-        )
-    return given
-
-
-def _needs_image(config):
-    """Whether the model gives nothing without an image, as those that compare both."""
-    return hasattr(config, "projection_dim") and hasattr(config, "text_config")

@@ -14,6 +14,8 @@ from .batch import PADDINGS, inputs, keep_of
 from .cases import class_of
 from .configs import small
 
+ATTEMPTS = [(torch.float64, False), (torch.float64, True), (torch.float32, False), (torch.float32, True)]
+"""The dtype, and whether an image is given: the first that runs padded."""
 TOLERANCE = 1e-4
 
 
@@ -43,14 +45,14 @@ def where(error):
     return [f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in frames[-4:]]
 
 
-def build(case, device="cpu", seed=0):
-    """The model in float64, with weights as transformers draws them."""
+def build(case, device="cpu", dtype=torch.float64, seed=0):
+    """The model, with weights as transformers draws them."""
     torch.manual_seed(seed)
-    config = small(case.kind)
     model_class = class_of(case)
+    config = small(case.kind, model_class.config_class)
     with torch.device(device):
         model = model_class(config)
-    return model.double().eval()
+    return model.to(dtype).eval()
 
 
 def scale_weights(model, seed=1):
@@ -209,29 +211,41 @@ class Examination:
             self.checks[name] = finding("crash", short(error), at=where(error))
 
     def prepare(self):
-        """Build, scale the weights, and take the padded references."""
+        """Build, scale the weights, and take the padded references, in float64 and from text alone if that works."""
+        reasons = [reason for dtype, image in ATTEMPTS if (reason := self.failed(dtype, image))]
+        if len(reasons) == len(ATTEMPTS):
+            raise NotBuiltError(" / ".join(dict.fromkeys(reasons)))
+
+    def failed(self, dtype, image):
+        """Why the references cannot be taken like this, or None where they were, now or before."""
+        if self.references.keys() >= set(PADDINGS):
+            return None
         try:
-            self.model = scale_weights(build(self.case))
+            self.attempt(dtype, image)
         except Exception as error:
-            raise NotBuiltError(f"build: {short(error)} {where(error)}") from error
+            self.references.clear()
+            return f"{short(error)} {where(error)}"
+        return None
+
+    def attempt(self, dtype, image):
+        """The references, all in one dtype, with an image or without."""
+        self.dtype = dtype
+        self.model = scale_weights(build(self.case, dtype=dtype))
         self.parameters = inspect.signature(type(self.model).forward).parameters
         self.options = {"use_cache": False} if "use_cache" in self.parameters else {}
         self.options["output_hidden_states"] = True
-        try:
-            for padding in PADDINGS:
-                keep = keep_of(padding)
-                given = inputs(self.model, self.case, keep)
-                self.references[padding] = (given, *with_gradients(self.model, given, keep, **self.options))
-        except Exception as error:
-            raise NotBuiltError(f"padded call: {short(error)} {where(error)}") from error
+        self.state = copy.deepcopy(self.model.state_dict())
+        self.buffers = {name: each.clone() for name, each in self.model.named_buffers()}
+        for padding in PADDINGS:
+            keep = keep_of(padding)
+            given = inputs(self.model, self.case, keep, image=image)
+            self.references[padding] = (given, *with_gradients(self.model, given, keep, **self.options))
         for padding, (_, output, _) in self.references.items():
             if bad := [n for n, each in output.items() if not torch.isfinite(kept(each, keep_of(padding))).any()]:
                 self.row.setdefault("notes", []).append(f"{bad[0]} is not finite in the padded model")
         self.given_right = self.references["right"][0]
         with torch.no_grad():
             self.bits = call(self.model, self.given_right, **self.options)
-        self.state = copy.deepcopy(self.model.state_dict())
-        self.buffers = {name: each.clone() for name, each in self.model.named_buffers()}
 
     def unpad(self):
         """Whether `mw.unpad` accepts the model."""
@@ -334,7 +348,7 @@ class Examination:
         import maskwise as mw
 
         try:
-            model = build(self.case, device, seed=2)
+            model = build(self.case, device, self.dtype, seed=2)
         except Exception as error:
             return None if device == "meta" else finding("crash", short(error), at=where(error))
         try:

@@ -1,7 +1,7 @@
-"""The processes: one short-lived child for each kind, forked from a parent that has imported transformers only.
+"""The processes: one short-lived child for each kind, forked from a parent that has imported everything.
 
-A child that dies or hangs is a row of the table, and not the end. What is pickled is loaded in a child that has never
-seen Maskwise: a fork of the same parent.
+A child that dies or hangs is a row of the table, and not the end. What is pickled is loaded in processes that have
+never seen Maskwise: they are forked before it is imported.
 """
 
 import multiprocessing
@@ -15,12 +15,14 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 import torch
+import transformers.models.bert.modeling_bert
+import transformers.models.llava.modeling_llava  # what every model imports, once for all children
 
 from .batch import keep_of
 from .cases import class_of
 from .examine import Examination, call, compare, exact, finding, short, summary, where
 
-PATIENCE = 120
+PATIENCE = 90
 """Seconds for one class; the slowest takes ten."""
 FORK = multiprocessing.get_context("fork")
 
@@ -29,10 +31,13 @@ def sweep(cases, jobs=2, report=None):
     """The rows of all cases, in their order."""
     torch.set_num_threads(1)
     rows = {}
+    mine, theirs = FORK.Pipe()
+    pristine = FORK.Process(target=_unpickle_all, args=(theirs,))
+    pristine.start()
+    import maskwise  # noqa: F401  in the parent, for all children but that one
+
     with tempfile.TemporaryDirectory() as folder:
-        groups = [
-            list(each) for _, each in groupby(sorted(cases, key=lambda c: (c.kind, c.auto)), key=lambda c: c.kind)
-        ]
+        groups = [list(g) for _, g in groupby(sorted(cases, key=lambda c: (c.kind, c.auto)), key=lambda c: c.kind)]
         waiting, running = deque(groups), {}
         while waiting or running:
             while waiting and len(running) < jobs:
@@ -64,7 +69,12 @@ def sweep(cases, jobs=2, report=None):
                     rows[group[done]] = _lost(group[done], f"no answer in {PATIENCE} s")
                     if group[done + 1 :]:
                         waiting.appendleft(group[done + 1 :])
-        _unpickle_all(rows)
+        pickled = [case for case, row in rows.items() if row["checks"].get("pickled", {}).get("pickle")]
+        mine.send([rows[case]["checks"]["pickled"]["pickle"] for case in pickled])
+        for case, found in zip(pickled, mine.recv(), strict=True):
+            rows[case]["checks"]["pickled"] = found
+            rows[case].update({"reason": None}, **summary(rows[case]["checks"]))
+    pristine.join()
     return [rows[case] for case in cases if case in rows]
 
 
@@ -81,8 +91,6 @@ def _start(target, *args):
 
 
 def _child(target, pipe, *args):
-    import transformers
-
     transformers.logging.set_verbosity_error()
     if not os.environ.get("SWEEP_VERBOSE"):
         quiet = os.open(os.devnull, os.O_WRONLY)
@@ -106,25 +114,21 @@ def _row(case, folder):
         return _lost(case, f"the sweep itself: {short(error)} {where(error)}")
 
 
-def _unpickle_all(rows):
-    """Load what was pickled in a process that has never seen Maskwise, many at a time."""
-    todo = deque((case, row) for case, row in rows.items() if row["checks"].get("pickled", {}).get("pickle"))
+def _unpickle_all(pipe):
+    """Load what was pickled, many models in a process; one that ends early takes the model with it that it held."""
+    todo, found = deque(pipe.recv()), []
     while todo:
-        pipe, child = _start(_unpickle, [row["checks"]["pickled"]["pickle"] for _, row in todo])
+        answers, child = _start(_unpickle, list(todo))
         while todo:
+            todo.popleft()
             try:
-                answered = pipe.poll(PATIENCE)
-                found = pipe.recv() if answered else finding("crash", f"no answer in {PATIENCE} s")
+                found.append(answers.recv() if answers.poll(PATIENCE) else finding("crash", "no answer"))
             except EOFError:
-                answered, found = False, finding("crash", "the process ended")
-            _, row = todo.popleft()
-            row["checks"]["pickled"] = found
-            if found["verdict"] != "exact":
-                row.update({"verdict": "exact", "reason": None}, **summary(row["checks"]))
-            if not answered:
+                found.append(finding("crash", "the process ended"))
                 break
         child.kill()
         child.join()
+    pipe.send(found)
 
 
 def _unpickle(pipe, paths):

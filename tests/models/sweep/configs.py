@@ -174,14 +174,27 @@ def _ids(fields):
 MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
 # By the name of a config's class, wherever it stands: what the general rule does not know.
 BY_CLASS = {
+    "AlignVisionConfig": {
+        "kernel_sizes": [3, 3],
+        "in_channels": [32, 16],
+        "out_channels": [16, 24],
+        "depthwise_padding": [],
+        "strides": [1, 2],
+        "num_block_repeats": [1, 1],
+        "expand_ratios": [1, 6],
+        "hidden_dim": HIDDEN,
+    },
     "BridgeTowerVisionConfig": {"hidden_size": 64},
     "BrosConfig": {"dim_bbox": 4},
+    "ChameleonVQVAEConfig": {"base_channels": 32, "channel_multiplier": [1, 1], "num_res_blocks": 1, "resolution": 32},
     "CohereCompassTextConfig": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
     "CpmAntConfig": {"prompt_types": 2, "prompt_length": 4, "segment_types": 2, "position_bias_num_buckets": 16},
-    "DbrxAttentionConfig": {"rope_theta": 10000.0, "kv_n_heads": 2},
+    "DbrxAttentionConfig": {"rope_theta": 10000.0, "kv_n_heads": 2, "clip_qkv": 8.0},
     "DeepseekOcr2TextConfig": {"mlp_layer_types": ["dense", "sparse"]},
     "DiffusionGemmaTextConfig": {"global_head_dim": HEAD},
     "EmbeddingGemma2TextConfig": {"global_head_dim": HEAD},
+    "Emu3VQVAEConfig": {"base_channels": 32, "channel_multiplier": [1, 1], "num_res_blocks": 1, "attn_resolutions": []},
+    "Ernie4_5_VLMoeTextConfig": {"moe_intermediate_size": [16, 16]},
     "EsmcConfig": {"num_key_value_heads": HEADS},
     "Florence2VisionConfig": {
         "embed_dim": [8, 16, 32, 32],
@@ -220,4 +233,12 @@ BY_CLASS = {
     "MobileBertConfig": {"embedding_size": 16, "intra_bottleneck_size": 16},
 }
 # By kind, for the outermost config.
-OVERRIDES = {}
+OVERRIDES = {
+    "align": {"projection_dim": 48},
+    "chameleon": {"vocabulary_map": {"<image>": 4, "IMGIMGA": 5}},
+    "emu3": {"vocabulary_map": {"<image>": 4, "<|visual token 000000|>": 5, "<|extra_200|>": 6}},
+    "fun_asr_nano": {"adaptor_config": {"intermediate_size": HEAD}},
+    "gradium_phonon_tts": {"flow_head_config": {"condition_dim": HIDDEN}},
+    "granite4_vision": {"deepstack_layer_map": [[-1, 0]]},
+    "molmo2": {"adapter_config": {"vision_feature_layer": [-1]}},
+}

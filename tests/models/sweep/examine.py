@@ -45,6 +45,12 @@ def where(error):
     return [f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in frames[-4:]]
 
 
+def refusal(error):
+    """The first reason of those that a refusal lists: that of the model, before those of its parts."""
+    lines = str(error).partition("\nHint:")[0].splitlines()
+    return lines[1].strip().partition(": ")[2] if len(lines) > 1 else short(error)
+
+
 def build(case, device="cpu", dtype=torch.float64, seed=0):
     """The model, with weights as transformers draws them."""
     torch.manual_seed(seed)
@@ -232,7 +238,12 @@ class Examination:
         self.dtype = dtype
         self.model = scale_weights(build(self.case, dtype=dtype))
         self.parameters = inspect.signature(type(self.model).forward).parameters
-        self.options = {"use_cache": False} if "use_cache" in self.parameters else {}
+        # Models of several parts hand it on to that of text.
+        takes = "use_cache" in self.parameters or (
+            any(each.kind is each.VAR_KEYWORD for each in self.parameters.values())
+            and hasattr(self.model.config.get_text_config(), "use_cache")
+        )
+        self.options = {"use_cache": False} if takes else {}
         self.options["output_hidden_states"] = True
         self.state = copy.deepcopy(self.model.state_dict())
         self.buffers = {name: each.clone() for name, each in self.model.named_buffers()}
@@ -254,7 +265,7 @@ class Examination:
         try:
             mw.unpad(self.model)
         except mw.models.UnsupportedModelError as error:
-            self.checks["unpad"] = finding("refused", " ".join(str(error).partition("Hint:")[0].split()))
+            self.checks["unpad"] = finding("refused", refusal(error))
         except Exception as error:
             self.checks["unpad"] = finding("crash", short(error), at=where(error))
         else:
@@ -354,7 +365,7 @@ class Examination:
         try:
             mw.unpad(model)
         except mw.models.UnsupportedModelError as error:
-            return finding("refused", " ".join(str(error).partition("Hint:")[0].split()))
+            return finding("refused", refusal(error))
         if device == "meta":
             model.to_empty(device="cpu")
         model.load_state_dict(self.state)

@@ -9,7 +9,7 @@ from .configs import EOS, SPECIAL, VOCABULARY
 BATCH, LENGTH, LENGTHS = 3, 12, (12, 7, 4)
 WITH_TOKEN_LABELS = {
     "AutoModelForCausalLM",
-    "AutoModelForImageTextToText",
+    "AutoModelForMultimodalLM",
     "AutoModelForMaskedLM",
     "AutoModelForSeq2SeqLM",
 }

@@ -17,7 +17,7 @@ MAPPINGS = {
     "AutoModelForTokenClassification": auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
     "AutoModelForQuestionAnswering": auto.MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES,
     "AutoModelForSeq2SeqLM": auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
-    "AutoModelForImageTextToText": auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    "AutoModelForMultimodalLM": auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
     "AutoModelForTextEncoding": auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES,
 }
 

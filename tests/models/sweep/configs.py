@@ -194,7 +194,10 @@ BY_CLASS = {
     "DiffusionGemmaTextConfig": {"global_head_dim": HEAD},
     "EmbeddingGemma2TextConfig": {"global_head_dim": HEAD},
     "Emu3VQVAEConfig": {"base_channels": 32, "channel_multiplier": [1, 1], "num_res_blocks": 1, "attn_resolutions": []},
-    "Ernie4_5_VLMoeTextConfig": {"moe_intermediate_size": [16, 16]},
+    "Ernie4_5_VLMoeTextConfig": {
+        "moe_intermediate_size": [16, 16],
+        "rope_parameters": {**MROPE, "mrope_section": [1, 1, 2]},
+    },
     "EsmcConfig": {"num_key_value_heads": HEADS},
     "Florence2VisionConfig": {
         "embed_dim": [8, 16, 32, 32],

@@ -5,6 +5,7 @@ import inspect
 import pickle
 import traceback
 import warnings
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -185,7 +186,7 @@ class Examination:
 
     def __init__(self, case, folder=None):
         self.case, self.folder = case, folder
-        self.checks, self.references = {}, {}
+        self.checks, self.references, self.heard = {}, {}, []
         self.row = {"auto": case.auto, "kind": case.kind, "name": case.name, "checks": self.checks}
 
     def run(self):
@@ -199,6 +200,7 @@ class Examination:
             for padding in PADDINGS:
                 self.check(padding, self.padding, padding)
             self.check("plain", self.plain)
+            self.check("unlabelled", self.unlabelled)
             if "output_router_logits" in self.parameters:
                 self.check("router", self.router)
             self.check("repad", self.repad)
@@ -263,7 +265,8 @@ class Examination:
         import maskwise as mw
 
         try:
-            mw.unpad(self.model)
+            with self.listening():
+                mw.unpad(self.model)
         except mw.models.UnsupportedModelError as error:
             self.checks["unpad"] = finding("refused", refusal(error))
         except Exception as error:
@@ -289,16 +292,22 @@ class Examination:
         """What a call gives, whether it ran packed, why not, and whether it said so."""
         import maskwise as mw
 
-        with warnings.catch_warnings(record=True) as heard, mw.explain() as log:
-            warnings.simplefilter("always")
+        with self.listening(), mw.explain() as log:
             output = run()
         calls = [each for each in log if each.op.startswith("unpad")]
         packed = any(each.route == "packed" for each in calls)
         why = next((each.reason for each in calls if each.route != "packed"), "")
         if not calls:
             why = "no unpadded part was called"
-        said = any("maskwise" in str(w.filename) or "unpad" in str(w.message) for w in heard)
-        return output, {"route": "packed" if packed else "padded", "why": why, "said": said}
+        return output, {"route": "packed" if packed else "padded", "why": why, "said": bool(self.heard)}
+
+    @contextmanager
+    def listening(self):
+        """Take down what Maskwise warns of. It says each thing once for a model, so what was said before counts."""
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            yield
+        self.heard += [str(each.message) for each in found if "unpad" in str(each.message)]
 
     def plain(self):
         """The call without options: does it run packed, too?"""
@@ -307,6 +316,21 @@ class Examination:
             found, route = self.logged(lambda: call(self.model, self.given_right))
         expected = {name: self.bits[name] for name in found if name in self.bits}
         difference, worst = compare(expected, {name: found[name] for name in expected}, keep)
+        if difference:
+            return finding("wrong", difference, by=worst)
+        return exact() if route["route"] == "packed" else finding("padded", route["why"], said=route["said"])
+
+    def unlabelled(self):
+        """Scores alone, padded on the left: some losses make the whole call run padded."""
+        given, expected, _ = self.references["left"]
+        labels = {"labels", "start_positions", "end_positions"} & given.keys()
+        if not labels or self.model.config.is_encoder_decoder:
+            return None
+        given = {name: value for name, value in given.items() if name not in labels}
+        with torch.no_grad():
+            found, route = self.logged(lambda: call(self.model, given, **self.options))
+        expected = {name: value for name, value in expected.items() if name != "loss"}
+        difference, worst = compare(expected, found, keep_of("left"))
         if difference:
             return finding("wrong", difference, by=worst)
         return exact() if route["route"] == "packed" else finding("padded", route["why"], said=route["said"])
@@ -395,14 +419,14 @@ def summary(checks):
             if each["verdict"] == verdict:
                 return finding(verdict, f"{name}: {each['reason']}")
     if "unpad" in checks:
-        accepted = [n for n in ("loaded", "meta") if n in checks and checks[n]["verdict"] == "exact"]
-        if accepted:
-            return finding("refused", checks["unpad"]["reason"], accepted=accepted)
         return finding("refused", checks["unpad"]["reason"])
-    paddings = {name: checks[name] for name in PADDINGS}
-    if all(each["verdict"] == "padded" for each in paddings.values()):
-        return finding("padded", paddings["right"]["reason"])
-    late = [n for n in ("loaded", "meta") if n in checks and checks[n]["verdict"] == "refused"]
+    late = [name for name in ("loaded", "meta") if checks.get(name, {}).get("verdict") == "refused"]
     if late:
-        return finding("wrong", f"{late[0]}: refused, {checks[late[0]]['reason']}")
+        return finding("wrong", f"{late[0]}: refused with other weights, {checks[late[0]]['reason']}")
+    padded = {name: each["reason"] for name, each in checks.items() if each["verdict"] == "padded"}
+    silent = [name for name in padded if not checks[name]["said"]]
+    if silent:
+        return finding("silent", f"{', '.join(silent)}: {padded[silent[0]]}")
+    if all(name in padded for name in (*PADDINGS, "unlabelled") if name in checks):
+        return finding("padded", padded["right"])
     return exact()

@@ -8,6 +8,8 @@ from pathlib import Path
 from .batch import PADDINGS
 
 TABLE = Path(__file__).with_name("table.json")
+BAD = {"wrong", "crash", "silent"}
+"""What must be nowhere: a wrong number, an error that is not a refusal, a padded run that nothing tells of."""
 FLOOR = {
     "AutoModel": 169,
     "AutoModelForCausalLM": 83,
@@ -22,9 +24,9 @@ def entry(row):
     line = {name: row[name] for name in ("auto", "kind", "name", "verdict")}
     if row["verdict"] != "exact":
         line["reason"] = steady(row["reason"])
-    checks = {name: row["checks"].get(name, {}) for name in (*PADDINGS, "plain")}
+    checks = {name: row["checks"].get(name, {}) for name in (*PADDINGS, "unlabelled", "plain")}
     padded = {name: steady(each["reason"]) for name, each in checks.items() if each.get("verdict") == "padded"}
-    if row["verdict"] in {"exact", "padded"} and padded:
+    if row["verdict"] in {"exact", "padded", "silent"} and padded:
         line["padded"] = padded
     return line
 
@@ -57,7 +59,7 @@ def differences(rows):
     found = []
     for row in rows:
         line, before = entry(row), committed.get(key(row))
-        if line["verdict"] in {"wrong", "crash"}:
+        if line["verdict"] in BAD:
             found.append(f"{' '.join(key(row))}: {line['verdict']}, {row['reason']}")
         elif line != before:
             found.append(f"{' '.join(key(row))}: {_shown(line)}, and the table says {_shown(before)}")
@@ -72,7 +74,9 @@ def _shown(line):
 
 def exact_on_the_right(lines):
     """How many classes of each mapping are exact, and packed, when padded on the right."""
-    return Counter(x["auto"] for x in lines if x["verdict"] == "exact" and "right" not in x.get("padded", {}))
+    return Counter(
+        x["auto"] for x in lines if x["verdict"] in {"exact", "silent"} and "right" not in x.get("padded", {})
+    )
 
 
 def sample(share):

@@ -56,6 +56,12 @@ def inputs(model, case, keep, *, image=False):
         given["global_attention_mask"] = torch.zeros_like(ids).index_fill_(1, torch.tensor([0]), 1)
     if image and "pixel_values" in parameters:
         given["pixel_values"] = _pixels(getattr(config, "vision_config", None) or config, model.dtype)
+        if "image_attention_mask" in parameters:
+            # Some take several images, and a flag for each token and image.
+            given["pixel_values"] = given["pixel_values"][:, None]
+            given["image_attention_mask"] = torch.ones(*keep.shape, 1, dtype=torch.long)
+    if image and "input_features" in parameters:
+        given["input_features"] = torch.randn(BATCH, 1, 32, 16, generator=generator, dtype=model.dtype)
     if image and "qformer_input_ids" in parameters:
         given.update(qformer_input_ids=ids, qformer_attention_mask=keep.long())
     return given
@@ -65,7 +71,9 @@ def _pixels(vision, dtype):
     size = getattr(vision, "image_size", 32)
     size = size if isinstance(size, int) else size[0]
     generator = torch.Generator().manual_seed(1)
-    return torch.randn(BATCH, getattr(vision, "num_channels", 3), size, size, generator=generator, dtype=dtype)
+    frames = [vision.num_frames] if hasattr(vision, "num_frames") else []
+    shape = (BATCH, *frames, getattr(vision, "num_channels", 3), size, size)
+    return torch.randn(shape, generator=generator, dtype=dtype)
 
 
 def _labels(case, ids, keep):

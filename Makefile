@@ -89,6 +89,10 @@ functions-page: install  ## Write docs/functions.md from the registry
 gpu-page: install  ## Write docs/gpu.md from the launchers and the compiled kernels
 	$(BIN)/python -m tests.gpu.page docs/gpu.md
 
+.PHONY: models-page
+models-page: install  ## Write docs/supported-models.md from the table of the sweep
+	$(BIN)/python -m tests.models.sweep.page docs/supported-models.md
+
 .PHONY: figures
 figures: install  ## Write docs/figures.md and the README's figures from benchmarks/results/
 	$(BIN)/python -m maskwise.benchmarks.figures .
@@ -104,6 +108,15 @@ docs: install $(VENV)/.docs  ## Build the documents into site/, strictly: a brok
 	$(BIN)/python -m tests.docs.api_pages docs/api
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "→ site/index.html"
+
+# Of every class of transformers: is unpad exact, or refused for the reason that the table gives? One thread a process.
+.PHONY: test-models
+test-models: install  ## Sweep over transformers' classes, and compare with docs/supported-models.md; some minutes
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.models.sweep --jobs $$(nproc) --check $(ARGS)
+
+.PHONY: models-table
+models-table: install  ## Run the sweep and write what it finds: its table and docs/supported-models.md
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.models.sweep --jobs $$(nproc) --write $(ARGS)
 
 # The sanitizer runtimes must be in the process before Python is, hence LD_PRELOAD; libstdc++ goes with them so that
 # AddressSanitizer finds the exception machinery it intercepts. Python itself leaks by design: no leak detection.

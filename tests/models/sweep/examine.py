@@ -400,8 +400,12 @@ class Examination:
             self.check("pickled", self.pickle, model)
         for padding in ("right", "left"):
             given, expected, _ = self.references[padding]
-            with torch.no_grad():
-                found, _ = self.logged(lambda given=given: call(model, given, **self.options))
+            try:
+                with torch.no_grad():
+                    found, _ = self.logged(lambda given=given: call(model, given, **self.options))
+            except mw.models.UnsupportedModelError as error:
+                # Without weights a model cannot be tried before it is called.
+                return finding("refused", refusal(error))
             difference, worst = compare(expected, found, keep_of(padding))
             if difference:
                 return finding("wrong", f"{padding}: {difference}", by=worst)

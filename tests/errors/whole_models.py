@@ -22,7 +22,8 @@ from maskwise.models.compress import MissingSafetensorsError
 from maskwise.models.compress.files import FORMAT
 from maskwise.models.compress.report import CompressionReport, Measured
 from maskwise.models.hugging_face import interface
-from maskwise.models.hugging_face.frames import Frame, enter, leave
+from maskwise.models.hugging_face.frames import Frame, call
+from maskwise.models.hugging_face.layout import Layout
 from tests.errors.row import Row
 
 X = torch.ones(2, 3)
@@ -114,14 +115,29 @@ def attend(mask: Any, **asked: Any) -> Callable[[], Any]:
     """What transformers would call within a packed call."""
 
     def run() -> None:
-        outer = nn.Identity()
-        enter(Frame(outer, PACKING))
-        try:
-            interface.attention("sdpa", outer, TOKENS, TOKENS, TOKENS, mask, **asked)
-        finally:
-            leave(outer)
+        with call(Frame(Layout.of(PACKING, limit=None))):
+            interface.attention("sdpa", nn.Identity(), TOKENS, TOKENS, TOKENS, mask, **asked)
 
     return run
+
+
+def call_what_is_refused_late() -> None:
+    """A model that was unpadded without weights, and mixes tokens once it has some."""
+    import transformers
+
+    class Mean(transformers.BertModel):  # type: ignore[misc]
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            out = super().forward(*args, **kwargs)
+            out.last_hidden_state = out.last_hidden_state + out.last_hidden_state.mean(1, keepdim=True)
+            return out
+
+    sizes = {"vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    with torch.device("meta"):
+        model = mw.unpad(Mean(transformers.BertConfig(**sizes, intermediate_size=8)))
+    model.to_empty(device="cpu").load_state_dict(Mean(model.config).state_dict())
+    for name in ("position_ids", "token_type_ids"):
+        getattr(model.embeddings, name).zero_()
+    model(input_ids=torch.ones(2, 3, dtype=torch.long), attention_mask=torch.tensor([[1, 1, 1], [1, 0, 0]]))
 
 
 ROWS = [
@@ -145,6 +161,7 @@ ROWS = [
     Row(
         "mw.models.unregister", lambda: mw.models.unregister("none"), ArgumentError, "list(maskwise.models.adapters())"
     ),
+    Row("hugging_face.forwards", call_what_is_refused_late, UnsupportedModelError, "mw.models.repad(model)"),
     Row("hugging_face.interface", attend(None), UnsupportedModelError, "mw.models.repad(model)"),
     Row(
         "hugging_face.interface",

@@ -14,6 +14,11 @@ __all__ = ["Adapter", "UnsupportedModelError", "adapters", "register", "unregist
 class UnsupportedModelError(MaskwiseError, TypeError):
     """No adapter serves the model; the message holds each one's reason."""
 
+    @property
+    def reason(self) -> str:
+        """The message without its hint, as a part of another."""
+        return str(self).partition(" Hint: ")[0].rstrip(".")
+
 
 @runtime_checkable
 class Adapter(Protocol):

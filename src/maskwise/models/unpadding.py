@@ -103,7 +103,7 @@ def _install(module: nn.Module, path: str, refused: dict[str, Refused]) -> int:
         try:
             adapter.install(module)
         except UnsupportedModelError as error:
-            refused[path] = Refused(f"{adapter.name}: {_reason(error)}", tried=True)
+            refused[path] = Refused(f"{adapter.name}: {error.reason}", tried=True)
         else:
             setattr(module, MARK, adapter.name)
             return 1
@@ -125,7 +125,7 @@ def _enclose(module: nn.Module, path: str, refused: dict[str, Refused]) -> bool:
             if enclose is not None and enclose(module):
                 setattr(module, MARK, adapter.name)
         except UnsupportedModelError as error:
-            refused[path] = Refused(f"{adapter.name}: {_reason(error)}", tried=True)
+            refused[path] = Refused(f"{adapter.name}: {error.reason}", tried=True)
             _undo(module)
             return False
     return True
@@ -140,11 +140,6 @@ def _undo(model: nn.Module) -> int:
     for module in model.modules():
         forget_warnings(module)
     return len(served)
-
-
-def _reason(error: UnsupportedModelError) -> str:
-    """The whole refusal has a hint of its own."""
-    return str(error).partition(" Hint: ")[0].rstrip(".")
 
 
 def _adapter_of(module: nn.Module, path: str, refused: dict[str, Refused]) -> Adapter | None:

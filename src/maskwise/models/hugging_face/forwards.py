@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from maskwise.models.adapter import UnsupportedModelError
 from maskwise.models.binding import bind, unbind
 from maskwise.models.hugging_face.frames import Frame, call, is_recorded, layout_of, running
 from maskwise.models.hugging_face.inputs import arguments, padded_reason, returns_cache, tokens_of
@@ -138,7 +139,10 @@ def check_once(module: nn.Module) -> None:
     """Compare a model that was unpadded without weights with its padded self, now that it has some."""
     state = state_of(module)
     if not state.checked and running() is None and all(each.device.type != "meta" for each in module.parameters()):
-        check(module)
+        try:
+            check(module)
+        except UnsupportedModelError as error:
+            raise UnsupportedModelError(f"unpad: {error.reason}. Hint: mw.models.repad(model).") from error
 
 
 class UnpackOutput:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -37,6 +38,15 @@ def with_another_parametrization() -> None:
     layer = mw.nn.attach(nn.Linear(3, 2), TopK(0.5))
     parametrize.register_parametrization(layer, "weight", nn.Identity())
     mw.nn.detach(layer)
+
+
+def detach_while_frozen() -> None:
+    layer = mw.nn.attach(nn.Linear(3, 2), TopK(0.5))
+    gc.freeze()
+    try:
+        mw.nn.detach(layer)
+    finally:
+        gc.unfreeze()
 
 
 def two_budgets() -> None:
@@ -177,6 +187,7 @@ ROWS = [
     Row("mw.nn.attach", attach(nn.Linear(3, 2), ATTACHED), ArgumentError, "TopK(...) anew"),
     Row("mw.nn.attach", attach(nn.Linear(3, 2), TopK(0.1), "kernel"), ArgumentError, "name='weight'"),
     Row("mw.nn.attach", attach(nn.Linear(3, 2), Binary(BITS.T)), ShapeError, "mask.T"),
+    Row("mw.nn.detach", detach_while_frozen, ArgumentError, "gc.unfreeze() first"),
     Row("mw.nn.detach", lambda: mw.nn.detach(X), DtypeError, "torch.nn.Sequential(...)"),
     Row("mw.nn.detach", lambda: mw.nn.detach(GATED, keep="dense"), ArgumentError, 'keep="masked"'),
     Row("mw.nn.detach", lambda: mw.nn.detach(nn.Linear(3, 2)), ArgumentError, "mw.nn.attach(module, gate)"),

@@ -298,6 +298,7 @@ def models(model: nn.Module) -> None:
         adapter.undo(small)
     mw.models.unregister("nothing")
     raised: tuple[type[MaskwiseError], ...] = (mw.models.CompressionError, mw.models.UnsupportedModelError)
+    raised += (mw.models.FoldedLayerError,)
     print(known, type(attending).__name__, raised)
 
 

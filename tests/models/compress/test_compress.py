@@ -240,7 +240,7 @@ def test_torchs_encoder_layers_run_their_new_layers(prefer):
         drop(each.linear1, 0.1), drop(each.linear2, 0.1)
     x = torch.randn(2, 5, 32)
     compressed, _ = mw.compress(model, x)
-    assert type(compressed.layers[1].linear2) is mw.nn.SparseLinear
+    assert isinstance(compressed.layers[1].linear2, mw.nn.SparseLinear)
     torch.testing.assert_close(run(compressed, x), run(model, x), **CLOSE)
 
 

@@ -10,7 +10,10 @@ from torch import nn
 
 import maskwise as mw
 from maskwise.models import FoldedLayerError, load_compressed, save_compressed
+from maskwise.models.compress import choosing
+from maskwise.models.compress.copying import has_hooks
 from maskwise.models.compress.straight import is_straight
+from maskwise.models.compress.timing import Times
 from tests.models.compress.networks import FeedForward, drop
 
 # Sums of a few float32 numbers near 1 in another order.
@@ -189,6 +192,29 @@ def test_a_folded_model_compiles_into_one_graph_and_is_guarded_there_too(kind):
         torch.testing.assert_close(run(x), model(x), **CLOSE)
         with pytest.raises(Exception, match=r"FoldedLayerError|Observed exception"):
             run(x, "call")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_where_folding_does_not_pay_nothing_of_a_guard_is_left(kind, monkeypatch):
+    slow = {"before": Times(1.0, 1.0), "after": Times(2.0, 2.0), "dense": Times(1.0, 1.0)}
+    monkeypatch.setattr("maskwise.models.compress.api.measured", lambda ways, _: {name: slow[name] for name in ways})
+    monkeypatch.setattr(
+        "maskwise.models.compress.api._fast_enough", lambda times, answers=[False, True]: answers.pop(0)
+    )
+    model, x = KINDS[kind]().eval(), torch.randn(5, 16)
+    prefer_smaller(monkeypatch)
+    found, report = mw.compress(model, x)
+    assert any("was faster, but the whole model is slower with it" in row.reason for row in report)
+    assert [type(module) for module in found.modules()] == [type(module) for module in model.modules()]
+    assert not any(map(has_hooks, found.modules()))
+    with torch.no_grad():
+        for features in (None, "call"):
+            torch.testing.assert_close(found(x, features), model(x, features), **CLOSE)
+
+
+def prefer_smaller(monkeypatch):
+    """Let smaller layers be the faster ones."""
+    monkeypatch.setattr(choosing, "_total", lambda choices: len([c for c in choices.values() if c.kind == "dense"]))
 
 
 class Flagged(FeedForward):

@@ -275,7 +275,7 @@ def _unpadded_as(into: nn.Module, adapters: dict[str, str]) -> nn.Module:
             into = unpad(into)
         except UnsupportedModelError as error:
             must, hint = "be a model that mw.unpad serves, as that of the file", "the class that was compressed"
-            got = f"{type(into).__name__}: {str(error).partition(' Hint: ')[0]}"
+            got = f"{type(into).__name__}: {str(error).partition('Hint: ')[0].strip()}"
             raise ArgumentError(say("load_compressed", "into", must=must, got=got, hint=hint)) from error
     if _unpadded(into) != adapters:
         must = f"be unpadded as that of the file, in {sorted(adapters) or 'no module'}"

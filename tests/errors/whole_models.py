@@ -250,6 +250,12 @@ ROWS = [
         ArgumentError,
         "pip install --upgrade maskwise",
     ),
+    Row(
+        "mw.models.load_compressed",
+        read({**file_of("ReLU"), "chains": [["", ["0"]]]}),
+        ArgumentError,
+        "a new model of the class",
+    ),
     Row("mw.models.load_compressed", read(file_of("Telescope")), ArgumentError, "pip install --upgrade maskwise"),
     Row(
         "mw.models.load_compressed", read(file_of("Linear", size=3)), ArgumentError, "save_compressed(model, path) anew"

@@ -328,3 +328,13 @@ def test_a_compressed_encoder_can_be_unpadded():
         torch.testing.assert_close(mw.unpad(found)(x, src_key_padding_mask=padding), expected, **CLOSE)
     with pytest.raises(FoldedLayerError):
         found.layers[0].linear1(x)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_compressed_model_can_be_compressed_again(kind):
+    model, x = compressed(kind)
+    again, _ = mw.compress(model, x)
+    with torch.no_grad():
+        torch.testing.assert_close(again(x), model(x), **CLOSE)
+    with pytest.raises(FoldedLayerError):
+        again(x, features="call")

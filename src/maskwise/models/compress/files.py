@@ -126,10 +126,7 @@ def load_compressed(path: str | os.PathLike[str], into: nn.Module | None = None)
         model = _joined("", header["structure"], header["layers"], {})
     else:
         model = _fitted(_unpadded_as(into, header["unpadded"]), header["layers"])
-    have = chains(model)
-    for owner, layers in header["chains"]:
-        if (owner, layers) not in have:
-            model = guard(model, model.get_submodule(owner), [model.get_submodule(name) for name in layers])
+    model = _guarded_as(model, header["chains"])
     turn_off_fast_paths(model)
     _share_as(model, header["aliases"])
     _take_dtypes(model, tensors)
@@ -283,6 +280,21 @@ def _unpadded_as(into: nn.Module, adapters: dict[str, str]) -> nn.Module:
         got = f"{sorted(_unpadded(into)) or 'no module'}"
         raise ArgumentError(say("load_compressed", "into", must=must, got=got, hint=hint))
     return into
+
+
+def _guarded_as(model: nn.Module, found: list[tuple[str, list[str]]]) -> nn.Module:
+    """The model with the chains of a file, but for those that it has."""
+    have = chains(model)
+    for owner, layers in found:
+        if (owner, layers) in have:
+            continue
+        try:
+            model = guard(model, model.get_submodule(owner), [model.get_submodule(name) for name in layers])
+        except (AttributeError, KeyError) as error:
+            must, got = f"have the layers {layers} in {owner!r}, as the file has", f"others: {error}"
+            hint = "a new model of the class that was compressed"
+            raise ArgumentError(say("load_compressed", "into", must=must, got=got, hint=hint)) from error
+    return model
 
 
 def _share_as(model: nn.Module, aliases: dict[str, str]) -> None:

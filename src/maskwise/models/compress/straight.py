@@ -82,7 +82,7 @@ class _Forward:
 
     def _is_expression(self, node: ast.AST) -> bool:
         if isinstance(node, ast.Name):
-            # A local, or torch. Whatever else is global may change, and the module itself may be asked anything.
+            # A local, or torch. Whatever else is global may change, and so may attributes of the module itself.
             if node.id in self._locals:
                 return node.id != self._self
             return node.id in self._globals and _is_torchs(self._globals[node.id])

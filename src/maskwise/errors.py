@@ -48,7 +48,7 @@ class OutOfRangeError(MaskwiseError, IndexError):
 
 
 class StaleMaskError(MaskwiseError, RuntimeError):
-    """The bool tensor behind a Mask was changed in place, so what the Mask knows is no longer true."""
+    """What is kept was changed in place, behind a Mask or in a SparseLinear, so that what goes with it is not true."""
 
 
 def say(op: str, argument: str, *, must: str, got: object, hint: str) -> str:

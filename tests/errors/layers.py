@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch.nn.utils import parametrize
 
 import maskwise as mw
 from maskwise import Mask
-from maskwise.errors import ArgumentError, DeviceError, DtypeError, OutOfRangeError, ShapeError
+from maskwise.errors import ArgumentError, DeviceError, DtypeError, OutOfRangeError, ShapeError, StaleMaskError
 from maskwise.nn import gates, schedule
 from maskwise.nn.gates import NM, Binary, Block, Gate, HardConcrete, Sigmoid, Threshold, TopK
 from tests.errors.row import Row
@@ -39,6 +40,15 @@ def with_another_parametrization() -> None:
     mw.nn.detach(layer)
 
 
+def detach_while_frozen() -> None:
+    layer = mw.nn.attach(nn.Linear(3, 2), TopK(0.5))
+    gc.freeze()
+    try:
+        mw.nn.detach(layer)
+    finally:
+        gc.unfreeze()
+
+
 def two_budgets() -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 3))
     densities = iter((0.1, 0.2))
@@ -59,6 +69,29 @@ def rewire(kind: str, model: nn.Module = SPARSE, **options: Any) -> Callable[[],
 
 def sparse(*arguments: Any, **options: Any) -> Callable[[], Any]:
     return lambda: mw.nn.SparseLinear(3, 2, *arguments, **options)
+
+
+def averaged(use: Callable[[mw.nn.SparseLinear], Any]) -> Callable[[], Any]:
+    """Use the average of a layer that was rewired."""
+
+    def run() -> None:
+        layer = mw.nn.SparseLinear(4, 4, mask=torch.eye(4, dtype=torch.bool))
+        average = torch.optim.swa_utils.AveragedModel(layer)
+        average.update_parameters(layer)
+        layer.set_mask(torch.eye(4, dtype=torch.bool).flip(0))
+        average.update_parameters(layer)
+        use(average.module)
+
+    return run
+
+
+def step_after_a_move() -> None:
+    layer = mw.nn.SparseLinear(4, 4, mask=torch.eye(4, dtype=torch.bool))
+    optimizer = torch.optim.Adam(layer.parameters())
+    for _ in range(2):
+        layer(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        layer.set_mask(torch.eye(4, dtype=torch.bool).flip(0))
 
 
 def called(kind: str, *arguments: Any, **options: Any) -> Callable[..., Row]:
@@ -154,6 +187,7 @@ ROWS = [
     Row("mw.nn.attach", attach(nn.Linear(3, 2), ATTACHED), ArgumentError, "TopK(...) anew"),
     Row("mw.nn.attach", attach(nn.Linear(3, 2), TopK(0.1), "kernel"), ArgumentError, "name='weight'"),
     Row("mw.nn.attach", attach(nn.Linear(3, 2), Binary(BITS.T)), ShapeError, "mask.T"),
+    Row("mw.nn.detach", detach_while_frozen, ArgumentError, "gc.unfreeze() first"),
     Row("mw.nn.detach", lambda: mw.nn.detach(X), DtypeError, "torch.nn.Sequential(...)"),
     Row("mw.nn.detach", lambda: mw.nn.detach(GATED, keep="dense"), ArgumentError, 'keep="masked"'),
     Row("mw.nn.detach", lambda: mw.nn.detach(nn.Linear(3, 2)), ArgumentError, "mw.nn.attach(module, gate)"),
@@ -268,6 +302,19 @@ ROWS = [
     Row("mw.nn.SparseLinear.set_mask", lambda: SPARSE.set_mask(Mask.full((3, 2))), ShapeError, "mask.T"),
     Row("mw.nn.SparseLinear.set_mask", lambda: SPARSE.set_mask(None), DtypeError, "Mask.full(weight.shape)"),
     Row("mw.nn.SparseLinear.set_mask", lambda: SPARSE.set_mask(BITS, OTHER), ArgumentError, "torch.optim.SGD("),
+    Row("mw.nn.SparseLinear.set_mask", step_after_a_move, ArgumentError, "layer.set_mask(mask, optimizer=optimizer)"),
+    Row(
+        "mw.nn.SparseLinear.forward",
+        averaged(lambda layer: layer(torch.ones(1, 4))),
+        StaleMaskError,
+        "averaged_layer.set_mask(layer.mask)",
+    ),
+    Row(
+        "mw.nn.SparseLinear.layout",
+        averaged(lambda layer: layer.layout),
+        StaleMaskError,
+        "averaged_layer.set_mask(layer.mask)",
+    ),
     Row("mw.nn.RigL", rewire("RigL", nn.Linear(3, 2)), ArgumentError, "mw.nn.SparseLinear.from_linear(linear, mask)"),
     Row("mw.nn.RigL", rewire("RigL", fraction=30), ArgumentError, "fraction=0.3"),
     Row("mw.nn.SET", rewire("SET", every=0), ArgumentError, "every=100"),

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 import maskwise as mw
 from maskwise.errors import ArgumentError, DtypeError
-from maskwise.models import CompressionError, PackedMask, Packing, UnsupportedModelError
+from maskwise.models import CompressionError, FoldedLayerError, PackedMask, Packing, UnsupportedModelError
 from maskwise.models.compress import MissingSafetensorsError
 from maskwise.models.compress.files import FORMAT
+from maskwise.models.compress.guarding import FoldedLinear, guard
 from maskwise.models.compress.report import CompressionReport, Measured
 from maskwise.models.hugging_face import interface
 from maskwise.models.hugging_face.frames import Frame, call
@@ -51,6 +52,16 @@ class Says(nn.Module):
 
 def compress(*outputs: Any) -> Callable[[], Any]:
     return lambda: mw.compress(Says(*outputs), X, seconds=1e-3)
+
+
+def outside_of_its_chain(use: Callable[[Any], Any]) -> Callable[[], Any]:
+    """Use a layer of which units were left out from elsewhere."""
+
+    def run() -> None:
+        model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        use(guard(model, model, [model[0], model[2]])[0])  # type: ignore[index]
+
+    return run
 
 
 @contextmanager
@@ -178,6 +189,15 @@ ROWS = [
     Row("mw.compress", compress(X.long(), X.long(), X.long() + 1), CompressionError, "what is rounded or an index"),
     Row("mw.compress", compress(X, X, X * torch.nan), CompressionError, "torch.isfinite(model(example)).all()"),
     Row("mw.compress", compress(X, X, X + 1), CompressionError, "tolerance= allows more"),
+    Row("mw.compress", lambda: mw.compress(nn.LazyLinear(2), X), ArgumentError, "model(example) once"),
+    Row(
+        "FoldedLayerError",
+        outside_of_its_chain(lambda layer: layer(X)),
+        FoldedLayerError,
+        "mw.compress(model, example)",
+    ),
+    Row("FoldedLayerError", outside_of_its_chain(lambda layer: layer.weight), FoldedLayerError, "layer.state_dict()"),
+    Row("FoldedLayerError", lambda: FoldedLinear(3, 2)(X), FoldedLayerError, "mw.compress(model, example)"),
     Row(
         "CompressionReport",
         lambda: CompressionReport((), NOTHING, NOTHING, 0.0)["fc"],
@@ -227,6 +247,18 @@ ROWS = [
         ArgumentError,
         "the class that was compressed",
     ),
+    Row(
+        "mw.models.load_compressed",
+        load(mw.unpad(nn.MultiheadAttention(4, 2)), nn.ReLU()),
+        ArgumentError,
+        "the class that was compressed",
+    ),
+    Row(
+        "mw.models.load_compressed",
+        load(nn.MultiheadAttention(4, 2), mw.unpad(nn.MultiheadAttention(4, 2))),
+        ArgumentError,
+        "mw.unpad(model) afterwards",
+    ),
     Row("mw.models.load_compressed", read(b"no file"), ArgumentError, "mw.models.save_compressed(model, path)"),
     Row("mw.models.load_compressed", read(None), ArgumentError, "mw.models.save_compressed(model, path)"),
     Row(
@@ -234,6 +266,12 @@ ROWS = [
         read(file_of("Linear", version=99)),
         ArgumentError,
         "pip install --upgrade maskwise",
+    ),
+    Row(
+        "mw.models.load_compressed",
+        read({**file_of("ReLU"), "chains": [["", ["0"]]]}),
+        ArgumentError,
+        "a new model of the class",
     ),
     Row("mw.models.load_compressed", read(file_of("Telescope")), ArgumentError, "pip install --upgrade maskwise"),
     Row(

@@ -231,3 +231,72 @@ def test_there_must_be_something_to_detach():
         mw.nn.detach(model[0], name="bias")
     with pytest.raises(ArgumentError, match='detach: `keep` must be "masked" or "original"'):
         mw.nn.detach(model[0], keep="both")
+
+
+# -- weights that two modules share -----------------------------------------------------------------------------------
+class Tied(nn.Module):
+    """An embedding, and a head that is tied to it."""
+
+    def __init__(self, head=nn.Linear):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(20, 8), head(8, 20, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x):
+        return self.head(self.embed(x))
+
+
+def test_detaching_a_tied_weight_masks_it_in_this_module_alone():
+    model, x = Tied(), torch.arange(20)
+    dense = model.embed.weight.detach().clone()
+    mw.nn.attach(model.head, TopK(0.3))
+    expected = model(x)
+    assert model.head.parametrizations.weight.original is model.embed.weight
+    with pytest.warns(
+        UserWarning, match="'weight' was shared with Embedding, which keeps it unmasked; .* Hint: add it to"
+    ):
+        mw.nn.detach(model.head)
+    assert torch.equal(model.embed.weight, dense)
+    assert torch.equal(model(x), expected)
+    assert int((model.head.weight != 0).sum()) == 48
+    assert model.head.weight is not model.embed.weight
+    assert model.head.weight.requires_grad
+
+
+def test_a_weight_that_is_tied_after_it_was_gated_is_seen_too_and_the_last_holder_keeps_the_object():
+    one, two = nn.Linear(6, 6), nn.Linear(6, 6)
+    mw.nn.attach(one, TopK(0.3))
+    mw.nn.attach(two, TopK(0.6))
+    shared = two.parametrizations.weight.original = one.parametrizations.weight.original
+    x = torch.randn(3, 6)
+    expected = one(x), two(x)
+    with pytest.warns(UserWarning, match="was shared with ParametrizationList"):
+        mw.nn.detach(one)
+    # Nobody else holds it any more: no warning, and the same object, which an optimizer may hold.
+    params = dict(two.named_parameters())
+    optimizer = torch.optim.SGD(two.parameters())
+    mw.nn.detach(two)
+    assert two.weight is shared
+    assert (one(x) - expected[0]).abs().max() == (two(x) - expected[1]).abs().max() == 0
+    del params, optimizer
+
+
+def test_detaching_the_original_of_a_tied_weight_leaves_it_tied():
+    model = Tied()
+    mw.nn.attach(model.head, TopK(0.3))
+    mw.nn.detach(model.head, keep="original")
+    assert model.head.weight is model.embed.weight
+    assert bool((model.head.weight != 0).all())
+
+
+def test_where_the_garbage_collector_is_blind_a_weight_is_not_masked_at_a_guess():
+    import gc
+
+    layer = mw.nn.attach(nn.Linear(3, 3), TopK(0.5))
+    gc.freeze()
+    try:
+        with pytest.raises(ArgumentError, match=r"objects that gc\.freeze\(\) hides. Hint: gc\.unfreeze\(\)"):
+            mw.nn.detach(layer)
+    finally:
+        gc.unfreeze()
+    assert int((mw.nn.detach(layer).weight != 0).sum()) == 4

@@ -55,6 +55,91 @@ def test_types_and_patterns_of_names_choose(include, exclude, expected):
     assert names(mw.nn.prune(Net(), lambda: TopK(0.5), include=include, exclude=exclude)) == expected
 
 
+class Experts(nn.Module):
+    """One matrix for each expert, and a bias."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.bias = nn.Parameter(torch.randn(3, 4, 6)), nn.Parameter(torch.randn(3, 6))
+
+    def forward(self, x):
+        return torch.einsum("bi,eio->beo", x, self.up) + self.bias
+
+
+class Routed(nn.Module):
+    """The same under a name of its own, with a table of positions beside it."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_experts = 3
+        self.matrices = nn.Parameter(torch.randn(3, 4, 6))
+        self.positions = nn.Parameter(torch.randn(5, 4))
+
+
+EVERY_KIND = {
+    "linear": (lambda: nn.Linear(4, 6), ["weight"]),
+    "bilinear": (lambda: nn.Bilinear(4, 4, 6), ["weight"]),
+    "conv": (lambda: nn.Conv2d(4, 6, 3), ["weight"]),
+    "transposed": (lambda: nn.ConvTranspose1d(4, 6, 3), ["weight"]),
+    "lstm": (lambda: nn.LSTM(4, 6, proj_size=2), ["weight_ih_l0", "weight_hh_l0", "weight_hr_l0"]),
+    "cell": (lambda: nn.GRUCell(4, 6), ["weight_ih", "weight_hh"]),
+    "attention": (lambda: nn.MultiheadAttention(4, 2), ["in_proj_weight", "out_proj.weight"]),
+    "apart": (
+        lambda: nn.MultiheadAttention(4, 2, kdim=6, vdim=6),
+        ["q_proj_weight", "k_proj_weight", "v_proj_weight", "out_proj.weight"],
+    ),
+    "experts": (Experts, ["up"]),
+    "routed": (Routed, ["matrices"]),
+}
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_every_tensor_that_an_input_is_multiplied_by_gets_a_gate(kind):
+    make, expected = EVERY_KIND[kind]
+    assert names(mw.nn.prune(make(), lambda: TopK(0.5))) == expected
+
+
+def test_transformers_conv1d_and_experts_get_gates_and_run_with_them():
+    transformers = pytest.importorskip("transformers", reason="an extra")
+    config = transformers.GPT2Config(
+        vocab_size=50, n_embd=16, n_layer=1, n_head=2, n_positions=16, bos_token_id=0, eos_token_id=0
+    )
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    moe = transformers.MixtralConfig(vocab_size=50, num_key_value_heads=2, num_local_experts=3, **sizes)
+    x = torch.randint(50, (2, 5))
+    for model, some in (
+        (transformers.GPT2LMHeadModel(config).eval(), {"attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"}),
+        (transformers.MixtralForCausalLM(moe).eval(), {"experts.gate_up_proj", "experts.down_proj"}),
+    ):
+        twin = copy.deepcopy(model)
+        mw.nn.prune(model, lambda: TopK(0.5), exclude="lm_head")
+        gated = names(model)
+        assert {part for part in some if any(part in name for name in gated)} == some
+        with torch.no_grad():
+            for name, mask in zip(gated, masks_of(model), strict=True):
+                twin.get_parameter(name).mul_(mask.to_bool())
+            assert torch.equal(model(x).logits, twin(x).logits)
+
+
+def test_what_is_left_out_is_listed_with_the_reason():
+    model = nn.ModuleDict({"net": Net(), "routed": Routed(), "attention": nn.MultiheadAttention(4, 2)})
+    report = mw.nn.report(mw.nn.prune(model, lambda: TopK(0.5), exclude="net.head"))
+    assert {each.name: each.reason for each in report.left_out} == {
+        "net.embed.weight": "a table that is looked up, not multiplied",
+        "net.head.weight": "it has no gate",
+        "routed.positions": "prune does not know it for a weight; mw.nn.attach(module, gate, 'positions') gates it",
+    }
+    first = report.left_out[0]
+    assert (first.layer, first.shape, first.total) == ("Embedding", (10, 8), 80)
+    assert json.loads(report.to_json())["left_out"][1]["name"] == "net.head.weight"
+    assert "left out: net.embed.weight (80 numbers): a table" in " ".join(str(report).split())
+    # What a gate or another parametrization holds is none of the model's own weights.
+    soft = mw.nn.prune(nn.Linear(4, 4), Sigmoid)
+    assert mw.nn.report(soft).left_out == ()
+    normed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+    assert [each.name for each in mw.nn.report(normed).left_out] == ["weight"]
+
+
 def test_a_class_of_gates_is_a_factory():
     model = mw.nn.prune(Net(), Sigmoid, include="head")
     assert isinstance(model.head.parametrizations.weight[0], Sigmoid)

@@ -299,6 +299,7 @@ def models(model: nn.Module) -> None:
     mw.models.unregister("nothing")
     warned: type[UserWarning] = mw.models.PaddedRunWarning
     raised: tuple[type[MaskwiseError], ...] = (mw.models.CompressionError, mw.models.UnsupportedModelError)
+    raised += (mw.models.FoldedLayerError,)
     print(known, type(attending).__name__, warned, raised)
 
 

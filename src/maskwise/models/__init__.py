@@ -10,6 +10,7 @@ from maskwise.models.adapter import unregister as unregister
 from maskwise.models.attention import PackedMask as PackedMask
 from maskwise.models.compress import CompressionError as CompressionError
 from maskwise.models.compress import CompressionReport as CompressionReport
+from maskwise.models.compress import FoldedLayerError as FoldedLayerError
 from maskwise.models.compress import load_compressed as load_compressed
 from maskwise.models.compress import save_compressed as save_compressed
 from maskwise.models.hugging_face import HuggingFaceAdapter
@@ -23,6 +24,7 @@ __all__ = [
     "Adapter",
     "CompressionError",
     "CompressionReport",
+    "FoldedLayerError",
     "PackedMask",
     "Packing",
     "PaddedRunWarning",

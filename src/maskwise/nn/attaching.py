@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import warnings
 from typing import Literal, TypeVar
 
 import torch
@@ -14,7 +16,7 @@ from maskwise.nn.gates import Gate
 from maskwise.nn.modules import check_module
 from maskwise.nn.parametrized import make_copyable
 
-__all__ = ["attach", "detach"]
+__all__ = ["attach", "detach", "leave_effective"]
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -102,6 +104,10 @@ def detach(module: M, keep: Literal["masked", "original"] = "masked", name: str 
     >>> int((mw.nn.detach(layer).weight != 0).sum()), type(layer).__name__
     (4, 'Linear')
 
+    A weight that another module holds as well, such as that of an embedding which a language model's head is tied to,
+    stays what it is there: with ``keep="masked"`` the module gets a parameter of its own, and a warning says so.
+    Whatever ties them again (``tie_weights()``, loading a file that has them once) undoes the masking.
+
     Args:
         module: a module that `attach` has changed. Its children are left alone.
         keep: ``"masked"`` leaves the effective weight, as evaluation has it, so that outputs stay; ``"original"`` the
@@ -109,11 +115,12 @@ def detach(module: M, keep: Literal["masked", "original"] = "masked", name: str 
         name: the tensor's name; by default, every gated one of the module.
 
     Returns:
-        The module, changed in place; its parameter is still the same object.
+        The module, changed in place; its parameter is still the same object, unless another module holds that too.
 
     Raises:
         DtypeError: ``module`` is not a module.
-        ArgumentError: there is no such gate, ``keep`` is neither of both, or another parametrization is on the weight.
+        ArgumentError: there is no such gate, ``keep`` is neither of both, another parametrization is on the weight, or
+            ``gc.freeze`` hides who else holds it.
     """
     check_module("detach", module, "module")
     if keep not in ("masked", "original"):
@@ -134,11 +141,59 @@ def detach(module: M, keep: Literal["masked", "original"] = "masked", name: str 
             must = f"have nothing but a gate on {each.tensor_name!r}"
             hint = "torch.nn.utils.parametrize.remove_parametrizations removes all at once"
             raise ArgumentError(say("detach", "module", must=must, got=f"also {others}", hint=hint))
+    holders = {each.tensor_name: _other_holders(module, each.tensor_name) for each in chosen if keep == "masked"}
     for each in chosen:
         training = each.gate.training
         # A gate that draws has no weight to leave behind; in evaluation it has.
         each.gate.eval()
-        parametrize.remove_parametrizations(module, each.tensor_name, leave_parametrized=keep == "masked")
+        if keep == "masked":
+            sharing = holders[each.tensor_name]
+            leave_effective(module, each.tensor_name, is_shared=bool(sharing))
+            if sharing:
+                warnings.warn(
+                    f"detach: {each.tensor_name!r} was shared with {', '.join(sharing)}, which keeps it unmasked; "
+                    f"{type(module).__name__} has a parameter of its own now. Hint: add it to the optimizer, and do "
+                    "not tie them again.",
+                    stacklevel=2,
+                )
+        else:
+            parametrize.remove_parametrizations(module, each.tensor_name, leave_parametrized=False)
         each.gate.train(training)
         each.gate.bound = False
     return module
+
+
+def leave_effective(module: nn.Module, name: str, *, is_shared: bool) -> None:
+    """Leave the effective weight as a plain parameter: the same object, or one of its own where others hold that."""
+    chain = chains_of(module)[name]
+    if is_shared and chain.is_tensor:
+        # What is left behind is written into the original, in place.
+        original = chain.original
+        assert isinstance(original, Tensor)
+        copied = original.detach().clone()
+        is_parameter = isinstance(original, nn.Parameter)
+        chain.original = nn.Parameter(copied, original.requires_grad) if is_parameter else copied
+    parametrize.remove_parametrizations(module, name, leave_parametrized=True)
+
+
+def _other_holders(module: nn.Module, name: str) -> list[str]:
+    """The classes of other modules that hold the original of a weight; a parameter does not know them itself."""
+    if gc.get_freeze_count():
+        must = "be visible to the garbage collector, which finds who else holds its weight"
+        hint = "gc.unfreeze() first"
+        raise ArgumentError(say("detach", "module", must=must, got="objects that gc.freeze() hides", hint=hint))
+    chain = chains_of(module)[name]
+    if not chain.is_tensor:
+        return []
+    found = set()
+    for holder in gc.get_referrers(chain.original):
+        if not isinstance(holder, dict) or holder is chain._parameters or holder is chain._buffers:
+            continue
+        for owner in gc.get_referrers(holder):
+            # A module holds its attributes itself, or in a dict.
+            for each in (
+                [owner] if isinstance(owner, nn.Module) else gc.get_referrers(owner) if type(owner) is dict else []
+            ):
+                if isinstance(each, nn.Module) and (each._parameters is holder or each._buffers is holder):
+                    found.add(type(each).__name__)
+    return sorted(found)

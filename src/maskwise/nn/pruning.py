@@ -8,7 +8,6 @@ from typing import TypeAlias, TypeVar
 
 import torch
 from torch import nn
-from torch.nn.modules.conv import _ConvNd
 
 from maskwise.errors import ArgumentError, DtypeError, say
 from maskwise.nn.attaching import attach, check_attach
@@ -17,6 +16,7 @@ from maskwise.nn.gates import Gate, Selecting, TopK
 from maskwise.nn.gates.fitting import check_density, share
 from maskwise.nn.gates.selecting import largest, scores_of
 from maskwise.nn.modules import check_module
+from maskwise.nn.weights import weights_of
 
 __all__ = ["prune", "reselect"]
 
@@ -27,9 +27,9 @@ Pattern: TypeAlias = str | type[nn.Module]
 def prune(
     model: M,
     gate_factory: Callable[[], Gate],
-    include: Pattern | Sequence[Pattern] = (nn.Linear, _ConvNd),
+    include: Pattern | Sequence[Pattern] | None = None,
     exclude: Pattern | Sequence[Pattern] = (),
-    name: str = "weight",
+    name: str | None = None,
 ) -> M:
     """Put a gate on every layer of a model, with one budget for each layer or one for all of them.
 
@@ -43,12 +43,21 @@ def prune(
     With ``TopK(density, scope="global")`` the largest weights of all these layers together are kept, exactly
     ``round(density * all weights)`` of them. Other gates see to their own layer.
 
+    Weights are what an input is multiplied by: those of linear layers, convolutions, recurrent layers, the projections
+    of ``nn.MultiheadAttention``, the ``Conv1D`` of transformers (GPT-2), and experts, whose weights have three dims.
+    Tables of embeddings and whatever else has two dims or more are left out, and `mw.nn.report` lists them with the
+    reason. A weight that is tied to an embedding is masked where it is multiplied, and not where it is looked up.
+
+    ``NM`` takes the dims as the weight holds them: the input of a Conv1D is dim 0.
+
     Args:
         model: any module; it may itself be a layer.
         gate_factory: called without arguments for each layer, and returns a new gate.
         include: which modules: types, or patterns of their names such as ``"encoder.*.linear?"``; each must match one.
+            By default, every one with weights.
         exclude: which of these not, in the same way.
-        name: the tensor of each module that is gated.
+        name: the tensor of each module that is gated. By default its weights; of a module of another kind that
+            ``include`` matches, the tensor ``"weight"``.
 
     Returns:
         The model, changed in place; if one layer cannot be gated, none is.
@@ -64,10 +73,10 @@ def prune(
         kind = type(gate_factory).__name__
         must = "be a function that makes a gate, since each layer needs its own"
         raise DtypeError(say("prune", "gate_factory", must=must, got=kind, hint=f"lambda: {kind}(...)"))
-    modules = _chosen(model, include, exclude, name)
-    gates = [gate_factory() for _ in modules]
+    chosen = _chosen(model, include, exclude, name)
+    gates = [gate_factory() for _ in chosen]
     # Everything is tried before anything is changed.
-    weights = [check_attach(module, gate, name) for module, gate in zip(modules, gates, strict=True)]
+    weights = [check_attach(module, gate, tensor) for (module, tensor), gate in zip(chosen, gates, strict=True)]
     if len({id(gate) for gate in gates}) < len(gates):
         must = "make a new gate at every call"
         raise ArgumentError(say("prune", "gate_factory", must=must, got="the same one twice", hint="lambda: TopK(0.1)"))
@@ -78,8 +87,8 @@ def prune(
     finally:
         for gate in gates:
             gate.bound = False
-    for module, gate in zip(modules, gates, strict=True):
-        attach(module, gate, name)
+    for (module, tensor), gate in zip(chosen, gates, strict=True):
+        attach(module, gate, tensor)
     _select_together(model)
     return model
 
@@ -154,31 +163,41 @@ def _select_together(model: nn.Module) -> None:
 
 
 def _chosen(
-    model: nn.Module, include: Pattern | Sequence[Pattern], exclude: Pattern | Sequence[Pattern], name: str
-) -> list[nn.Module]:
-    """The modules to gate: included, not excluded, with a tensor of that name, each once."""
-    wanted, unwanted = _patterns("include", include), _patterns("exclude", exclude)
+    model: nn.Module,
+    include: Pattern | Sequence[Pattern] | None,
+    exclude: Pattern | Sequence[Pattern],
+    name: str | None,
+) -> list[tuple[nn.Module, str]]:
+    """The tensors to gate: of modules that are included and not excluded, each once."""
+    wanted, unwanted = None if include is None else _patterns("include", include), _patterns("exclude", exclude)
     named = dict(model.named_modules())
-    for argument, patterns in (("include", wanted), ("exclude", unwanted)):
+    for argument, patterns in (("include", wanted or ()), ("exclude", unwanted)):
         for pattern in patterns:
             if isinstance(pattern, str) and not any(fnmatchcase(each, pattern) for each in named):
                 some = [each for each in named if each][:5]
                 must = "match the name of a module"
                 raise ArgumentError(say("prune", argument, must=must, got=repr(pattern), hint=f"names are {some}, ..."))
-    modules = [
-        module
+    chosen = [
+        (module, tensor)
         for each, module in named.items()
-        if any(_matches(pattern, each, module) for pattern in wanted)
+        if (wanted is None or any(_matches(pattern, each, module) for pattern in wanted))
         and not any(_matches(pattern, each, module) for pattern in unwanted)
-        # A pattern of names reaches activations and containers too.
-        and hasattr(module, name)
+        for tensor in _names(module, name, by_pattern=wanted is not None)
     ]
-    if not modules:
+    if not chosen:
         kinds = sorted({type(module).__name__ for module in named.values()})
-        must = f"have a layer to gate, with a {name!r}"
+        must = "have a layer to gate" + ("" if name is None else f", with a {name!r}")
         hint = "include=nn.Linear, exclude=()"
         raise ArgumentError(say("prune", "model", must=must, got=f"modules of {kinds}", hint=hint))
-    return modules
+    return chosen
+
+
+def _names(module: nn.Module, name: str | None, *, by_pattern: bool) -> list[str]:
+    if name is not None:
+        # A pattern of names reaches activations and containers too.
+        return [name] if hasattr(module, name) else []
+    found = weights_of(module)
+    return ["weight"] if by_pattern and not found and hasattr(module, "weight") else found
 
 
 def _patterns(argument: str, given: Pattern | Sequence[Pattern]) -> list[Pattern]:

@@ -14,12 +14,13 @@ from torch.nn.utils import parametrize
 from maskwise.nn.gated import Gated, gated
 from maskwise.nn.modules import check_module
 from maskwise.nn.sparse_linear import SparseLinear
+from maskwise.nn.weights import ungated
 from maskwise.plan.tabular import Tabular
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["Report", "Row", "report"]
+__all__ = ["LeftOut", "Report", "Row", "report"]
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,31 @@ class Row:
 
 
 @dataclass(frozen=True)
+class LeftOut:
+    """One tensor of two dims or more that has no gate, and why `mw.nn.prune` gave it none."""
+
+    name: str
+    layer: str
+    shape: tuple[int, ...]
+    reason: str
+
+    @property
+    def total(self) -> int:
+        """How many numbers it has."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True)
 class Report(Tabular):
-    """The gated weights of a model. Print it for a table, iterate it, or take ``to_json()``."""
+    """The gated weights of a model. Print it for a table, iterate it, or take ``to_json()``.
+
+    Attributes:
+        rows: the gated weights.
+        left_out: what else has two dims or more, and why it has no gate. No sum counts it.
+    """
 
     rows: tuple[Row, ...]
+    left_out: tuple[LeftOut, ...] = ()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -72,14 +94,15 @@ class Report(Tabular):
         """The rows and their sums as a JSON object."""
         rows = [{**asdict(row), "density": row.density if row.total else None} for row in self.rows]
         sums = {"total": self.total, "kept": self.kept, "density": self.density if self.total else None}
-        return json.dumps({"layers": rows, **sums})
+        return json.dumps({"layers": rows, **sums, "left_out": [asdict(each) for each in self.left_out]})
 
     def table(self) -> Table:
         """The rows as a rich table, with a line of sums."""
         from rich.table import Table
 
         some = len(self.rows)
-        table = Table(title=f"{some} gated weight{'s' if some != 1 else ''}", show_footer=some > 1)
+        title = f"{some} gated weight{'s' if some != 1 else ''}"
+        table = Table(title=title, caption=self._caption(), caption_justify="left", show_footer=some > 1)
         sums = ("all", "", "", "", f"{self.density:.2%}", f"{self.kept:,} of {self.total:,}", "")
         headings = ("weight", "layer", "gate", "shape", "density", "kept", "FLOPs a position")
         for heading, total in zip(headings, sums, strict=True):
@@ -97,6 +120,17 @@ class Report(Tabular):
             )
         return table
 
+    def _caption(self) -> str | None:
+        """What was left out, one line for each reason."""
+        by_reason: dict[str, list[LeftOut]] = {}
+        for each in self.left_out:
+            by_reason.setdefault(each.reason, []).append(each)
+        lines = []
+        for reason, found in by_reason.items():
+            names = ", ".join(each.name for each in found[:3]) + (", ..." if len(found) > 3 else "")
+            lines.append(f"left out: {names} ({sum(each.total for each in found):,} numbers): {reason}")
+        return "\n".join(lines) or None
+
 
 def report(model: nn.Module) -> Report:
     """Tell what every gate of a model keeps: density, kept parameters, FLOPs.
@@ -111,7 +145,14 @@ def report(model: nn.Module) -> Report:
     convolution, an input pixel for a transposed one. A multiplication and an addition are two. A bias is one addition;
     an embedding looks up, and computes nothing.
 
-    A SparseLinear, which has no gate but only the weights that it keeps, has a row too.
+    A SparseLinear, which has no gate but only the weights that it keeps, has a row too. FLOPs of experts are those of
+    all of them; a token goes to a few.
+
+    What has two dims or more and no gate is listed in ``left_out``, with the reason:
+
+    >>> model = torch.nn.Sequential(torch.nn.Embedding(10, 8), torch.nn.Linear(8, 4))
+    >>> [(each.name, each.reason) for each in mw.nn.report(mw.nn.prune(model, lambda: mw.nn.gates.NM(2, 4))).left_out]
+    [('0.weight', 'a table that is looked up, not multiplied')]
 
     Args:
         model: any module.
@@ -129,7 +170,11 @@ def report(model: nn.Module) -> Report:
     for name, module in model.named_modules():
         if isinstance(module, SparseLinear):
             by_module[module] = [_sparse_row(f"{name}.values" if name else "values", module)]
-    return Report(tuple(row for module in model.modules() for row in by_module.get(module, ())))
+    left_out = tuple(
+        LeftOut(name, parametrize.type_before_parametrizations(module).__name__, shape, reason)
+        for name, module, _, shape, reason in ungated(model)
+    )
+    return Report(tuple(row for module in model.modules() for row in by_module.get(module, ())), left_out)
 
 
 def _sparse_row(name: str, layer: SparseLinear) -> Row:

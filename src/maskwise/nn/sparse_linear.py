@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from maskwise.errors import ArgumentError, ShapeError, say
+from maskwise.errors import ArgumentError, ShapeError, StaleMaskError, say
 from maskwise.mask import Mask
 from maskwise.nn.layer_input import check_features
 from maskwise.nn.modules import check_linear
-from maskwise.nn.topology import carry, layout_problem, mask_bits, random_layout
+from maskwise.nn.topology import carry, fingerprint, layout_problem, mask_bits, random_layout
 from maskwise.ops.arguments import MaskLike
 from maskwise.ops.linear import BLOCKS, Block, Indices, Sizes, SparseLayout, choose, with_indices
 from maskwise.plan import planner
@@ -39,6 +39,11 @@ class SparseLinear(nn.Module):
     input and the gradient of the values cost in proportion to what is kept; where so much is kept that the dense
     product is the faster one, that is taken. The state_dict holds ``values``, ``row_starts``, ``columns`` and ``bias``;
     one of another topology can be loaded.
+
+    Values and indices belong together. An average (``torch.optim.swa_utils.AveragedModel``) mixes the values of two
+    layers place by place, and copies the indices: after the layer was rewired, that is a mix of different weights. The
+    averaged layer then raises a StaleMaskError; ``averaged_layer.set_mask(layer.mask)`` before the next update lets it
+    follow.
 
     Args:
         in_features: the size of each input.
@@ -66,6 +71,9 @@ class SparseLinear(nn.Module):
     _t_order: Tensor
     _layout: SparseLayout | None
     _cached: tuple[Any, Tensor] | None
+    #: What the indices were when the values were last moved to them, and the version of ``columns`` that was compared.
+    _topology: tuple[int, ...] | None = None
+    _compared: tuple[Tensor, int] | None = None
 
     def __init__(
         self,
@@ -156,11 +164,41 @@ class SparseLinear(nn.Module):
     # -- what lives ----------------------------------------------------------------------------------------------------
     @property
     def layout(self) -> SparseLayout:
-        """Where the values are."""
+        """Where the values are.
+
+        Raises:
+            StaleMaskError: something else has written other indices, so that the values belong to other weights.
+        """
+        self._check_topology()
+        return self._unchecked_layout()
+
+    def _unchecked_layout(self) -> SparseLayout:
         if self._layout is None or self._layout.columns is not self.columns:
             shape = (self.out_features, self.in_features)
             self._layout = SparseLayout(shape, self.block, self._starts, self.columns)
         return self._layout
+
+    def _check_topology(self) -> None:
+        """Raise if the indices are not those that the values were moved to; compared once for each version of them."""
+        if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+            return
+        columns = self.columns
+        version = 0 if columns.is_inference() else columns._version
+        compared = self._compared
+        # Another tensor in its place, as torch.func.functional_call puts there, comes with values of its own.
+        if compared is not None and (compared[0] is not columns or compared[1] == version):
+            return
+        found = fingerprint(self._buffers)
+        if found is None:
+            return
+        if self._topology is not None and found != self._topology:
+            must = "be changed by set_mask, drop, regrow or load_state_dict, which move the values along"
+            got = "other indices, written in place, as an average does whose model was rewired: values of other weights"
+            hint = (
+                "averaged_layer.set_mask(layer.mask) before each update_parameters, and now a new AveragedModel(model)"
+            )
+            raise StaleMaskError(say("SparseLinear", "columns", must=must, got=got, hint=hint))
+        self._topology, self._compared = found, (columns, version)
 
     @property
     def mask(self) -> Mask:
@@ -178,12 +216,14 @@ class SparseLinear(nn.Module):
 
         Args:
             mask: a Mask or a bool tensor of the weight's shape, (out_features, in_features); True means keep.
-            optimizer: the one that trains this layer.
+            optimizer: the one that trains this layer. Without it, an optimizer that has state of the values already
+                raises at its next step: that state is of other weights.
 
         Raises:
             DtypeError: the mask is not bool.
             ShapeError: the mask has another shape than the weight.
-            ArgumentError: the mask keeps a part of a block, or the optimizer does not train this layer.
+            ArgumentError: the mask keeps a part of a block, the optimizer does not train this layer, or, at the next
+                step, it was not given.
         """
         bits = mask_bits("SparseLinear.set_mask", mask, (self.out_features, self.in_features))
         self._become(SparseLayout.from_mask(bits.to(self.columns.device), self.block), optimizer, "set_mask")
@@ -261,6 +301,8 @@ class SparseLinear(nn.Module):
         self.register_buffer("_t_columns", back.columns, persistent=False)
         self.register_buffer("_t_order", back.order, persistent=False)
         self._layout, self._cached = layout, None
+        self._topology = self._compared = None
+        self._check_topology()
 
     # -- the product ---------------------------------------------------------------------------------------------------
     def forward(self, input: Tensor) -> Tensor:
@@ -270,8 +312,10 @@ class SparseLinear(nn.Module):
             ShapeError: the input does not end in the layer's features.
             DtypeError: the input is not a tensor, or not of the layer's dtype.
             DeviceError: the input is on another device.
+            StaleMaskError: something else has written other indices, so that the values belong to other weights.
         """
         held: Tensor = self.values
+        self._check_topology()
         check_features("SparseLinear", input, self.in_features, held)
         values: Tensor = held
         bias: Tensor | None = self.bias
@@ -317,12 +361,17 @@ class SparseLinear(nn.Module):
     # -- copies and files ----------------------------------------------------------------------------------------------
     def __getstate__(self) -> dict[str, Any]:
         # What can be computed again is not worth carrying along.
-        return {**self.__dict__, "_layout": None, "_cached": None}
+        return {**self.__dict__, "_layout": None, "_cached": None, "_compared": None}
 
     def _apply(self, fn: Any, recurse: bool = True) -> SparseLinear:
-        self._cached = None
+        self._cached = self._compared = None
         moved: SparseLinear = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return moved
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        """Refuse to write values beside indices that they do not belong to."""
+        self._check_topology()
+        super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _load_from_state_dict(
         self,
@@ -353,11 +402,15 @@ class SparseLinear(nn.Module):
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
+        self._compared = None
 
     def extra_repr(self) -> str:
         """What is printed."""
         more = "" if self.block == (1, 1) else f", block={self.block}"
+        total = self.in_features * self.out_features
+        # Unchecked: what cannot run can still be printed.
+        density = self._unchecked_layout().to_bool().sum().item() / total if total else math.nan
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
-            f"density={self.density:.3g}{more}"
+            f"density={density:.3g}{more}"
         )

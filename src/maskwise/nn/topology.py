@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+from weakref import WeakSet
+
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MUST, MaskLike, mask_hint
 from maskwise.ops.linear import Block, SparseLayout
 
-__all__ = ["carry", "layout_problem", "mask_bits", "moved", "random_layout"]
+__all__ = ["carry", "fingerprint", "layout_problem", "mask_bits", "moved", "random_layout"]
 
 
 def mask_bits(op: str, mask: MaskLike, shape: tuple[int, int]) -> Tensor:
@@ -50,6 +55,29 @@ def layout_problem(row_starts: Tensor, columns: Tensor, shape: tuple[int, int], 
     return None
 
 
+def fingerprint(indices: Mapping[str, Tensor | None]) -> tuple[int, ...] | None:
+    """One number for each tensor of indices, which another order or another entry changes; None without data.
+
+    >>> one, two = torch.tensor([0, 3, 4]), torch.tensor([0, 4, 3])
+    >>> fingerprint({"columns": one}) == fingerprint({"columns": one.clone()}), fingerprint({"columns": two}) is None
+    (True, False)
+    >>> fingerprint({"columns": one}) == fingerprint({"columns": two})
+    False
+    """
+    found = []
+    for tensor in indices.values():
+        if tensor is None:
+            continue
+        if tensor.is_meta or type(tensor) is not Tensor:
+            return None
+        # Products of int64 wrap around: a hash by multiplication and shift, summed.
+        mixed = (tensor.long() + 1) * 0x1E3779B97F4A7C15
+        mixed = (mixed ^ (mixed >> 29)) * (2 * torch.arange(tensor.numel(), device=tensor.device) + 1)
+        mixed = (mixed ^ (mixed >> 31)) * 0x14D049BB133111EB
+        found.append(int(mixed.sum()))
+    return tuple(found)
+
+
 def moved(old: SparseLayout, new: SparseLayout) -> tuple[Tensor, Tensor]:
     """For each value of the new layout, where it was in the old one, and whether it was there at all."""
     width = max(-(-old.shape[1] // old.block[1]), 1)
@@ -76,6 +104,8 @@ def carry(
         hint = f"torch.optim.{type(optimizer).__name__}(layer.parameters())"
         raise ArgumentError(say(op, "optimizer", must="train this layer's values", got="one that does not", hint=hint))
     at, lived = moved(old, new)
+    if optimizer is None:
+        _leave_state_behind(values)
 
     def taken(tensor: Tensor) -> Tensor:
         if not tensor.numel():
@@ -96,3 +126,30 @@ def carry(
         for name, entry in state.items():
             if isinstance(entry, Tensor) and entry.shape == before and entry.dim():
                 state[name] = taken(entry)
+
+
+def _leave_state_behind(values: nn.Parameter) -> None:
+    """Note that values moved without their optimizer's state: an optimizer that has some must not use it."""
+    if not _HOOKED:
+        # For all optimizers, since a parameter does not know which ones train it; from the first such move on.
+        _HOOKED.append(register_optimizer_step_pre_hook(_refuse_old_state))
+    values._maskwise_optimizers = WeakSet()  # type: ignore[attr-defined]
+
+
+_HOOKED: list[Any] = []
+
+
+def _refuse_old_state(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    for group in optimizer.param_groups:
+        for values in group["params"]:
+            started: WeakSet[Any] | None = getattr(values, "_maskwise_optimizers", None)
+            if started is None or optimizer in started:
+                continue
+            state = optimizer.state.get(values, {})
+            if any(isinstance(entry, Tensor) and entry.dim() for entry in state.values()):
+                must = "be given to set_mask, drop and regrow, so that its state moves with the values"
+                hint = "layer.set_mask(mask, optimizer=optimizer); now, optimizer.state.pop(layer.values)"
+                raise ArgumentError(
+                    say("SparseLinear", "optimizer", must=must, got="state of other weights", hint=hint)
+                )
+            started.add(optimizer)

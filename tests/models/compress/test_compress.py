@@ -150,6 +150,23 @@ def test_tied_weights_stay_tied(prefer):
     assert report["0"].reason == "its weight or its bias is shared with another layer"
 
 
+@pytest.mark.parametrize("how", ["attach", "prune"])
+def test_a_gated_weight_that_is_tied_to_an_embedding_is_compressed_and_the_embedding_stays(how, prefer):
+    prefer("sparse")
+    model = nn.Sequential(nn.Embedding(50, 32), nn.Linear(32, 50)).eval()
+    model[1].weight = model[0].weight
+    keep = torch.rand(50, 32) < 0.2
+    dense = model[0].weight.detach().clone()
+    mw.nn.attach(model[1], mw.nn.gates.Binary(keep)) if how == "attach" else prune.custom_from_mask(
+        model[1], "weight", keep
+    )
+    x = torch.arange(50)
+    compressed, _ = mw.compress(model, x)
+    assert type(compressed[1]) is mw.nn.SparseLinear
+    assert torch.equal(compressed[0].weight, dense)
+    torch.testing.assert_close(run(compressed, x), run(model, x), **CLOSE)
+
+
 def test_a_module_in_two_places_is_replaced_in_both(prefer):
     prefer("sparse")
     layer = drop(nn.Linear(16, 16), 0.2)
@@ -223,7 +240,7 @@ def test_torchs_encoder_layers_run_their_new_layers(prefer):
         drop(each.linear1, 0.1), drop(each.linear2, 0.1)
     x = torch.randn(2, 5, 32)
     compressed, _ = mw.compress(model, x)
-    assert type(compressed.layers[1].linear2) is mw.nn.SparseLinear
+    assert isinstance(compressed.layers[1].linear2, mw.nn.SparseLinear)
     torch.testing.assert_close(run(compressed, x), run(model, x), **CLOSE)
 
 

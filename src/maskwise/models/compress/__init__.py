@@ -8,6 +8,7 @@ from maskwise.models.compress.files import save_compressed as save_compressed
 from maskwise.models.compress.live_units import LiveConv2d as LiveConv2d
 from maskwise.models.compress.live_units import LiveLinear as LiveLinear
 from maskwise.models.compress.problems import CompressionError as CompressionError
+from maskwise.models.compress.problems import FoldedLayerError as FoldedLayerError
 from maskwise.models.compress.problems import MissingSafetensorsError as MissingSafetensorsError
 from maskwise.models.compress.report import CompressionReport as CompressionReport
 from maskwise.models.compress.report import LayerReport as LayerReport
@@ -16,6 +17,7 @@ from maskwise.models.compress.report import Measured as Measured
 __all__ = [
     "CompressionError",
     "CompressionReport",
+    "FoldedLayerError",
     "LayerReport",
     "LiveConv2d",
     "LiveLinear",

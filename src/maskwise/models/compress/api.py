@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from maskwise.errors import ArgumentError, say
 from maskwise.models.compress.candidates import Layer
@@ -15,6 +16,7 @@ from maskwise.models.compress.chains import links
 from maskwise.models.compress.choosing import DENSE, Choice, Swap, choose, choose_folded
 from maskwise.models.compress.copying import copied, has_hooks
 from maskwise.models.compress.example import Example, Watched, largest_difference, watched
+from maskwise.models.compress.fast_paths import why_dense
 from maskwise.models.compress.folding import groups
 from maskwise.models.compress.plain import Origin, make_plain
 from maskwise.models.compress.report import CompressionReport
@@ -47,9 +49,11 @@ def compress(
     Every linear layer and every convolution of which something is dropped, be it by a gate, by `MaskedLinear`, by
     `SparseLinear`, by `torch.nn.utils.prune` or by zeros in the weight, takes the form that is measured to be the
     fastest on what the example gives it: sparse, in blocks of 4x1 or 16x16, dense without dead inputs and outputs, or
-    dense as it is. Along nn.Sequential, in torch's encoder layers, and in modules whose forward can be traced, units
-    that are dead or that nobody reads are left out of both layers; what a dead unit's bias contributes goes into the
-    bias of the next. Where the whole model would be slower, nothing is done. The report says why a layer is what it is.
+    dense as it is. Along nn.Sequential, in torch's encoder layers, and in modules whose forward is nothing but calls of
+    its children and of torch's functions, units that are dead or that nobody reads are left out of both layers; what a
+    dead unit's bias contributes goes into the bias of the next. Such layers run only there: whatever calls one of them
+    from elsewhere, as another argument of forward may, gets a FoldedLayerError instead of fewer units. Where the whole
+    model would be slower, nothing is done. The report says why a layer is what it is.
 
     Args:
         model: any module. It is not changed.
@@ -62,12 +66,17 @@ def compress(
 
     Raises:
         DtypeError: ``model`` is not a module, or ``example`` none of the three.
-        ArgumentError: the model gives no tensors for the example, or ``seconds`` is not more than 0.
+        ArgumentError: the model gives no tensors for the example, a lazy module has no parameters yet, or ``seconds``
+            is not more than 0.
         CompressionError: outputs would change by more than the tolerance.
     """
     check_module(OP, model)
     if not seconds > 0:
         raise ArgumentError(say(OP, "seconds", must="be more than 0", got=seconds, hint="seconds=0.2"))
+    lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
+    if lazy:
+        must, hint = "have all its parameters", "model(example) once, which makes those of lazy modules"
+        raise ArgumentError(say(OP, "model", must=must, got=f"none yet at {lazy[0]!r}", hint=hint))
     call = Example.of(example)
     before = copied(model).eval()
     expected = call.run(before)
@@ -112,6 +121,7 @@ def _alone(
     seconds: float,
 ) -> dict[nn.Module, Choice]:
     """What each layer would be by itself."""
+    dense = why_dense(plain)
     holders = Counter(id(p) for m in plain.modules() for p in m._parameters.values() if p is not None)
     found: dict[nn.Module, Choice] = {}
     for name, module in plain.named_modules():
@@ -126,7 +136,8 @@ def _alone(
         elif fixed is not None or x is None:
             found[module] = Choice(DENSE, module, fixed or "", is_fixed=True)
         else:
-            found[module] = choose(layer, x, seconds, before.get_submodule(name) if name in origins else None)
+            was = before.get_submodule(name) if name in origins else None
+            found[module] = choose(layer, x, seconds, was, why_dense=dense.get(module))
     return found
 
 
@@ -163,7 +174,7 @@ def _swaps(
                 with torch.no_grad():
                     dense = measured({DENSE: partial(linked, known[linked])}, seconds / 4)[DENSE]
                 timed[linked] = Choice(DENSE, linked, timed[linked].reason, dense, dense)
-        swap = choose_folded(group, layers, known, timed, seconds)
+        swap = choose_folded(group, layers, known, timed, why_dense(plain), seconds)
         if swap is not None:
             swaps.append(swap)
             folded |= set(swap.choices)

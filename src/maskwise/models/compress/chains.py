@@ -13,6 +13,7 @@ from torch import nn
 from maskwise.models.compress.copying import has_hooks, places
 from maskwise.models.compress.elementwise import Step, step_of, step_of_function
 from maskwise.models.compress.example import Watched
+from maskwise.models.compress.straight import is_straight
 
 __all__ = ["Link", "links"]
 
@@ -24,6 +25,8 @@ class Link:
     first: nn.Linear | nn.Conv2d
     steps: tuple[Step, ...]
     second: nn.Linear | nn.Conv2d
+    #: The module whose forward calls all of them, one after the other, whatever else happens.
+    owner: nn.Module
 
 
 def links(model: nn.Module, seen: Mapping[nn.Module, Watched]) -> list[Link]:
@@ -35,7 +38,8 @@ def links(model: nn.Module, seen: Mapping[nn.Module, Watched]) -> list[Link]:
     [True]
     """
     found: list[Link] = []
-    for owner, link in _possible(model):
+    for link in _possible(model):
+        owner = link.owner
         layers = [link.first, link.second]
         modules = [*layers, *(step.module for step in link.steps if step.module is not None)]
         # Called as often as what they are in: nobody calls them from elsewhere.
@@ -46,27 +50,27 @@ def links(model: nn.Module, seen: Mapping[nn.Module, Watched]) -> list[Link]:
     return found
 
 
-def _possible(model: nn.Module) -> Iterator[tuple[nn.Module, Link]]:
+def _possible(model: nn.Module) -> Iterator[Link]:
     inner = {child for module in model.modules() if _is_sequential(module) for child in module.children()}
     for module in model.modules():
-        if _is_sequential(module) and module not in inner:
-            yield from ((module, link) for link in _in_order([_step_or_layer(leaf) for leaf in _leaves(module)]))
-        elif _is_sequential(module):
-            # Its leaves are among those of the outer one, which are looked at there.
-            if has_hooks(module):
-                yield from ((module, link) for link in _in_order([_step_or_layer(leaf) for leaf in _leaves(module)]))
+        if _is_sequential(module):
+            # The leaves of an inner one are among those of the outer one, which are looked at there.
+            if module not in inner or has_hooks(module):
+                yield from _in_order([_step_or_layer(leaf) for leaf in _leaves(module)], module)
         elif type(module) in (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer):
             first, second, act = module.linear1, module.linear2, module.activation
             step = step_of(act) if isinstance(act, nn.Module) else step_of_function(act, (), {})
-            if type(first) is nn.Linear and type(second) is nn.Linear and step is not None:
-                yield module, Link(first, (step,), second)
+            is_torchs = not {"forward", "_ff_block"} & vars(module).keys()
+            if is_torchs and type(first) is nn.Linear and type(second) is nn.Linear and step is not None:
+                yield Link(first, (step,), second, module)
         else:
-            yield from ((module, link) for link in _in_order_of_trace(module))
+            yield from _in_order_of_trace(module)
 
 
 def _is_sequential(module: nn.Module) -> bool:
-    kind = type(module)
-    return isinstance(module, nn.Sequential) and kind.forward is nn.Sequential.forward
+    if not isinstance(module, nn.Sequential) or "forward" in vars(module):
+        return False
+    return type(module).forward is nn.Sequential.forward and type(module).__iter__ is nn.Sequential.__iter__
 
 
 def _leaves(sequential: nn.Module) -> Iterator[nn.Module]:
@@ -84,13 +88,13 @@ def _step_or_layer(module: nn.Module) -> Any:
     return step_of(module)
 
 
-def _in_order(parts: list[Any]) -> Iterator[Link]:
+def _in_order(parts: list[Any], owner: nn.Module) -> Iterator[Link]:
     last: nn.Linear | nn.Conv2d | None = None
     steps: list[Step] = []
     for part in parts:
         if isinstance(part, nn.Linear | nn.Conv2d):
             if last is not None and type(last) is type(part) and last is not part:
-                yield Link(last, tuple(steps), part)
+                yield Link(last, tuple(steps), part, owner)
             last, steps = part, []
         elif isinstance(part, Step):
             steps.append(part)
@@ -118,9 +122,9 @@ class _Tracer(torch.fx.Tracer):
 
 
 def _in_order_of_trace(module: nn.Module) -> Iterator[Link]:
-    """The links of a module's own forward, if it takes one argument and can be traced: then no condition is hidden."""
+    """The links of a module's own forward, if that can be traced and is the same for every call."""
     layers = {name: child for name, child in module.named_children() if type(child) is nn.Linear}
-    if len(layers) < 2 or len(inspect.signature(module.forward).parameters) != 1:
+    if len(layers) < 2 or len(inspect.signature(module.forward).parameters) != 1 or not is_straight(module):
         return
     try:
         graph = _Tracer().trace(module)
@@ -142,7 +146,7 @@ def _in_order_of_trace(module: nn.Module) -> Iterator[Link]:
             ):
                 break
             if at.op == "call_module" and at.target in layers and called.count(at.target) == 1 and not at.kwargs:
-                yield Link(layers[node.target], tuple(steps), layers[at.target])
+                yield Link(layers[node.target], tuple(steps), layers[at.target], module)
                 break
             if at.op == "call_module":
                 step = step_of(module.get_submodule(str(at.target))) if len(at.args) == 1 else None

@@ -37,10 +37,14 @@ class Swap:
 
     choices: dict[nn.Module, Choice]  # by the layer whose place it takes
     others: dict[nn.Module, nn.Module] = field(default_factory=dict)
+    #: The module that joins layers which have fewer units now, and in which alone they run.
+    owner: nn.Module | None = None
 
 
-def choose(layer: Layer, x: Tensor, seconds: float, before: nn.Module | None = None) -> Choice:
-    """Time the forms of a layer on an input; dense wins unless another is faster by more than noise.
+def choose(
+    layer: Layer, x: Tensor, seconds: float, before: nn.Module | None = None, *, why_dense: str | None = None
+) -> Choice:
+    """Time the forms of a layer on an input; dense wins unless another is faster by more than noise, or may not be.
 
     >>> layer = Layer.of(nn.Linear(2, 2))
     >>> choose(layer, torch.ones(1, 2), 0.01).kind
@@ -48,7 +52,7 @@ def choose(layer: Layer, x: Tensor, seconds: float, before: nn.Module | None = N
     """
     # Under autocast, what comes in may have another dtype than the weight.
     x = x.to(layer.module.weight.dtype)
-    forms, refused = candidates(layer, x)
+    forms, refused = candidates(layer, x) if why_dense is None else ({}, [why_dense] if layer.density < 1 else [])
     ways: dict[str, nn.Module] = {DENSE: layer.module, **forms}
     if before is not None:
         ways["before"] = before
@@ -71,6 +75,7 @@ def choose_folded(
     layers: dict[nn.Module, Layer],
     inputs: dict[nn.Module, Tensor],
     alone: dict[nn.Module, Choice],
+    why_dense: dict[nn.Module, str],
     seconds: float,
 ) -> Swap | None:
     """The forms of layers that hang together without the units that need not be computed, if that is faster.
@@ -80,6 +85,7 @@ def choose_folded(
         layers: the layers, by module.
         inputs: what each got.
         alone: what would be chosen for each by itself.
+        why_dense: which of them stay dense, and why.
         seconds: about how long to measure each.
     """
     group = fold(links, layers)
@@ -90,7 +96,7 @@ def choose_folded(
     for module, folded in changed.items():
         layer, x = folded.built(layers[module].module), inputs[module]
         x = x.index_select(-1 if isinstance(module, nn.Linear) else -3, folded.inputs)
-        choice = choose(layer, x, seconds)
+        choice = choose(layer, x, seconds, why_dense=why_dense.get(module))
         kind = "smaller dense" if choice.kind == DENSE else f"smaller {choice.kind}"
         reason = f"{', '.join(dict.fromkeys(folded.notes))}; {choice.reason}"
         found[module] = Choice(kind, choice.module, reason, choice.times, alone[module].before)
@@ -99,7 +105,7 @@ def choose_folded(
         return None
     steps = [step for link in links for step in link.steps if step.module in group.norms]
     others = {step.module: shrunk(step, group.norms[step.module]) for step in steps if step.module is not None}
-    return Swap(found, others)
+    return Swap(found, others, links[0].owner)
 
 
 def _total(choices: dict[nn.Module, Choice]) -> float:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree
 
 from maskwise.errors import ArgumentError, DtypeError, say
+from maskwise.models.compress.fast_paths import without_nested_tensors
 from maskwise.models.compress.problems import CompressionError
 
 __all__ = ["Example", "Watched", "largest_difference", "watched"]
@@ -82,7 +83,7 @@ class _Watch:
 def watched(model: nn.Module, example: Example, layers: list[nn.Module]) -> dict[nn.Module, Watched]:
     """Run the example and tell what these layers got, and how often every module was called."""
     watch = _Watch(set(layers), {module: Watched() for module in model.modules()})
-    with _hooked(model, watch):
+    with _hooked(model, watch), without_nested_tensors(model):
         example.run(model)
     return watch.found
 

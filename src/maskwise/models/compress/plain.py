@@ -10,6 +10,7 @@ from torch.nn.utils import parametrize
 
 from maskwise.models.compress.copying import put
 from maskwise.nn import MaskedConv2d, MaskedLinear, SparseLinear
+from maskwise.nn.attaching import leave_effective
 from maskwise.nn.gated import chains_of
 from maskwise.nn.gates import Gate
 
@@ -61,6 +62,10 @@ def make_plain(model: nn.Module) -> tuple[nn.Module, dict[str, Origin]]:
                 bits = module._buffers["weight_mask"] if "weight" in pruned else None
                 origins[name] = Origin("pruned " + type(module).__name__, None if bits is None else bits != 0)
                 for each in pruned:
+                    original = module._parameters[f"{each}_orig"]
+                    assert original is not None
+                    # Removed in place: whoever shares the weight has it without the mask.
+                    module._parameters[f"{each}_orig"] = nn.Parameter(original.clone(), original.requires_grad)
                     prune.remove(module, each)  # type: ignore[no-untyped-call]
     return model, origins
 
@@ -77,7 +82,8 @@ def _without_gates(module: nn.Module) -> Origin:
             original = chain.original
             assert isinstance(original, Tensor)
             bits = gates[0].bits(original).clone()
-        parametrize.remove_parametrizations(module, name, leave_parametrized=True)
+        # Whoever shares the weight, as an embedding that is tied to it, has it without the gate.
+        leave_effective(module, name, is_shared=True)
     return Origin(f"gated {kind}", bits)
 
 

@@ -74,5 +74,5 @@ def _multiplied(module: nn.Module, was: nn.Module | None = None) -> int:
     if isinstance(module, SparseLinear):
         return 2 * module.values.numel()
     held = module.small if isinstance(module, LiveLinear | LiveConv2d) else module
-    weight = getattr(held, "weight", None)
-    return 0 if weight is None else 2 * int(weight.numel())
+    weight = held._parameters.get("weight")
+    return 0 if weight is None else 2 * weight.numel()

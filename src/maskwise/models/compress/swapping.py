@@ -8,6 +8,7 @@ from maskwise.models.compress.choosing import DENSE, Choice, Swap
 from maskwise.models.compress.copying import put
 from maskwise.models.compress.example import Example
 from maskwise.models.compress.fast_paths import restore_fast_paths, turn_off_fast_paths
+from maskwise.models.compress.guarding import guard, unguard
 
 __all__ = ["Swapped"]
 
@@ -68,10 +69,14 @@ class Swapped:
                 self.choices[old] = choice
             for other, new in swap.others.items():
                 self.model = put(self.model, other, new)
+            if swap.owner is not None:
+                self.model = guard(self.model, swap.owner, [choice.module for choice in swap.choices.values()])
         self._see_to_fast_paths()
 
     def _revert(self, swaps: list[Swap]) -> None:
         for swap in swaps:
+            if swap.owner is not None:
+                self.model = unguard(self.model, swap.owner, [choice.module for choice in swap.choices.values()])
             for old, choice in swap.choices.items():
                 self.model = put(self.model, choice.module, old)
                 del self.choices[old]

@@ -50,6 +50,9 @@ def _attention(layer: nn.TransformerEncoderLayer, x: Tensor, mask: PackedMask) -
 
 
 def _feed_forward(layer: nn.TransformerEncoderLayer, x: Tensor) -> Tensor:
+    if type(layer)._ff_block is not nn.TransformerEncoderLayer._ff_block:
+        # A subclass has its own, as a layer that mw.compress has left units out of.
+        return layer._ff_block(x)
     hidden = layer.linear1(x)
     if layer.activation is functional.relu and not torch.is_grad_enabled() and not hooked(layer.linear1):
         # In place: the largest tensor of the layer, which nobody else has seen.

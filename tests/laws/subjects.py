@@ -145,6 +145,13 @@ def polynomial(row: Tensor) -> Tensor:
 
 SELECTION = [
     Subject("apply", ((5, 7, 3),), (5, 7), lambda x, m: mw.apply(polynomial, x[0], mask=m), rows),
+    Subject(
+        "apply-weight",
+        ((5, 7, 3), (3, 4)),
+        (5, 7),
+        lambda x, m: mw.apply(lambda rows: rows @ x[1], x[0], mask=m),
+        lambda m: (*rows(m), None),
+    ),
     Subject("apply-elements", ((5, 7),), (5, 7), lambda x, m: mw.apply(polynomial, x[0], mask=m), lambda m: (~m,)),
     Subject("pack", ((5, 7, 3),), (5, 7), lambda x, m: mw.pack(x[0], m).values, rows, maps=False),
     Subject("pack-capacity", ((5, 7, 3),), (5, 7), lambda x, m: mw.pack(x[0], m, capacity=35).values, rows),

@@ -1,5 +1,7 @@
 """Law 2: True means keep. Every function equals a float64 loop that sees only what is kept."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 
@@ -66,17 +68,32 @@ LAYOUTS = [pytest.param(x, mask, id=name) for name, x, mask in layouts()]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 
 
+#: The plain route, and the kernels at every SIMD level; one that this CPU has not runs as the best that it has.
+LEVELS = [("plain", -1), ("kernel", 0), ("kernel", 1), ("kernel", 2)]
+
+
+@contextmanager
+def at(route, level):
+    before = torch.ops.maskwise.simd_level(-1)
+    torch.ops.maskwise.simd_level(level)
+    try:
+        with force(route):
+            yield
+    finally:
+        torch.ops.maskwise.simd_level(before)
+
+
 def options_of(function):
     return getattr(law_cases(function), "KWARGS", {}).get(function.name, KWARGS[function.kind])
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(("route", "level"), LEVELS)
 @pytest.mark.parametrize(("x", "mask"), LAYOUTS)
 @pytest.mark.parametrize("function", UNDER_LAW, ids=[function.name for function in UNDER_LAW])
-def test_any_byte_but_zero_keeps(function, x, mask, route):
+def test_any_byte_but_zero_keeps(function, x, mask, route, level):
     """A bool may be any byte, as one that came from an image of 0 and 255 is."""
-    with force(route):
+    with at(route, level):
         for dtype in DTYPES:
             for options in options_of(function):
                 plain = forward_and_gradient(function, x.to(dtype), mask, options)
@@ -103,8 +120,8 @@ def test_any_byte_but_zero_keeps_in_the_kernel_of_attention(shape, is_causal):
     generator = torch.Generator().manual_seed(6)
     q, k, v = (torch.randn(2, 3, 70, 8, generator=generator) for _ in range(3))
     mask = torch.rand(shape, generator=generator) < 0.3
-    for route in ("bare", "blocks", "whole", "plain"):
-        with force(route):
+    for route, level in (("bare", 0), ("bare", 1), ("bare", 2), ("blocks", -1), ("whole", -1), ("plain", -1)):
+        with at(route, level):
             plain = mw.attention(q, k, v, mask, is_causal=is_causal)
             assert_same_bits(mw.attention(q, k, v, odd(mask), is_causal=is_causal), plain)
 
@@ -113,13 +130,13 @@ VALUES = ["sum", "any", "all", "amax", "amin", "cumsum", "cumprod", "cummax", "c
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(("route", "level"), LEVELS)
 @pytest.mark.parametrize(("x", "mask"), LAYOUTS)
 @pytest.mark.parametrize("name", VALUES)
-def test_any_byte_but_zero_is_true_as_a_value_too(name, x, mask, route):
+def test_any_byte_but_zero_is_true_as_a_value_too(name, x, mask, route, level):
     function = next(function for function in UNDER_LAW if function.name == name)
     values = x > 0
-    with force(route):
+    with at(route, level):
         for options in options_of(function):
             plain = function.call(values, mask, **options)
             found = function.call(odd(values), odd(mask), **options)
@@ -129,9 +146,10 @@ def test_any_byte_but_zero_is_true_as_a_value_too(name, x, mask, route):
 
 
 @pytest.mark.kernel
+@pytest.mark.parametrize(("route", "level"), LEVELS)
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("name", ["mse_loss", "cross_entropy"])
-def test_any_byte_but_zero_counts_in_a_loss(name, reduction):
+def test_any_byte_but_zero_counts_in_a_loss(name, reduction, route, level):
     generator = torch.Generator().manual_seed(7)
     x, mask = torch.randn(301, 5, generator=generator), torch.rand(301, generator=generator) < 0.5
     target = torch.randint(5, (301,), generator=generator) if name == "cross_entropy" else torch.zeros(301, 5)
@@ -140,8 +158,9 @@ def test_any_byte_but_zero_counts_in_a_loss(name, reduction):
     found = []
     for given in (keep, odd(keep), mw.Mask(odd(keep))):
         leaf = x.clone().requires_grad_()
-        out = mw.loss(loss, leaf, target, given, reduction=reduction)
-        found.append((out.detach(), *torch.autograd.grad(out, leaf)))
+        with at(route, level):
+            out = mw.loss(loss, leaf, target, given, reduction=reduction)
+            found.append((out.detach(), *torch.autograd.grad(out, leaf)))
     for other in found[1:]:
         for a, b in zip(found[0], other, strict=True):
             assert_same_bits(a, b)
@@ -169,16 +188,20 @@ FACTS = {
     "without": lambda mask: (mask - mask.to_bool().flip(0)).to_bool(),
     "block mask": lambda mask: mask.to_block_mask(16).to_dense(),
     "drawing": repr,
-    "loss of counts": lambda mask: mask.to_attention_mask(torch.float32).sum(),
+    "from key padding": lambda mask: mw.Mask.from_key_padding(mask.to_bool()).lengths,
+    "from numpy": lambda mask: mw.Mask.from_numpy(mask.to_bool().numpy()).lengths,
+    "masked array": lambda mask: mask.to_masked_array(torch.ones(mask.shape)).sum(),
+    "stack": lambda mask: mw.Mask.stack([mask, mask]).lengths,
+    "cat": lambda mask: mw.Mask.cat([mask, ~mask], 1).lengths,
 }
 
 
 @pytest.mark.parametrize("prefix", [True, False])
 @pytest.mark.parametrize("fact", FACTS)
 def test_a_mask_of_any_bytes_knows_the_same(fact, prefix):
-    bits = torch.rand(40, 40, generator=torch.Generator().manual_seed(8)) < 0.5
+    bits = torch.rand(300, 301, generator=torch.Generator().manual_seed(8)) < 0.5
     if prefix:
-        bits = mw.Mask.from_lengths(torch.arange(40), max_len=40).to_bool().clone()
+        bits = mw.Mask.from_lengths(torch.arange(300), max_len=301).to_bool().clone()
     plain, found = FACTS[fact](mw.Mask(bits)), FACTS[fact](mw.Mask(odd(bits)))
     assert torch.equal(plain, found) if isinstance(plain, torch.Tensor) else plain == found
     assert mw.Mask(odd(bits)).equal(mw.Mask(bits))

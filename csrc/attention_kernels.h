@@ -260,7 +260,9 @@ inline bool find_kept(const AttentionCall& call, const AttentionTask& task, int6
     const int64_t seen = std::upper_bound(places, places + count, row) - places;
     std::memset(kept + seen, 0, static_cast<size_t>(count - seen));
   }
-  return std::memchr(kept, 1, static_cast<size_t>(count)) != nullptr;
+  uint8_t any = 0;
+  for (int64_t j = 0; j < count; ++j) any |= kept[j];
+  return any != 0;
 }
 
 // Makes scores -inf where they are dropped, or lie behind the last key; returns the scale that is still to be applied.

@@ -33,6 +33,18 @@ using torch::headeronly::Half;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
+// An element of a bool tensor. Any byte but 0 is true, which `bool` itself would not promise: a mask may come from an
+// image of 0 and 255.
+struct Bool {
+  uint8_t byte;
+  Bool() = default;
+  template <class T>
+  explicit Bool(T value) : byte(value != T(0)) {}
+  operator uint8_t() const { return byte != 0; }
+};
+template <class T>
+constexpr bool kIntegral = std::is_integral_v<T> || std::is_same_v<T, Bool>;
+
 // The SIMD levels, in the order of what they can do. Numbers cross the op border (maskwise::simd_level).
 enum class Isa : int64_t { baseline = 0, avx2 = 1, avx512 = 2, neon = 3 };
 

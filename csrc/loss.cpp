@@ -1,6 +1,7 @@
 // Losses of single elements as registered ops. Arguments were checked in Python: x and target have one shape and one
 // dtype that the capability table knows, the mask is bool and broadcasts to them.
 #include "element_walk.h"
+#include "select_mask.h"
 
 #define MASKWISE_COMPUTE_BOUND
 #define MASKWISE_KERNELS "loss_kernels.h"
@@ -22,19 +23,6 @@ Kernel kernel_of(ScalarType dtype, int64_t code) {
   Kernel kernel;
   MASKWISE_AT_ISA(loss_kernel(dtype, code, kernel));
   return kernel;
-}
-
-// How many of n mask bytes are set.
-int64_t count_bytes(const uint8_t* m, int64_t n) {
-  int64_t count = 0, i = 0;
-  for (; i + 8 <= n; i += 8) {
-    uint64_t word;
-    std::memcpy(&word, m + i, 8);
-    // A bool is 0 or 1, so the bytes add up in the highest one.
-    count += static_cast<int64_t>((word * 0x0101010101010101u) >> 56);
-  }
-  for (; i < n; ++i) count += m[i];
-  return count;
 }
 
 // Operands: x, target, mask; the result, or its gradient and the gradient of x. A loss wants x and target element by
@@ -102,7 +90,7 @@ std::tuple<Tensor, Tensor> loss(const Tensor& x, const Tensor& target, const Ten
       walk,
       [&](int64_t task, const char* a, const char* b, const uint8_t* m, int64_t n, char* const*, const int64_t*) {
         sums[task].total += kernel.total(a, b, m, n, parameter);
-        if (reduction == mean) sums[task].count += m == nullptr ? n : count_bytes(m, n);
+        if (reduction == mean) sums[task].count += m == nullptr ? n : count_kept(m, n);
       },
       [](int64_t, char* const*) {});
   double total = 0;

@@ -220,8 +220,7 @@ struct Elements {
            } else if (stride != 0) {
              T each[L] = {};
              // Never more than L, which the compiler does not see.
-             const int count = std::min<int>(lanes, L);
-             for (int k = 0; k < count; ++k) std::memcpy(each + k, g + (i + k) * stride, sizeof(T));
+             for (int k = 0; k < L && k < lanes; ++k) std::memcpy(each + k, g + (i + k) * stride, sizeof(T));
              above = load<A>(each);
            }
            put(static_cast<T*>(out), keep<A>(v * above, kept), i, lanes);

@@ -10,7 +10,7 @@ constexpr int64_t kSlack = 16;
 #define MASKWISE_COMPACT 8
 inline unsigned lane_bits(const uint8_t* m) {
   const __m128i bytes = _mm_loadl_epi64((const __m128i*)m);
-  return static_cast<unsigned>(_mm_movemask_epi8(_mm_cmpgt_epi8(bytes, _mm_setzero_si128()))) & 0xffu;
+  return ~static_cast<unsigned>(_mm_movemask_epi8(_mm_cmpeq_epi8(bytes, _mm_setzero_si128()))) & 0xffu;
 }
 inline __m256i chosen_lanes(unsigned bits) {
   return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)kLaneTable.lanes[bits]));
@@ -44,7 +44,8 @@ inline int64_t store_placed(uint64_t* out, Vec<uint32_t> keys, Vec<uint32_t> pla
 #elif MASKWISE_VECTOR_BYTES == 64
 #define MASKWISE_COMPACT 16
 inline unsigned lane_bits(const uint8_t* m) {
-  return _mm_cmpgt_epi8_mask(_mm_loadu_si128((const __m128i*)m), _mm_setzero_si128());
+  const __m128i bytes = _mm_loadu_si128((const __m128i*)m);
+  return _mm_test_epi8_mask(bytes, bytes);
 }
 template <class K>
 inline unsigned bits_of(LaneMask<K> lanes) {

@@ -211,6 +211,7 @@ template <class T>
 T worst(bool largest) {
   using Limits = std::numeric_limits<std::conditional_t<kFloating<T>, float, T>>;
   if constexpr (kFloating<T>) return static_cast<T>(largest ? -Limits::infinity() : Limits::infinity());
+  if constexpr (std::is_same_v<T, Bool>) return T(!largest);
   return largest ? Limits::lowest() : Limits::max();
 }
 
@@ -241,8 +242,8 @@ inline void order(ScalarType dtype, bool best, const Layout& layout, const void*
     case ScalarType::Int: return order_typed<int32_t>(best, layout, x, m, o);
     case ScalarType::Short: return order_typed<int16_t>(best, layout, x, m, o);
     case ScalarType::Char: return order_typed<int8_t>(best, layout, x, m, o);
-    case ScalarType::Byte:
-    case ScalarType::Bool: return order_typed<uint8_t>(best, layout, x, m, o);
+    case ScalarType::Byte: return order_typed<uint8_t>(best, layout, x, m, o);
+    case ScalarType::Bool: return order_typed<Bool>(best, layout, x, m, o);
     default: STD_TORCH_CHECK(false, "maskwise: an order function was called with a dtype that has no kernel");
   }
 }

@@ -109,6 +109,7 @@ inline bool is_ambiguous(KeyOf<T> key, KeyOf<T> flip) {
   return false;
 }
 
-inline bool is_kept(uint8_t m) { return static_cast<int8_t>(m) > 0; }
+// Any byte but 0 keeps.
+inline bool is_kept(uint8_t m) { return m != 0; }
 
 }  // namespace ordering

@@ -80,7 +80,7 @@ void with_floating(ScalarType dtype, const Call& call) {
   }
 }
 
-// Calls call(T{}) for the dtype, among the floating and the integer types; bool is seen as uint8_t.
+// Calls call(T{}) for the dtype, among the floating and the integer types and bool.
 template <class Call>
 void with_any(ScalarType dtype, const Call& call) {
   switch (dtype) {
@@ -88,8 +88,8 @@ void with_any(ScalarType dtype, const Call& call) {
     case ScalarType::Int: return call(int32_t{});
     case ScalarType::Short: return call(int16_t{});
     case ScalarType::Char: return call(int8_t{});
-    case ScalarType::Byte:
-    case ScalarType::Bool: return call(uint8_t{});
+    case ScalarType::Byte: return call(uint8_t{});
+    case ScalarType::Bool: return call(Bool{});
     default: return with_floating(dtype, call);
   }
 }

@@ -40,17 +40,18 @@ inline LaneMask<A> is_nan(Vec<A> x) {
   else return LaneMask<A>{};
 }
 
-// The types in which the extrema are looked for: the integers by their width alone.
+// The types in which the extrema are looked for: the integers by their width alone, bools as 0 and 1.
 template <class T>
-using Compared = std::conditional_t<std::is_integral_v<T>, T, Acc<T>>;
+using Compared = std::conditional_t<std::is_same_v<T, Bool>, int8_t, std::conditional_t<std::is_integral_v<T>, T, Acc<T>>>;
 
-// Calls call(T{}) for the dtype: a floating type, or the signed integer that is as wide.
+// Calls call(T{}) for the dtype: a floating type, bool, or the signed integer that is as wide.
 template <class Call>
 void with_order(ScalarType dtype, const Call& call) {
   if (is_floating(dtype)) return with_floating(dtype, call);
+  if (dtype == ScalarType::Bool) return call(Bool{});
   with_width(dtype, call);
 }
-inline bool is_unsigned(ScalarType dtype) { return dtype == ScalarType::Byte || dtype == ScalarType::Bool; }
+inline bool is_unsigned(ScalarType dtype) { return dtype == ScalarType::Byte; }
 
 // The extremum, in an order.
 template <class T>

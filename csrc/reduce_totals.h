@@ -5,9 +5,9 @@ template <class T>
 struct Sum {
   using In = T;
   // The narrow integers cannot leave 32 bits before the lanes are collected.
-  using A = std::conditional_t<std::is_integral_v<T> && sizeof(T) <= 2, int32_t, Acc<T>>;
+  using A = std::conditional_t<kIntegral<T> && sizeof(T) <= 2, int32_t, Acc<T>>;
   using Wide = std::conditional_t<std::is_floating_point_v<A>, double, int64_t>;
-  using Out = std::conditional_t<std::is_integral_v<T>, int64_t, T>;
+  using Out = std::conditional_t<kIntegral<T>, int64_t, T>;
   static constexpr int64_t kPeriod = 256;
   struct Lanes {
     Vec<A> sum;

@@ -1,12 +1,12 @@
 // The running maximum and minimum with their places, and the gradient of both. Included once a SIMD level, inside its
 // namespace, after scan_vector.h.
 
-// What values are compared as: half precision has no lanes of its own.
+// What values are compared as: half precision has no lanes of its own, and bools are 0 and 1.
 template <class T>
-using OrderOf = std::conditional_t<std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>, float, T>;
+using OrderOf = std::conditional_t<std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>, float,
+                                   std::conditional_t<std::is_same_v<T, Bool>, uint8_t, T>>;
 
-// kBool: T is uint8_t and holds bools, of which none is above 1.
-template <class T, bool kMax, bool kBool>
+template <class T, bool kMax>
 struct CumExtreme {
   using A = OrderOf<T>;
   static constexpr int L = kLanes<A>;
@@ -15,7 +15,7 @@ struct CumExtreme {
 
   static A worst() {
     using Limits = std::numeric_limits<A>;
-    if (kBool) return static_cast<A>(kMax ? 0 : 1);
+    if (std::is_same_v<T, Bool>) return static_cast<A>(kMax ? 0 : 1);
     if (Limits::has_infinity) return kMax ? -Limits::infinity() : Limits::infinity();
     return kMax ? Limits::lowest() : Limits::max();
   }
@@ -217,16 +217,16 @@ struct CumExtremeBackward {
 template <bool kMax>
 Scan extreme_of(ScalarType dtype) {
   switch (dtype) {
-    case ScalarType::Float: return CumExtreme<float, kMax, false>::kernel();
-    case ScalarType::Double: return CumExtreme<double, kMax, false>::kernel();
-    case ScalarType::Half: return CumExtreme<Half, kMax, false>::kernel();
-    case ScalarType::BFloat16: return CumExtreme<BFloat16, kMax, false>::kernel();
-    case ScalarType::Long: return CumExtreme<int64_t, kMax, false>::kernel();
-    case ScalarType::Int: return CumExtreme<int32_t, kMax, false>::kernel();
-    case ScalarType::Short: return CumExtreme<int16_t, kMax, false>::kernel();
-    case ScalarType::Char: return CumExtreme<int8_t, kMax, false>::kernel();
-    case ScalarType::Byte: return CumExtreme<uint8_t, kMax, false>::kernel();
-    case ScalarType::Bool: return CumExtreme<uint8_t, kMax, true>::kernel();
+    case ScalarType::Float: return CumExtreme<float, kMax>::kernel();
+    case ScalarType::Double: return CumExtreme<double, kMax>::kernel();
+    case ScalarType::Half: return CumExtreme<Half, kMax>::kernel();
+    case ScalarType::BFloat16: return CumExtreme<BFloat16, kMax>::kernel();
+    case ScalarType::Long: return CumExtreme<int64_t, kMax>::kernel();
+    case ScalarType::Int: return CumExtreme<int32_t, kMax>::kernel();
+    case ScalarType::Short: return CumExtreme<int16_t, kMax>::kernel();
+    case ScalarType::Char: return CumExtreme<int8_t, kMax>::kernel();
+    case ScalarType::Byte: return CumExtreme<uint8_t, kMax>::kernel();
+    case ScalarType::Bool: return CumExtreme<Bool, kMax>::kernel();
     default: STD_TORCH_CHECK(false, "maskwise: a running extreme was called with a dtype that has no kernel");
   }
 }

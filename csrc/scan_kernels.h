@@ -10,7 +10,7 @@
 
 // What a result of T is stored as: integers and bools add up to int64, as in torch.
 template <class T>
-using ScanOut = std::conditional_t<std::is_integral_v<T>, int64_t, T>;
+using ScanOut = std::conditional_t<kIntegral<T>, int64_t, T>;
 
 template <class T>
 struct CumSum {
@@ -165,8 +165,8 @@ Scan fold_of(ScalarType dtype) {
     case ScalarType::Int: return fold<F<int32_t>>();
     case ScalarType::Short: return fold<F<int16_t>>();
     case ScalarType::Char: return fold<F<int8_t>>();
-    case ScalarType::Byte:
-    case ScalarType::Bool: return fold<F<uint8_t>>();
+    case ScalarType::Byte: return fold<F<uint8_t>>();
+    case ScalarType::Bool: return fold<F<Bool>>();
     default: return fold_of_floating<F>(dtype);
   }
 }

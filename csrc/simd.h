@@ -82,10 +82,30 @@ inline Vec<float> widen_half(const Half* p) {
 #endif
 }
 
+// The next kLanes<A> mask bytes, as lanes of 0 or -1: any byte but 0 keeps, so bytes widen without a sign. The x86 forms
+// are spelled out because GCC 12 widens bytes lane by lane when it is left to __builtin_convertvector, which makes every
+// kernel compute-bound.
+template <class A>
+inline LaneMask<A> load_mask(const uint8_t* m) {
+#if MASKWISE_VECTOR_BYTES == 32 && defined(MASKWISE_F16C)
+  if constexpr (sizeof(A) == 4) return (LaneMask<A>)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)m)) > 0;
+  if constexpr (sizeof(A) == 8) return (LaneMask<A>)_mm256_cvtepu8_epi64(_mm_loadu_si32(m)) > 0;
+#elif MASKWISE_VECTOR_BYTES == 64
+  if constexpr (sizeof(A) == 4) return (LaneMask<A>)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)m)) > 0;
+  if constexpr (sizeof(A) == 8) return (LaneMask<A>)_mm512_cvtepu8_epi64(_mm_loadl_epi64((const __m128i*)m)) > 0;
+#endif
+  using Narrow = typename VectorOf<uint8_t, kLanes<A>>::type;
+  const auto wide = __builtin_convertvector(load_raw<Narrow>(m), LaneMask<A>);
+  if constexpr (sizeof(A) == 1) return wide != 0;
+  else return wide > 0;
+}
+
 // The next kLanes<A> elements at p, as A.
 template <class A, class T>
 inline Vec<A> load(const T* p) {
-  if constexpr (std::is_same_v<T, A>) {
+  if constexpr (std::is_same_v<T, Bool>) {
+    return (Vec<A>)(load_mask<A>(reinterpret_cast<const uint8_t*>(p)) & 1);
+  } else if constexpr (std::is_same_v<T, A>) {
     return load_raw<Vec<A>>(p);
   } else if constexpr (std::is_same_v<T, BFloat16>) {
     return widen_bfloat16(p);
@@ -102,21 +122,6 @@ inline Vec<A> load(const T* p) {
     using Narrow = typename VectorOf<T, kLanes<A>>::type;
     return __builtin_convertvector(load_raw<Narrow>(p), Vec<A>);
   }
-}
-
-// The next kLanes<A> mask bytes, as lanes of 0 or -1. The x86 forms are spelled out because GCC 12 widens bytes lane by
-// lane when it is left to __builtin_convertvector, which makes every kernel compute-bound.
-template <class A>
-inline LaneMask<A> load_mask(const uint8_t* m) {
-#if MASKWISE_VECTOR_BYTES == 32 && defined(MASKWISE_F16C)
-  if constexpr (sizeof(A) == 4) return (LaneMask<A>)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)m)) > 0;
-  if constexpr (sizeof(A) == 8) return (LaneMask<A>)_mm256_cvtepi8_epi64(_mm_loadu_si32(m)) > 0;
-#elif MASKWISE_VECTOR_BYTES == 64
-  if constexpr (sizeof(A) == 4) return (LaneMask<A>)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)m)) > 0;
-  if constexpr (sizeof(A) == 8) return (LaneMask<A>)_mm512_cvtepi8_epi64(_mm_loadl_epi64((const __m128i*)m)) > 0;
-#endif
-  using Narrow = typename VectorOf<int8_t, kLanes<A>>::type;
-  return __builtin_convertvector(load_raw<Narrow>(m), LaneMask<A>) > 0;
 }
 
 // x where kept, otherwise +0, by its bits: a dropped NaN cannot survive it, as it would a multiplication.

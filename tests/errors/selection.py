@@ -119,6 +119,10 @@ ROWS = [
     Row("mw.attention", attention(Q, K, K, Mask.full((2, 5), device="meta")), DeviceError, "mask.to(q.device)"),
     Row("mw.attention", attention(SQUARE, SQUARE, SQUARE, Mask.full((3, 3))), ArgumentError, "mask[:, None, None, :]"),
     Row("mw.attention", attention(Q, K, K, Mask.full((2, 3, 5))), ShapeError, "mask[:, None] for (B, queries, keys)"),
+    Row("mw.attention", attention(Q, K, K, query_mask=torch.ones(2, 3)), DtypeError, "Mask.from_attention_mask(mask)"),
+    Row("mw.attention", attention(Q, K, K, query_mask=Mask.full((2, 5))), ShapeError, "is the argument `mask`"),
+    Row("mw.attention", attention(Q, K, K, query_mask=Mask.full((2, 1, 3, 5))), ShapeError, "is the argument `mask`"),
+    Row("mw.attention", attention(*[ROWS_OF] * 3, query_mask=BITS), ArgumentError, "mw.pack(q, query_mask)"),
     Row("mw.attention", attention(ROWS_OF, K, K), DtypeError, "mw.pack(k.transpose(1, 2), mask)"),
     Row("mw.attention", attention(PACKED, PACKED, PACKED), ShapeError, "mw.pack(x.transpose(1, 2), mask)"),
     Row(

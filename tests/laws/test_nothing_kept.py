@@ -5,6 +5,7 @@ import torch
 
 from maskwise.plan.planner import force
 from tests.laws.samples import ROUTES, UNDER_LAW, needed
+from tests.laws.subjects import SUBJECTS, total
 
 REDUCTIONS = [pytest.param(f, id=f.name) for f in UNDER_LAW if f.kind in ("reduction", "position")]
 
@@ -61,3 +62,19 @@ def test_a_slice_of_no_elements_is_an_empty_slice(function, shape, route):
         out = function.call(x, mask, dim=-1, **needed(function))
     assert out.shape == shape[:-1]
     torch.testing.assert_close(out, torch.full_like(out, function.empty), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("subject", SUBJECTS, ids=str)
+def test_a_call_or_a_layer_that_keeps_nothing_has_no_gradient_and_no_nan(subject):
+    mask = torch.zeros(subject.mask, dtype=torch.bool)
+    leaves = [x.requires_grad_() for x in subject.tensors()]
+    dropped = subject.dropped(mask)
+    given = tuple(
+        x if gone is None else torch.where(gone, torch.nan, x) for x, gone in zip(leaves, dropped, strict=True)
+    )
+    out = subject.call(given, mask)
+    # What a pool gives for nothing is told in its own suite.
+    if subject.empty is not None:
+        assert torch.equal(out, torch.full_like(out, subject.empty))
+    for gradient in torch.autograd.grad(total([out]), leaves):
+        assert torch.equal(gradient, torch.zeros_like(gradient))

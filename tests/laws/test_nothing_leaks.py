@@ -5,6 +5,7 @@ import torch
 
 from maskwise.plan.planner import force
 from tests.laws.samples import ROUTES, cases, differentiable, outputs
+from tests.laws.subjects import SUBJECTS
 
 POISONS = [float("nan"), float("inf"), -float("inf"), 3e38]
 
@@ -53,3 +54,27 @@ def test_the_gradient_of_what_is_dropped_is_exactly_zero(function, sample, route
         )
     of_dropped = gradient[~sample.mask.expand(sample.x.shape)]
     assert torch.equal(of_dropped, torch.zeros_like(of_dropped))
+
+
+every_subject = pytest.mark.parametrize("subject", SUBJECTS, ids=str)
+
+
+@pytest.mark.kernel
+@every_subject
+def test_poison_in_what_a_call_or_a_layer_drops_changes_no_bit_of_what_may_be_read(subject):
+    mask = subject.bits()
+    clean = subject.run(subject.poisoned(0.0), mask)
+    for value in POISONS:
+        for a, b in zip(clean, subject.run(subject.poisoned(value), mask), strict=True):
+            assert_same_bits(a, b)
+
+
+@every_subject
+def test_the_gradient_of_what_a_call_or_a_layer_drops_is_exactly_zero(subject):
+    mask = subject.bits()
+    found = subject.run(subject.poisoned(float("nan")), mask)
+    gradients = found[len(found) - len(subject.shapes) :]
+    for gradient, dropped in zip(gradients, subject.dropped(mask), strict=True):
+        if dropped is not None:
+            of_dropped = gradient[dropped.expand(gradient.shape)]
+            assert torch.equal(of_dropped, torch.zeros_like(of_dropped))

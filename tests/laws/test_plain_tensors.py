@@ -6,6 +6,8 @@ import torch
 import maskwise as mw
 from maskwise.plan.planner import force
 from tests.laws.samples import ROUTES, UNDER_LAW, cases, differentiable, outputs, samples
+from tests.laws.subjects import SUBJECTS
+from tests.laws.subjects import total as total_of
 
 ALL = [pytest.param(f, id=f.name) for f in UNDER_LAW]
 DIFFERENTIABLE = [p for p in ALL if p.values[0].gradient]
@@ -141,3 +143,72 @@ def test_runs_on_fake_cuda_tensors_without_reading_data(function):
         x = torch.empty(4, 6, device="cuda")
         result = caller(function)(x, torch.empty(4, 6, dtype=torch.bool, device="cuda"))
         assert all(out.device.type == "cuda" for out in outputs(result))
+
+
+every_subject = pytest.mark.parametrize("subject", SUBJECTS, ids=str)
+mapped_subject = pytest.mark.parametrize("subject", [s for s in SUBJECTS if s.maps], ids=str)
+
+
+@every_subject
+def test_a_call_or_a_layer_gives_plain_tensors(subject):
+    assert type(subject.call(subject.tensors(), subject.bits())) is torch.Tensor
+    assert type(subject.call(subject.tensors(), mw.Mask(subject.bits()))) is torch.Tensor
+
+
+@mapped_subject
+def test_a_call_or_a_layer_compiles_without_a_break_and_with_its_gradients(subject):
+    torch._dynamo.reset()
+    mask = subject.bits()
+    compiled = torch.compile(subject.call, fullgraph=True, backend="aot_eager")
+    found = []
+    for call in (compiled, subject.call):
+        leaves = tuple(x.requires_grad_() for x in subject.poisoned(float("nan")))
+        results = subject.visible(call(leaves, mask), mask)
+        found.append([*(out.detach() for out in results), *torch.autograd.grad(total_of(results), leaves)])
+    # A graph may fuse a product with a sum, and attention is another kernel there.
+    torch.testing.assert_close(*found, equal_nan=True, rtol=1e-4, atol=1e-5)
+
+
+# Torch has no batching rule for what packs into a given capacity, and runs it in a loop.
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@mapped_subject
+def test_vmap_of_a_call_or_a_layer_equals_a_loop(subject):
+    tensors = [torch.stack([x, x.flip(0)]) for x in subject.tensors()]
+    masks = torch.stack([subject.bits(), subject.bits().flip(0)])
+    mapped = torch.vmap(lambda mask, *x: subject.call(x, mask))(masks, *tensors)
+    looped = torch.stack([subject.call(x, mask) for mask, *x in zip(masks, *tensors, strict=True)])
+    torch.testing.assert_close(mapped, looped, equal_nan=True, rtol=1e-4, atol=1e-5)
+
+
+@mapped_subject
+def test_func_grad_and_jvp_of_a_call_or_a_layer_agree_with_autograd(subject):
+    mask, tensors = subject.bits(), subject.poisoned(float("nan"))
+
+    def loss(*x):
+        return total_of(subject.visible(subject.call(x, mask), mask))
+
+    wanted = tuple(range(len(tensors)))
+    expected = subject.run(tensors, mask)[-len(tensors) :]
+    # The transform runs the plain operations, which add in another order than the kernels.
+    close = {"rtol": 1e-4, "atol": 1e-5}
+    torch.testing.assert_close(list(torch.func.grad(loss, wanted)(*tensors)), expected, **close)
+    tangents = tuple(torch.linspace(-1, 1, x.numel()).reshape(x.shape) for x in tensors)
+    _, directional = torch.func.jvp(loss, tensors, tangents)
+    along = sum((gradient * tangent).sum() for gradient, tangent in zip(expected, tangents, strict=True))
+    torch.testing.assert_close(directional, along, rtol=1e-3, atol=1e-4)
+
+
+@every_subject
+def test_gradients_of_a_call_or_a_layer_are_those_of_finite_differences(subject):
+    mask = subject.bits()
+    leaves = [x.requires_grad_() for x in subject.tensors(torch.float64)]
+
+    def call(*x):
+        out = subject.call(x, mask)
+        return torch.where(out.isfinite(), out, 0.0)
+
+    if subject.name == "linear-large":
+        # 49,152 arguments, one difference each; the values of the other linear subject take the same formulas.
+        leaves[1] = leaves[1].detach()
+        leaves[0] = leaves[0].detach()[:2].requires_grad_()
+    assert torch.autograd.gradcheck(call, leaves)

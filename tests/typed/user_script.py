@@ -153,6 +153,7 @@ def selection(x: Tensor, mask: Mask) -> None:
     assert_type(Packed.from_packed_sequence(sequence), Packed)
     q = torch.randn(3, 2, 5, 4)
     assert_type(mw.attention(q, q, q, mask, is_causal=True), Tensor)
+    assert_type(mw.attention(q, q, q, mask, query_mask=mask), Tensor)
     rows = mw.pack(q.transpose(1, 2), mask)
     assert_type(mw.attention(rows, rows, rows), Packed)
     sampler = mw.TokenBudgetSampler([3, 6, 4], budget=9, method="bucket")

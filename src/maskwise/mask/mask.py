@@ -349,7 +349,8 @@ class Mask:
     # -- the cache -----------------------------------------------------------------------------------------------------
     def _once(self, name: str, compute: Callable[[], Fact]) -> Fact:
         """Return what was computed before under this name, or compute it and remember it."""
-        if torch.compiler.is_compiling():
+        # A graph that is recorded holds how a fact is computed, and not what it was: the next input has others.
+        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
             return compute()
         if isinstance(self._structure, Dense):
             self._structure.current()

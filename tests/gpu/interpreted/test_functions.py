@@ -10,6 +10,7 @@ from maskwise.ops.gpu import geometry, launch
 from maskwise.ops.registry import FUNCTIONS
 from maskwise.plan.capability import can_serve
 from maskwise.plan.planner import force
+from tests.laws.odd_bytes import odd
 from tests.laws.samples import differentiable, needed, outputs
 
 FAMILIES = ("reduce", "softmax", "scan", "fill")
@@ -205,3 +206,30 @@ def test_no_elements_are_no_trouble(function, shape):
         truth = outputs(function.call(x, mask, **kwargs))
     for a, b in zip(mine, truth, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+@EACH
+@pytest.mark.parametrize("dim", [0, 1])
+def test_any_byte_but_zero_keeps(function, dim):
+    x, mask = sample(function, (7, 130), (7, 130))
+    for layout in (mask, mask[:1], mask[:, :1]):
+        for a, b in zip(
+            run(function, x, layout, dim, "kernel"), run(function, x, odd(layout), dim, "kernel"), strict=True
+        ):
+            for mine, other in zip(a, b, strict=True):
+                torch.testing.assert_close(mine, other, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [f for f in KERNELS if f.family in ("reduce", "scan", "fill") and can_serve(f.name, "cpu", torch.bool)[0]],
+    ids=lambda f: f.name,
+)
+def test_any_byte_but_zero_is_true_as_a_value_too(function):
+    x, mask = torch.rand(5, 140) < 0.5, torch.rand(5, 140) < 0.5
+    for dim in (0, 1):
+        kwargs = needed(function) | ({} if function.kind == "elementwise" else {"dim": dim})
+        with force("kernel"):
+            plain, found = (outputs(function.call(*given, **kwargs)) for given in ((x, mask), (odd(x), odd(mask))))
+        for a, b in zip(plain, found, strict=True):
+            assert torch.equal(a, b)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 import maskwise as mw
 from maskwise.plan.planner import force
+from tests.laws.odd_bytes import odd
 
 #: `make test-gpu` has every loss in every layout; the default run has each in one of them.
 EVERYTHING = os.environ.get("MASKWISE_INTERPRET_ALL") == "1"
@@ -154,3 +155,18 @@ def test_a_nan_that_is_kept_is_seen_as_by_torch(fn, kwargs):
         return mw.loss(fn, x, target, mask, reduction="none", **kwargs)
 
     assert_as_plain(call, x, (target,), rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("fn", [F.mse_loss, F.cross_entropy])
+def test_any_byte_but_zero_counts(fn):
+    x = torch.randn(131, 5)
+    rows = torch.rand(131) < 0.5
+    mask = rows if fn is F.cross_entropy else rows[:, None].expand(131, 5).contiguous()
+    target = torch.randint(5, (131,)) if fn is F.cross_entropy else torch.zeros(131, 5)
+    results = []
+    with force("kernel"):
+        for given in (mask, odd(mask)):
+            leaf = x.clone().requires_grad_()
+            out = mw.loss(fn, leaf, target, given)
+            results.append((out.detach(), *torch.autograd.grad(out, leaf)))
+    torch.testing.assert_close(*results, rtol=0, atol=0)

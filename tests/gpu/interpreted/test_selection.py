@@ -5,6 +5,7 @@ import torch
 
 import maskwise as mw
 from maskwise.ops.select import gpu, reference, segments
+from tests.laws.odd_bytes import odd
 
 LAYOUTS = [
     pytest.param((5, 7), (3,), id="rows of 3"),
@@ -28,6 +29,15 @@ def test_pack_and_unpack_move_every_bit(lead, rest, dtype, short, monkeypatch):
         packed = gpu.pack_capacity(x, mask, capacity)
         assert torch.equal(packed, reference.pack_static(x, mask, capacity))
         assert torch.equal(gpu.unpack_capacity(packed, mask, other), reference.unpack_static(packed, mask, other))
+
+
+@pytest.mark.parametrize("short", [gpu.SHORT, 0], ids=["counted by everyone", "counted first"])
+def test_any_byte_but_zero_keeps(short, monkeypatch):
+    monkeypatch.setattr(gpu, "SHORT", short)
+    x, mask = torch.randn(130, 5), torch.rand(130) < 0.5
+    packed = gpu.pack_rows(x, odd(mask))
+    assert torch.equal(packed, x[mask])
+    assert torch.equal(gpu.unpack_capacity(packed, odd(mask), torch.zeros(())), torch.where(mask[:, None], x, 0.0))
 
 
 @pytest.mark.parametrize("short", [gpu.SHORT, 0], ids=["counted by everyone", "counted first"])

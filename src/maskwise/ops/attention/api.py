@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast, overload
 
 import torch
 from torch import Tensor
 
+from maskwise.errors import ArgumentError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike
 from maskwise.ops.attention import reference
-from maskwise.ops.attention.arguments import check_options, lowered, recipe_for
+from maskwise.ops.attention.arguments import check_options, lowered, recipe_for, without_queries
 from maskwise.ops.attention.blocks import Piece, attend_blocks, is_finite
 from maskwise.ops.attention.packed import attend_packed
 from maskwise.ops.attention.pieces import bits_of
@@ -31,6 +33,7 @@ def attention(
     v: Tensor,
     mask: MaskLike | None = None,
     *,
+    query_mask: MaskLike | None = None,
     is_causal: bool = False,
     dropout_p: float = 0.0,
     scale: float | None = None,
@@ -42,6 +45,7 @@ def attention(
     v: Packed,
     mask: MaskLike | None = None,
     *,
+    query_mask: MaskLike | None = None,
     is_causal: bool = False,
     dropout_p: float = 0.0,
     scale: float | None = None,
@@ -52,6 +56,7 @@ def attention(
     v: Tensor | Packed,  # (B, Hkv, Lk, Dv)
     mask: MaskLike | None = None,
     *,
+    query_mask: MaskLike | None = None,
     is_causal: bool = False,
     dropout_p: float = 0.0,
     scale: float | None = None,
@@ -70,6 +75,9 @@ def attention(
         v: the values, (B, Hkv, Lk, Dv); packed by k's mask where k is Packed.
         mask: a Mask or a bool tensor; True means keep. (B, Lk) for the keys of each batch entry, or anything that
             broadcasts to (B, H, Lq, Lk). What is known of its structure (lengths, causal, window, segments) is used.
+        query_mask: a Mask or a bool tensor of the queries, (B, Lq) or (B, H, Lq), sizes of 1 included: a query that is
+            dropped gives 0, has no gradient, and is not read. For tensors only: a Packed q has no other queries than
+            those that are kept.
         is_causal: whether a query sees only the keys up to its own position, counted from the top left; together with
             a mask, both must keep a key.
         dropout_p: the probability with which a weight is dropped, also outside of training: pass 0.0 there.
@@ -81,16 +89,24 @@ def attention(
 
     Raises:
         ShapeError: shapes do not fit each other.
-        ArgumentError: the mask is (n, Lk) where n is both B and Lq, so that it could mean either.
-        DtypeError, DeviceError: dtypes or devices differ, or the mask is not bool.
+        ArgumentError: the mask is (n, Lk) where n is both B and Lq, so that it could mean either; or there is a
+            query_mask with Packed tokens.
+        DtypeError, DeviceError: dtypes or devices differ, or a mask is not bool.
 
     A key that no query keeps is not read, or has no influence: it may be NaN. What is not finite in a key that some
-    queries keep reaches only those, on the CPU outside of compiled graphs.
+    queries keep reaches only those, on the CPU outside of compiled graphs. A query that is not finite takes no part in
+    the backward pass where the gradient of its result is all zero: padding of q may be NaN, too, if the loss does not
+    read it. With ``query_mask`` the loss may read it, and its gradient may be anything.
     """
     check_options(dropout_p)
     if isinstance(q, Packed) or isinstance(k, Packed) or isinstance(v, Packed):
+        if query_mask is not None:
+            must, hint = "be None for Packed tokens, which are the queries that are kept", "mw.pack(q, query_mask)"
+            raise ArgumentError(say("attention", "query_mask", must=must, got=type(query_mask).__name__, hint=hint))
         return attend_packed(q, k, v, mask, attention, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
-    if torch.compiler.is_compiling():
+    if query_mask is not None:
+        mask = without_queries(q, k, v, mask, query_mask)
+    if torch.compiler.is_compiling() or reference.is_tracing():
         sizes, index = recipe_for(q, k, v, mask)
         q, k, v = lowered(q, k, v)
         return reference.attention_by_sdpa(q, k, v, bits_from(mask, index, sizes), is_causal, dropout_p, scale)
@@ -118,31 +134,66 @@ def attention(
     kept = bits_from(mask, index, sizes) if plan.route != "blocks" else None
     if plan.route == "plain":
         return reference.attention(q, k, v, kept, is_causal, dropout_p, scale)
-    if plan.route == "blocks":
-        out = attend_blocks(q, k, v, pieces, scale)
-        if not any(piece.is_partial for piece in pieces):
-            return out
-    else:
-        out = attend_whole(q, k, v, kept, is_causal, dropout_p, scale)
-        if kept is None and not is_causal:
-            return out
-    if _is_sound(out, k):
-        return end_gradients(out, kept, is_causal, q, k)
-    # Something that a query drops may have reached it as 0 * NaN. Without what is masked out the same route gives bit
-    # for bit what it gives with zeros there; what is left then is not finite for queries that keep it.
-    bits = bits_from(mask, index, sizes)
-    everything = bits_of(bits, is_causal, sizes)
-    assert everything is not None
-    cleaned = reference.clean(q, k, v, everything)
-    if plan.route == "blocks":
-        out = attend_blocks(*cleaned, pieces, scale)
-    else:
-        out = attend_whole(*cleaned, kept, is_causal, dropout_p, scale)
-    if _is_sound(out, cleaned[1]):
-        return end_gradients(out, kept, is_causal, q, k)
-    return reference.attention(q, k, v, bits, is_causal, dropout_p, scale)
+
+    # Every attempt drops the same weights.
+    state = torch.get_rng_state() if dropout_p > 0.0 else None
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if state is not None:
+            torch.set_rng_state(state)
+        if plan.route == "blocks":
+            return attend_blocks(q, k, v, pieces, scale)
+        return attend_whole(q, k, v, kept, is_causal, dropout_p, scale)
+
+    drops = any(piece.is_partial for piece in pieces) if plan.route == "blocks" else kept is not None or is_causal
+    out = None if plan.route == "bare" else attend(q, k, v)
+    if out is None or not _is_sound(out, q, k, scale, drops=drops):
+        bits = bits_from(mask, index, sizes)
+        finite = _attend_finite(attend, q, k, v, bits_of(bits, is_causal, sizes), scale)
+        if finite is None:
+            return reference.attention(q, k, v, bits, is_causal, dropout_p, scale)
+        out = finite
+    return end_gradients(out, kept, is_causal, q, k)
 
 
-def _is_sound(out: Tensor, k: Tensor) -> bool:
-    """Whether nothing that is not finite was met: NaN shows in the result, a score of -inf only in the gradient."""
-    return is_finite(out.detach()) and (not out.requires_grad or is_finite(k.detach()))
+def _is_sound(out: Tensor, q: Tensor, k: Tensor, scale: float | None, *, drops: bool) -> bool:
+    """Whether nothing that is not finite was met: in the result, and in scores, which only the gradient shows.
+
+    Where nothing that is computed is dropped, the result has NaN only of what its query keeps, or of the query itself.
+    """
+    if out.requires_grad and not _scores_fit(q.detach(), k.detach(), scale):
+        return False
+    return not drops or is_finite(out.detach())
+
+
+def _scores_fit(q: Tensor, k: Tensor, scale: float | None) -> bool:
+    """Whether all scores are finite, from a bound on them: one pass each that makes no tensor."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    lengths = [float(torch.linalg.vector_norm(x, dtype=wide)) for x in (q, k)]
+    return lengths[0] * lengths[1] * max(1.0, abs(scale or 1.0)) <= torch.finfo(wide).max
+
+
+def _attend_finite(
+    attend: Callable[[Tensor, Tensor, Tensor], Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kept: Tensor | None,
+    scale: float | None,
+) -> Tensor | None:
+    """The same route with zeros for what is masked out, and for queries that are NaN; None where that is not enough.
+
+    Something that a query drops may have reached it as 0 * NaN. With zeros there the route gives what it gives for
+    padding of zeros, bit for bit. What is left then is not finite in keys or values that a query keeps.
+    """
+    kept = torch.ones((1, 1, 1, 1), dtype=torch.bool) if kept is None else kept
+    q, k, v = reference.clean(q, k, v, kept)
+    finite = reference.finite_rows(q)
+    if not _scores_fit(torch.where(finite, q.detach(), 0.0), k.detach(), scale):
+        # A query that is finite may have scores that are not.
+        finite = finite & reference.finite_scores(q.detach(), k.detach(), kept, scale)
+    q = torch.where(finite, q, 0.0)
+    out = attend(q, k, v)
+    if not is_finite(out.detach()) or (out.requires_grad and not is_finite(k.detach())):
+        return None
+    return out if bool(finite.all()) else reference.with_nan(out, ~finite)

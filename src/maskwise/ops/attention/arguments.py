@@ -14,7 +14,7 @@ from maskwise.mask import Mask
 from maskwise.ops.arguments import MUST, MaskLike, fits, mask_hint
 from maskwise.ops.attention.pieces import Sizes
 
-__all__ = ["KEYS", "Index", "check_options", "lift", "line_up", "lowered", "lowers", "recipe_for"]
+__all__ = ["KEYS", "Index", "check_options", "lift", "line_up", "lowered", "lowers", "recipe_for", "without_queries"]
 
 OP = "attention"
 MaskT = TypeVar("MaskT", Mask, Tensor)
@@ -88,14 +88,7 @@ def check_options(dropout_p: float) -> None:
 
 def line_up(mask: MaskLike, q: Tensor, sizes: Sizes) -> Index:
     """The index that gives the mask its four dims: (B, heads, queries, keys), each of that size or 1."""
-    if not isinstance(mask, Mask) and not (isinstance(mask, Tensor) and mask.dtype is torch.bool):
-        got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise DtypeError(say(OP, "mask", must=MUST, got=got, hint=mask_hint(mask)))
-    # A mask for "cuda" is for any CUDA device.
-    if mask.device not in (q.device, torch.device(q.device.type)):
-        raise DeviceError(
-            say(OP, "mask", must=f"be on q's device {q.device}", got=mask.device, hint="mask.to(q.device)")
-        )
+    _check_mask("mask", mask, q)
     shape = tuple(mask.shape)
     broadcasts = fits(shape, sizes)
     if len(shape) == 2 and shape == (sizes.batch, sizes.keys):
@@ -115,6 +108,37 @@ def line_up(mask: MaskLike, q: Tensor, sizes: Sizes) -> Index:
         return (None,) * (4 - len(shape))
     must = f"be (B, keys) = {(sizes.batch, sizes.keys)} or broadcast to (B, heads, queries, keys) = {tuple(sizes)}"
     raise ShapeError(say(OP, "mask", must=must, got=shape, hint=_hint(shape, sizes)))
+
+
+def without_queries(q: Any, k: Any, v: Any, mask: MaskLike | None, query_mask: MaskLike) -> MaskLike:
+    """The mask of a call that keeps no key for the queries that are dropped: four dims, each the call's size or 1."""
+    sizes, index = recipe_for(q, k, v, mask)
+    _check_mask("query_mask", query_mask, q)
+    shape = tuple(query_mask.shape)
+    of_queries = (sizes.batch, sizes.queries) if len(shape) == 2 else sizes[:3]
+    if not 1 <= len(shape) <= 3 or not fits(shape, of_queries):
+        must = f"be (B, queries) = {(sizes.batch, sizes.queries)} or (B, heads, queries) = {tuple(sizes[:3])}"
+        hint = "a mask of pairs, or of keys, is the argument `mask`"
+        raise ShapeError(say(OP, "query_mask", must=must, got=shape, hint=hint))
+    rows = query_mask[(slice(None), None, ..., None) if len(shape) == 2 else (..., None)]
+    if mask is None:
+        return rows[(None,) * (4 - rows.ndim)]
+    kept = mask[index] if index else mask
+    if isinstance(kept, Mask) or isinstance(rows, Mask):
+        return (kept if isinstance(kept, Mask) else Mask(kept)) & (rows if isinstance(rows, Mask) else Mask(rows))
+    return kept & rows
+
+
+def _check_mask(name: str, mask: MaskLike, q: Tensor) -> None:
+    """Raise unless this is a mask, on q's device."""
+    if not isinstance(mask, Mask) and not (isinstance(mask, Tensor) and mask.dtype is torch.bool):
+        got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise DtypeError(say(OP, name, must=MUST, got=got, hint=mask_hint(mask)))
+    # A mask for "cuda" is for any CUDA device.
+    if mask.device not in (q.device, torch.device(q.device.type)):
+        raise DeviceError(
+            say(OP, name, must=f"be on q's device {q.device}", got=mask.device, hint=f"{name}.to(q.device)")
+        )
 
 
 def lift(mask: MaskT, index: Index, sizes: Sizes) -> MaskT:

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-__all__ = ["attention", "attention_by_sdpa", "causal", "clean", "repeat_heads"]
+__all__ = [
+    "attention",
+    "attention_by_sdpa",
+    "causal",
+    "clean",
+    "finite_rows",
+    "finite_scores",
+    "is_tracing",
+    "nan_backward",
+    "nan_like",
+    "repeat_heads",
+    "with_nan",
+]
 
 
 def attention(
@@ -30,20 +43,38 @@ def attention(
     kept = _all_of(q, k, kept, is_causal)
     q, k, v = clean(q, k, v, kept)
     k, v = repeat_heads(q, k, v)
-    # A product with something that is not finite is NaN also where its weight is zero, so the products see none.
-    sound_q, sound_k, sound_v = q.isfinite(), k.isfinite(), v.isfinite()
-    q, k, v = (torch.where(sound, x, 0.0) for sound, x in ((sound_q, q), (sound_k, k), (sound_v, v)))
-    scores = (q @ k.mT) * (1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else scale)
-    scores = torch.where(sound_q.all(-1)[..., None] & sound_k.all(-1)[..., None, :], scores, math.nan)
-    # A row that keeps nothing takes part with all its scores made 0, for a softmax of nothing has no gradient.
-    some = kept.any(-1, keepdim=True)
-    scores = torch.where(kept, scores, torch.where(some, -math.inf, 0.0).to(scores.dtype))
-    weights = torch.where(kept, torch.softmax(scores, -1), 0.0)
-    spoiled = kept.to(v.dtype) @ (~sound_v).to(v.dtype) > 0
+    sound_v = v.isfinite()
+    v = torch.where(sound_v, v, 0.0)
+    scores = _scores(q, k, kept, scale)
+    # A row that keeps nothing, or whose softmax is NaN, takes part with all its scores made 0: 0 * NaN is no gradient.
+    some, sound = kept.any(-1, keepdim=True), _has_softmax(scores, kept)
+    weights = torch.where(kept, torch.softmax(torch.where(sound, scores, 0.0), -1), 0.0)
+    spoiled = (kept.to(v.dtype) @ (~sound_v).to(v.dtype) > 0) | ~sound
     weights = torch.nn.functional.dropout(weights, dropout_p)
-    out = torch.where(spoiled, math.nan, weights @ v)
+    out = with_nan(weights @ v, spoiled)
     # The gradient of a row that keeps nothing may be anything, and ends here.
     return torch.where(some, out, 0.0)
+
+
+def _scores(q: Tensor, k: Tensor, kept: Tensor, scale: float | None) -> Tensor:
+    """The scores of what is kept, -inf elsewhere: (B, H, Lq, Lk)."""
+    # A product with something that is not finite is NaN also where its weight is zero, so the products see none.
+    sound_q, sound_k = q.isfinite(), k.isfinite()
+    q, k = torch.where(sound_q, q, 0.0), torch.where(sound_k, k, 0.0)
+    scores = (q @ k.mT) * (1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else scale)
+    scores = torch.where(sound_q.all(-1)[..., None] & sound_k.all(-1)[..., None, :], scores, math.nan)
+    return torch.where(kept, scores, -math.inf)
+
+
+def _has_softmax(scores: Tensor, kept: Tensor) -> Tensor:
+    """Which queries have one: something is kept, is no infinity, and not all of it is -inf. Bool (B, H, Lq, 1)."""
+    return (scores > -math.inf).any(-1, keepdim=True) & ~(kept & ~(scores < math.inf)).any(-1, keepdim=True)
+
+
+def finite_scores(q: Tensor, k: Tensor, kept: Tensor, scale: float | None) -> Tensor:
+    """Which queries that keep something have a softmax, others included: bool (B, H, Lq, 1)."""
+    k, _ = repeat_heads(q, k, k)
+    return _has_softmax(_scores(q, k, kept, scale), kept) | ~kept.any(-1, keepdim=True)
 
 
 def attention_by_sdpa(
@@ -63,8 +94,14 @@ def attention_by_sdpa(
     some = kept.any(-1, keepdim=True)
     q, k, v = clean(q, k, v, kept)
     k, v = repeat_heads(q, k, v)
+    # A trace serves inputs with a gradient and without.
+    learns = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    if not learns and not is_tracing():
+        return torch.where(some, scaled_dot_product_attention(q, k, v, kept | ~some, dropout_p, scale=scale), 0.0)
+    finite = finite_rows(q)
+    q = torch.where(finite, q, 0.0)
     out = scaled_dot_product_attention(q, k, v, kept | ~some, dropout_p, scale=scale)
-    return torch.where(some, out, 0.0)
+    return torch.where(some, with_nan(out, ~finite), 0.0)
 
 
 def clean(q: Tensor, k: Tensor, v: Tensor, kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -75,6 +112,53 @@ def clean(q: Tensor, k: Tensor, v: Tensor, kept: Tensor) -> tuple[Tensor, Tensor
         keys = keys.reshape(keys.shape[0], heads, shared, keys.shape[-1]).any(2)
     keys = keys[..., None]
     return torch.where(kept.any(-1)[..., None], q, 0.0), torch.where(keys, k, 0.0), torch.where(keys, v, 0.0)
+
+
+def finite_rows(q: Tensor) -> Tensor:
+    """Which queries are finite: bool (B, H, Lq, 1)."""
+    return q.detach().isfinite().all(-1, keepdim=True)
+
+
+def is_tracing() -> bool:
+    """Whether torch.jit.trace records this call: it follows plain operations only."""
+    return torch._C._get_tracing_state() is not None
+
+
+def with_nan(out: Tensor, spoiled: Tensor) -> Tensor:
+    """The result of attention with NaN where it is ``spoiled``, bool that broadcasts to it.
+
+    ``out`` comes from finite stand-ins. So a row whose incoming gradient is all zero takes no part in the backward
+    pass, while NaN goes on where it has a gradient.
+    """
+    if is_tracing():
+        return torch.where(spoiled, math.nan, out)
+    # A Function would make torch.compile warn, and a registered op has no forward mode.
+    nan: Tensor = torch.ops.maskwise.attention_nan(out) if torch.compiler.is_compiling() else _Nan.apply(out)  # type: ignore[no-untyped-call]
+    return torch.where(spoiled, nan, out)
+
+
+def nan_like(out: Tensor) -> Tensor:
+    """NaN everywhere."""
+    return torch.full_like(out, math.nan)
+
+
+def nan_backward(ctx: Any, above: Tensor) -> Tensor:
+    """The gradient through NaN: NaN in the rows that have one, zero in the others."""
+    return torch.where((above != 0).any(-1, keepdim=True), math.nan, torch.zeros_like(above))
+
+
+class _Nan(torch.autograd.Function):
+    generate_vmap_rule = True
+    forward = staticmethod(nan_like)
+    backward = staticmethod(nan_backward)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
+        return nan_like(tangents[0])
 
 
 def repeat_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

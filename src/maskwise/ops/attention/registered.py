@@ -11,7 +11,7 @@ from torch import Tensor
 
 from maskwise.ops.attention import reference
 from maskwise.ops.gpu.status import INTERPRETED
-from maskwise.ops.register import define
+from maskwise.ops.register import define, differentiate
 from maskwise.plan import capability
 
 __all__ = ["attend_fused"]
@@ -43,6 +43,8 @@ define(
     reference=by_reference,
     fake=fake,
 )
+define("attention_nan", "(Tensor out) -> Tensor", reference=reference.nan_like, fake=torch.empty_like)
+differentiate("attention_nan", reference.nan_backward, None)
 if not INTERPRETED:
     capability.provide("attention", "cpu", DTYPES)
 attend_fused = torch.ops.maskwise.attention_fused_forward.default

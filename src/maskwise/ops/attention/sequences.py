@@ -67,6 +67,9 @@ def attend(
     key_lengths = lengths if key_lengths is None else key_lengths
     _check(q, k, v, lengths, key_lengths)
     found = runs(lengths, key_lengths)
+    if all(run.keys == 0 or run.queries == 0 for run in found):
+        # Nothing is computed, and yet the result is part of the graph.
+        return q.new_zeros(q.shape[0], q.shape[1], v.shape[2]) + (q[:0].sum() + k[:0].sum() + v[:0].sum())
     gqa = q.shape[1] != k.shape[1]
     query_rows = [run.sequences * run.queries for run in found]
     key_rows = [run.sequences * run.keys for run in found]
@@ -93,8 +96,6 @@ def attend(
             enable_gqa=gqa,
         )
         outs.append(out.transpose(1, 2).flatten(0, 1))
-    if not outs:
-        return q.new_zeros(0, q.shape[1], v.shape[2])
     return outs[0] if whole else torch.cat(outs)
 
 

@@ -59,10 +59,15 @@ def keeps(mask, base, sizes, strides, index, inside, SKIP: tl.constexpr):
 
 
 @triton.jit
-def take(x, base, sizes, strides, index, wanted, keep, other, DTYPE: tl.constexpr):
-    """The values of a tile, ``other`` where they are dropped: a dropped value has no way into the result."""
-    value = tl.load(x + base[:, None, None] + offsets(index, sizes, strides), mask=wanted, other=0).to(DTYPE)
-    return tl.where(keep, value, other)
+def take(x, base, sizes, strides, index, wanted, keep, other, DTYPE: tl.constexpr, TRUTH: tl.constexpr = False):
+    """The values of a tile, ``other`` where they are dropped: a dropped value has no way into the result.
+
+    TRUTH: the bytes are those of bools, of which any but 0 is 1.
+    """
+    value = tl.load(x + base[:, None, None] + offsets(index, sizes, strides), mask=wanted, other=0)
+    if TRUTH:
+        value = value != 0
+    return tl.where(keep, value.to(DTYPE), other)
 
 
 @triton.jit
@@ -111,10 +116,10 @@ def window(
 @triton.jit
 def read(
     x, base, sizes, strides, index, wanted, keep, other,
-    DTYPE: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr,
+    DTYPE: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr, TRUTH: tl.constexpr = False,
 ):  # fmt: skip
     """The values of a tile as (ROWS, ELEMENTS), ``other`` where they are dropped."""
-    return flat(take(x, base, sizes, strides, index, wanted, keep, other, DTYPE), ROWS, ELEMENTS)
+    return flat(take(x, base, sizes, strides, index, wanted, keep, other, DTYPE, TRUTH), ROWS, ELEMENTS)
 
 
 # -- combinations of two -----------------------------------------------------------------------------------------------

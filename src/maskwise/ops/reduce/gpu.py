@@ -92,7 +92,7 @@ def run(
             **dict(tiles=tiles, splits=splits, chunk=chunk, parameter=parameter),
             **dict(OP=kind.op, IDENTITY=kind.identity, ROOT=root, RAW=out is None, NEED_B=kind.b, NEED_N=kind.n),
             **dict(DTYPE=triton_type(wide), WIDE=blocks.wide or room > 0, ROWS=blocks.rows, ELEMENTS=blocks.elements),
-            **dict(GROUP=blocks.group, SKIP=blocks.skip, SPLITS=room),
+            **dict(GROUP=blocks.group, SKIP=blocks.skip, SPLITS=room, TRUTH=x.dtype is torch.bool),
         },
         warps=blocks.warps,
         reads={"mask": 1, **({} if x is mask else {"x": 1}), **({} if reference is None else {"reference": 1})},

@@ -55,8 +55,8 @@ def reduce_kernel(
     outer, inner, x_outer, x_inner, mask_outer, mask_inner,
     rows, length, tiles, splits, chunk, parameter: tl.constexpr,
     OP: tl.constexpr, IDENTITY: tl.constexpr, ROOT: tl.constexpr, RAW: tl.constexpr, NEED_B: tl.constexpr,
-    NEED_N: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr,
-    GROUP: tl.constexpr, SKIP: tl.constexpr, SPLITS: tl.constexpr,
+    NEED_N: tl.constexpr, DTYPE: tl.constexpr, TRUTH: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
+    ELEMENTS: tl.constexpr, GROUP: tl.constexpr, SKIP: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Reduce rows. A program has a tile of rows, or one part of each of them."""
     for job in range(tl.program_id(0), tiles * splits, tl.num_programs(0)):
@@ -83,7 +83,7 @@ def reduce_kernel(
             index, inside, keep, wanted = window(
                 mask, mask_base, inner, mask_inner, real, start, end, WIDE, ELEMENTS, GROUP, SKIP
             )
-            value = read(x, x_base, inner, x_inner, index, wanted, keep, IDENTITY, DTYPE, ROWS, ELEMENTS)
+            value = read(x, x_base, inner, x_inner, index, wanted, keep, IDENTITY, DTYPE, ROWS, ELEMENTS, TRUTH)
             place = flat(tl.broadcast_to(index, inside.shape), ROWS, ELEMENTS)
             la, lb, ln = lift(value, flat(keep, ROWS, ELEMENTS), place, mine[:, None], OP, parameter, IDENTITY)
             ta, tb, tn = merge(la, lb, ln, OP, NEED_N)

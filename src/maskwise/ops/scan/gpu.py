@@ -45,7 +45,7 @@ def forward(
     launch(
         scan_kernel,
         facts["tiles"],
-        {**operands, **facts, "OP": op, "IDENTITY": identity},
+        {**operands, **facts, "OP": op, "IDENTITY": identity, "TRUTH": x.dtype is torch.bool},
         warps=blocks.warps,
         reads={"x": 1, "mask": 1},
         writes=("out", "places") if places else ("out",),

@@ -70,8 +70,8 @@ def scan_kernel(
     x, mask, out, places,
     outer, inner, x_outer, x_inner, mask_outer, mask_inner, out_outer, out_inner,
     rows, length, tiles,
-    OP: tl.constexpr, IDENTITY: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
-    ELEMENTS: tl.constexpr, GROUP: tl.constexpr, SKIP: tl.constexpr,
+    OP: tl.constexpr, IDENTITY: tl.constexpr, DTYPE: tl.constexpr, TRUTH: tl.constexpr, WIDE: tl.constexpr,
+    ROWS: tl.constexpr, ELEMENTS: tl.constexpr, GROUP: tl.constexpr, SKIP: tl.constexpr,
 ):  # fmt: skip
     """A running sum, product, extreme or sum of exponentials of what is kept."""
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
@@ -85,7 +85,7 @@ def scan_kernel(
             index, inside, keep, wanted = window(
                 mask, mask_base, inner, mask_inner, real, start, length, WIDE, ELEMENTS, GROUP, SKIP
             )
-            value = read(x, x_base, inner, x_inner, index, wanted, keep, IDENTITY, DTYPE, ROWS, ELEMENTS)
+            value = read(x, x_base, inner, x_inner, index, wanted, keep, IDENTITY, DTYPE, ROWS, ELEMENTS, TRUTH)
             kept = flat(keep, ROWS, ELEMENTS)
             column = tl.arange(0, ELEMENTS)[None, :]
             last = ELEMENTS - 1

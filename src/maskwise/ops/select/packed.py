@@ -334,7 +334,7 @@ def _enough(mask: Mask, capacity: int) -> int:
         raise DtypeError(say("pack", "capacity", must=must, got=type(capacity).__name__, hint=hint))
     if torch.compiler.is_compiling() or not (mask.facts.on_host or mask.device.type == "cpu"):
         torch._assert_async(mask.to_bool().sum() <= capacity, "pack: the mask keeps more than `capacity`")
-    elif (kept := mask.count()) > capacity:
+    elif capacity < mask.numel() and (kept := mask.count()) > capacity:
         raise ArgumentError(
             say(
                 "pack",

@@ -1,0 +1,226 @@
+"""What has a mask and is no function of the registry: attention, linear, apply, pack, and the layers of mw.nn.
+
+Each is a function of tensors and one bool mask, and says what of its tensors the mask drops, and which of its results
+may depend on nothing else. The laws are tried on all of them, as they are on the registry's functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import maskwise as mw
+from maskwise.ops.attention.reference import clean
+from tests.laws.samples import outputs
+from tests.nn.layers import LAYERS, Layer
+
+Tensors = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Subject:
+    name: str
+    #: The sizes of the tensors, all of which have a gradient, and of the mask.
+    shapes: tuple[tuple[int, ...], ...]
+    mask: tuple[int, ...]
+    #: (tensors, mask) -> a tensor or a tuple of them.
+    call: Callable[[Tensors, Any], Any]
+    #: mask -> for each tensor what is dropped of it, as a mask that broadcasts; None for nothing.
+    dropped: Callable[[Tensor], tuple[Tensor | None, ...]]
+    #: mask -> which of the results depend only on what is kept, as a mask that broadcasts; None for all.
+    read: Callable[[Tensor], Tensor | None] = lambda mask: None
+    #: The result where nothing is kept; None where that is another suite's.
+    empty: float | None = 0.0
+    #: Whether a mask that is mapped by torch.vmap serves it, and one that is an argument of a compiled graph: not where
+    #: the sizes of its results, or the parameters of a layer, come of the mask.
+    maps: bool = True
+
+    def __str__(self) -> str:
+        return self.name
+
+    def tensors(self, dtype: torch.dtype = torch.float32) -> Tensors:
+        generator = torch.Generator().manual_seed(3)
+        return tuple(torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in self.shapes)
+
+    def bits(self) -> Tensor:
+        """A mask of which the first entry keeps everything, and the second nothing where others keep something."""
+        mask = torch.rand(self.mask, generator=torch.Generator().manual_seed(4)) < 0.5
+        mask[0] = True
+        if len(mask) > 2:
+            mask[1] = False
+        return mask
+
+    def poisoned(self, value: float, dtype: torch.dtype = torch.float32) -> Tensors:
+        """The tensors with a value where they are dropped."""
+        filled = zip(self.tensors(dtype), self.dropped(self.bits()), strict=True)
+        return tuple(x if gone is None else torch.where(gone, value, x) for x, gone in filled)
+
+    def run(self, tensors: Tensors, mask: Any, bits: Tensor | None = None) -> list[Tensor]:
+        """The results that may be read, and the gradients of a weighted sum of them."""
+        leaves = tuple(x.detach().clone().requires_grad_() for x in tensors)
+        results = self.visible(self.call(leaves, mask), self.bits() if bits is None else bits)
+        return [*(out.detach() for out in results), *torch.autograd.grad(total(results), leaves)]
+
+    def visible(self, result: Any, bits: Tensor) -> list[Tensor]:
+        """The results with zeros where they may depend on what is dropped."""
+        read = self.read(bits)
+        return [out if read is None else torch.where(read, out, 0.0) for out in outputs(result)]
+
+
+def total(results: list[Tensor]) -> Tensor:
+    """One number of all of them, with weights that differ by element, so that no two gradients cancel by chance."""
+    return sum(
+        (torch.where(out.isfinite(), out, 0.0) * torch.linspace(0.5, 2.0, out.numel()).reshape(out.shape)).sum()
+        for out in results
+    )
+
+
+# -- attention ---------------------------------------------------------------------------------------------------------
+B, H, L, D = 3, 4, 9, 8
+
+
+def tokens(mask: Tensor) -> Tensor:
+    return mask[:, None, :, None]
+
+
+def lost(mask: Tensor) -> tuple[Tensor, ...]:
+    """What nothing of q, k and v depends on, of a mask of pairs: its queries without keys, and keys without queries."""
+    ones = clean(torch.ones(B, H, L, 1), torch.ones(B, H, L, 1), torch.ones(B, H, L, 1), mask)
+    return tuple(x == 0 for x in ones)
+
+
+def keys_of(mask: Any) -> Any:
+    return mask[:, None, None, :]
+
+
+def of_keys(**options: Any) -> Callable[[Tensors, Any], Tensor]:
+    return lambda x, mask: mw.attention(*x, keys_of(mask), **options)
+
+
+def of_queries(x: Tensors, mask: Any) -> Tensor:
+    return mw.attention(*x, keys_of(mask), query_mask=mask)
+
+
+def packed_attention(x: Tensors, mask: Any) -> Tensor:
+    packed = [mw.pack(each.transpose(1, 2), mask) for each in x]
+    return mw.attention(*packed).unpack().transpose(1, 2)
+
+
+def everywhere(mask: Tensor) -> tuple[Tensor, ...]:
+    return (~tokens(mask),) * 3
+
+
+# Three leaves rather than one, whose gradients autograd would add up in an order of its own.
+QKV, SHARED = ((B, H, L, D),) * 3, ((B, H, L, D), (B, 2, L, D), (B, 2, L, D))
+ATTENTION = [
+    # The mask drops tokens as keys only; as queries, the loss drops them.
+    Subject("attention", QKV, (B, L), of_keys(), everywhere, tokens),
+    Subject("attention-causal", QKV, (B, L), of_keys(is_causal=True), everywhere, tokens),
+    Subject("attention-grouped", SHARED, (B, L), of_keys(), everywhere, tokens),
+    Subject("attention-queries", QKV, (B, L), of_queries, everywhere),
+    Subject(
+        "attention-only-queries",
+        QKV,
+        (B, L),
+        lambda x, m: mw.attention(*x, query_mask=m),
+        lambda m: (~tokens(m), None, None),
+    ),
+    Subject("attention-pairs", QKV, (B, 1, L, L), lambda x, m: mw.attention(*x, m), lost),
+    Subject("attention-packed", QKV, (B, L), packed_attention, everywhere, maps=False),
+]
+
+
+# -- selection and products --------------------------------------------------------------------------------------------
+def rows(mask: Tensor) -> tuple[Tensor]:
+    return (~mask[..., None],)
+
+
+def polynomial(row: Tensor) -> Tensor:
+    return row * row + row
+
+
+SELECTION = [
+    Subject("apply", ((5, 7, 3),), (5, 7), lambda x, m: mw.apply(polynomial, x[0], mask=m), rows),
+    Subject(
+        "apply-weight",
+        ((5, 7, 3), (3, 4)),
+        (5, 7),
+        lambda x, m: mw.apply(lambda rows: rows @ x[1], x[0], mask=m),
+        lambda m: (*rows(m), None),
+    ),
+    Subject("apply-elements", ((5, 7),), (5, 7), lambda x, m: mw.apply(polynomial, x[0], mask=m), lambda m: (~m,)),
+    Subject("pack", ((5, 7, 3),), (5, 7), lambda x, m: mw.pack(x[0], m).values, rows, maps=False),
+    Subject("pack-capacity", ((5, 7, 3),), (5, 7), lambda x, m: mw.pack(x[0], m, capacity=35).values, rows),
+    Subject("unpack", ((5, 7, 3),), (5, 7), lambda x, m: mw.pack(x[0], m).unpack(), rows, maps=False),
+]
+LINEAR = [
+    Subject(
+        "linear", ((5, 40), (24, 40)), (24, 40), lambda x, m: mw.linear(x[0], x[1], m), lambda m: (None, ~m), maps=False
+    ),
+    Subject(
+        "linear-large",
+        ((64, 256), (128, 256)),
+        (128, 256),
+        lambda x, m: mw.linear(x[0], x[1], m),
+        lambda m: (None, ~m),
+        maps=False,
+    ),
+]
+
+
+# -- layers ------------------------------------------------------------------------------------------------------------
+def functional(module: torch.nn.Module, names: list[str]) -> Callable[..., Any]:
+    """A module as a function of its inputs and of parameters by name."""
+    return lambda parameters, *inputs: torch.func.functional_call(
+        module, dict(zip(names, parameters, strict=True)), inputs
+    )
+
+
+def gated(make: Callable[..., torch.nn.Module]) -> Callable[[Tensors, Any], Any]:
+    """A layer with a gate on its weight, as a function of input and weight."""
+    return lambda x, mask: functional(make(mask), ["weight"])(x[1:], x[0])
+
+
+def of_layer(layer: Layer) -> Subject:
+    """A norm or a pool in evaluation, as a function of its input alone."""
+    modules = {dtype: layer.make().eval().to(dtype) for dtype in (torch.float32, torch.float64)}
+    return Subject(
+        layer.label,
+        (layer.shape,),
+        layer.mask,
+        lambda x, mask: modules[x[0].dtype](x[0], mask),
+        lambda mask: (~layer.to_input(mask),),
+        empty=0.0 if layer.same_layout else None,
+    )
+
+
+def masked_linear(mask: Any) -> torch.nn.Module:
+    return mw.nn.MaskedLinear(6, 5, bias=False, gate=mask)
+
+
+def masked_conv(mask: Any) -> torch.nn.Module:
+    return mw.nn.MaskedConv2d(3, 4, 3, bias=False, gate=mask)
+
+
+def sparse_linear(x: Tensors, mask: Any) -> Tensor:
+    """A SparseLinear holds nothing but the kept weights, so the weight is cut to them."""
+    layer = mw.nn.SparseLinear(6, 5, bias=False, mask=mask)
+    bits = mask.to_bool() if isinstance(mask, mw.Mask) else mask
+    return functional(layer, ["values"])((x[1][bits],), x[0])
+
+
+SINGLE = {layer.label: layer for layer in LAYERS}
+LAYER_SUBJECTS = [
+    *(of_layer(layer) for layer in SINGLE.values()),
+    Subject("MaskedLinear", ((7, 6), (5, 6)), (5, 6), gated(masked_linear), lambda m: (None, ~m), maps=False),
+    Subject(
+        "MaskedConv2d", ((2, 3, 5, 5), (4, 3, 3, 3)), (4, 3, 3, 3), gated(masked_conv), lambda m: (None, ~m), maps=False
+    ),
+    Subject("SparseLinear", ((7, 6), (5, 6)), (5, 6), sparse_linear, lambda m: (None, ~m), maps=False),
+]
+
+SUBJECTS = [*ATTENTION, *SELECTION, *LINEAR, *LAYER_SUBJECTS]

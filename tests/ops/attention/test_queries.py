@@ -1,0 +1,149 @@
+"""Queries that are dropped: by ``query_mask``, or by a loss that does not read them; and attention under jit.trace."""
+
+import pytest
+import torch
+
+import maskwise as mw
+from maskwise import Mask
+from maskwise.ops.attention import pieces
+from maskwise.plan import planner
+from tests.ops.attention import masks, truth
+
+#: float32 adds up to 40 products of size 1 in another order than the float64 loop does.
+CLOSE = {"atol": 2e-5, "rtol": 1e-4}
+LENGTHS = Mask.from_lengths([9, 4, 0], max_len=9)
+
+
+@pytest.fixture(params=["whole", "blocks", "plain", "bare"])
+def route(request, monkeypatch):
+    """Every route; blocks of few queries, so that small inputs have several."""
+    monkeypatch.setattr(pieces, "_BLOCK", 3)
+    monkeypatch.setattr(pieces, "_RUN", 2)
+    with planner.force(request.param):
+        yield request.param
+
+
+def inputs(queries=9, keys=9, shared=2, **options):
+    return (
+        truth.tokens(3, 4, queries, 4, seed=1, **options),
+        truth.tokens(3, shared, keys, 4, seed=2, **options),
+        truth.tokens(3, shared, keys, 4, seed=3, **options),
+    )
+
+
+QUERY_MASKS = {
+    "lengths": LENGTHS,
+    "bits": masks.random_bits(3, 9, seed=5),
+    "one for all": masks.random_bits(1, 9, seed=5),
+    "positions": masks.random_bits(9, seed=5),
+    "heads": masks.random_bits(3, 4, 9, seed=5),
+    "heads of all": masks.random_bits(1, 4, 1, seed=5),
+    "everything": Mask.full((3, 9)),
+    "nothing": Mask.none((3, 9)),
+}
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("kind", ["none", "lengths", "keys with gaps", "pairs", "pairs of heads", "window"])
+@pytest.mark.parametrize("name", QUERY_MASKS)
+def test_dropped_queries_give_zero_and_all_others_what_they_give_without(route, name, kind, is_causal):
+    query_mask, mask = QUERY_MASKS[name], masks.kinds(3, 4, 9, 9)[kind]
+    q, k, v = inputs(grad=True)
+    rows = query_mask.to_bool() if isinstance(query_mask, Mask) else query_mask
+    rows = (rows[:, None] if rows.dim() == 2 else rows).expand(3, 4, 9)
+    kept = masks.bits(mask, 3, 4, 9, 9) & rows[..., None]
+    out = mw.attention(q, k, v, mask, query_mask=query_mask, is_causal=is_causal)
+    expected = truth.attention(q, k, v, kept, is_causal=is_causal)
+    assert torch.equal(out[~rows], torch.zeros_like(out[~rows]))
+    torch.testing.assert_close(out.double(), expected, **CLOSE)
+    above = truth.tokens(*out.shape, seed=4)
+    connected = expected + sum(0 * x.sum() for x in (q, k, v))
+    theirs = torch.autograd.grad(connected, (q, k, v), above.double())
+    ours = torch.autograd.grad(out, (q, k, v), above)
+    for got, want in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(got.double(), want.double(), **CLOSE)
+    assert torch.equal(ours[0][~rows], torch.zeros_like(ours[0][~rows]))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 3e38])
+@pytest.mark.parametrize("dropout_p", [0.0, 0.4])
+def test_nothing_of_a_dropped_query_is_read_and_its_gradient_may_be_anything(route, value, dropout_p):
+    rows = LENGTHS.to_bool()[:, None, :, None].expand(3, 4, 9, 4)
+
+    def run(poison):
+        q, k, v = inputs()
+        leaves = [torch.where(rows, q, poison).requires_grad_(), k.requires_grad_(), v.requires_grad_()]
+        torch.manual_seed(6)
+        out = mw.attention(*leaves, LENGTHS, query_mask=LENGTHS, dropout_p=dropout_p)
+        return out.detach(), *torch.autograd.grad(out, leaves, torch.where(rows, 1.0, poison))
+
+    for clean, dirty in zip(run(0.0), run(value), strict=True):
+        assert torch.equal(clean, dirty)
+
+
+@pytest.mark.parametrize("mask", [LENGTHS, LENGTHS.to_bool(), None], ids=["lengths", "bits", "none"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 3e38])
+def test_a_query_whose_result_is_not_read_takes_no_part_in_the_backward_pass(route, mask, value):
+    rows = LENGTHS.to_bool()[:, None, :, None]
+    above = truth.tokens(3, 4, 9, 4, seed=4) * rows
+
+    def run(poison):
+        q, k, v = inputs()
+        leaves = [torch.where(rows, q, poison).requires_grad_(), k.requires_grad_(), v.requires_grad_()]
+        return torch.autograd.grad(mw.attention(*leaves, mask), leaves, above)
+
+    for clean, dirty in zip(run(0.0), run(value), strict=True):
+        assert torch.equal(clean, dirty)
+
+
+def test_padding_of_nan_reaches_no_gradient_of_self_attention(route):
+    rows = LENGTHS.to_bool()[:, None, :, None]
+    above = truth.tokens(3, 4, 9, 4, seed=4) * rows
+
+    def run(poison):
+        x = torch.where(rows, inputs()[0], poison).requires_grad_()
+        return torch.autograd.grad(mw.attention(x, x, x, LENGTHS), x, above)[0]
+
+    # Autograd adds up three gradients, in an order that the route decides.
+    torch.testing.assert_close(run(torch.nan), run(0.0), atol=1e-6, rtol=1e-6)
+
+
+def test_a_query_of_nan_that_is_read_makes_the_gradient_of_its_values_nan_and_of_no_others(route):
+    q, k, v = inputs()
+    with torch.no_grad():
+        q[0, :, 2] = torch.nan
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    mask = Mask.from_lengths([5, 9, 9])
+    gradients = torch.autograd.grad(mw.attention(*leaves, mask).sum(), leaves)
+    others = torch.arange(9) != 2
+    assert gradients[0][:, :, others].isfinite().all()
+    assert gradients[2][0, :, :5].isnan().all()
+    for gradient in gradients[1:]:
+        assert gradient[1:].isfinite().all()
+        assert torch.equal(gradient[0, :, 5:], torch.zeros(2, 4, 4))
+
+
+def test_dropped_queries_are_not_computed():
+    q, k, v = (truth.tokens(2, 2, 400, 16, seed=i) for i in range(3))
+    kept = Mask.from_lengths([30, 400])
+    with mw.explain() as log:
+        mw.attention(q, k, v, kept, query_mask=kept)
+        mw.attention(q.clone().requires_grad_(), k, v, kept, query_mask=kept)
+    pairs = 2 * (30 * 30 + 400 * 400)
+    assert log.calls[0].reason == f"the kernel reads only what is kept: {pairs:,} of 640,000 pairs"
+    assert log.calls[1].route == "blocks"
+    # A block is 128 queries.
+    assert log.calls[1].skipped_flops == 4 * 16 * (640_000 - 2 * (128 * 30 + 400 * 400))
+
+
+# A trace is for inputs of one shape, which the tracer says wherever a shape is checked.
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("kind", ["none", "lengths", "pairs", "rows"])
+@pytest.mark.parametrize("grad", [False, True])
+def test_it_can_be_traced_and_gives_the_same_for_other_inputs(kind, grad):
+    mask = masks.kinds(3, 4, 9, 9)[kind]
+    tensors = inputs(grad=grad)
+    for options in ({"is_causal": True}, {"query_mask": LENGTHS}):
+        traced = torch.jit.trace(lambda q, k, v, o=options: mw.attention(q, k, v, mask, **o), tensors)
+        others = [2 * x for x in tensors]
+        torch.testing.assert_close(traced(*others), mw.attention(*others, mask, **options), **CLOSE)

@@ -8,7 +8,7 @@ EXEMPT: dict[tuple[str, str], str] = {
     ("models/hugging_face/mixing.py", "MixingWatch.__torch_dispatch__"): REASON,
     ("models/hugging_face/mixing.py", "MixingWatch._convolution"): REASON,
     ("models/hugging_face/probe.py", "check"): REASON,
-    ("models/hugging_face/probe.py", "_compare_around"): REASON,
+    ("models/hugging_face/probe.py", "_same_around"): REASON,
     ("models/hugging_face/probe.py", "_reference"): REASON,
     ("models/hugging_face/probe.py", "_refusing"): REASON,
     ("models/hugging_face/probe.py", "_inputs"): REASON,

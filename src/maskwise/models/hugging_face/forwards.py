@@ -70,15 +70,22 @@ def _padded(module: Any, state: State, named: dict[str, Any]) -> Padded | None:
         return Padded("its attention implementation was changed after unpad", "mw.unpad(mw.models.repad(model))")
     if (padded := padded_reason(module, named)) is not None:
         return padded
-    if state.causal:
-        return returns_cache(module, named, labelled=outer is not None and outer.labelled)
-    if not state.computes_first and not bool(named["attention_mask"][:, 0].all()):
+    if state.causal and (padded := returns_cache(module, named, labelled=outer is not None and outer.labelled)):
+        return padded
+    if not state.causal and not state.computes_first and not bool(named["attention_mask"][:, 0].all()):
         return Padded(
             "a row drops its first token, which heads read, and computes it from dropped ones", "padding on the right"
         )
-    routers = named.get("output_router_logits")
-    if not state.routers and (getattr(module.config, "output_router_logits", False) if routers is None else routers):
-        return Padded("its router logits count dropped tokens", "output_router_logits=False")
+    return _routers(module, state, named)
+
+
+def _routers(module: Any, state: State, named: dict[str, Any]) -> Padded | None:
+    """Why router logits that are requested need a padded call, or None."""
+    requested = named.get("output_router_logits")
+    if requested is None:
+        requested = getattr(module.config.get_text_config(), "output_router_logits", False)
+    if requested and not state.routers:
+        return Padded("its router logits have no padded form", "output_router_logits=False")
     return None
 
 
@@ -96,6 +103,8 @@ def head_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _read_dropped(module: Any, named: dict[str, Any]) -> Padded | None:
     """Why the head reads the outputs of dropped tokens, or None."""
+    if (padded := _routers(module, state_of(module), named)) is not None:
+        return padded
     if named.get("start_positions") is not None:
         return Padded("the loss of question answering reads the logits of every position", "a loss of the kept logits")
     mask = named.get("attention_mask")

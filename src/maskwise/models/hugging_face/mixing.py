@@ -56,6 +56,6 @@ def mixing_module(model: nn.Module) -> str | None:
     """The module that mixes tokens in a model that has no weights to run with; None without one."""
     for path, module in model.named_modules():
         wide = isinstance(module, (nn.Conv1d, nn.ConvTranspose1d)) and module.kernel_size != (1,)
-        if wide or isinstance(module, (nn.RNNBase, nn.BatchNorm1d, nn.InstanceNorm1d, nn.GroupNorm)):
+        if wide or isinstance(module, (nn.RNNBase, nn.BatchNorm1d, nn.InstanceNorm1d)):
             return f"{path}, a {type(module).__name__}, mixes tokens"
     return None

@@ -131,6 +131,15 @@ def _compare_around(model: Any) -> None:
     if not all(state_of(each).causal or state_of(each).computes_first for each in packed_parts(model)):
         keep[1] = keep[0]
     named = _inputs(model, keep)
+    _same_around(model, named, keep)
+    if takes(model, "output_router_logits"):
+        try:
+            _same_around(model, {**named, "output_router_logits": True}, keep)
+        except (_NoReferenceError, UnsupportedModelError):
+            state_of(model).routers = False
+
+
+def _same_around(model: Any, named: dict[str, Any], keep: Tensor) -> None:
     padded = _reference(model, named)
     with _refusing(), recording() as frames:
         packed = model.forward(**named)

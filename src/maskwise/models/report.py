@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from maskwise.plan.explain import listeners, record
+from maskwise.plan.explain import is_heard, record
 from maskwise.plan.plan import Plan
 
 __all__ = ["tell"]
@@ -14,6 +14,6 @@ __all__ = ["tell"]
 
 def tell(module: nn.Module, x: Tensor, mask: Any, padded: str | None) -> None:
     """Record one call: packed, or padded for the reason that is given."""
-    if listeners:
+    if is_heard():
         route, reason = ("packed", "only kept tokens are computed") if padded is None else ("padded", padded)
         record(Plan(f"unpad {type(module).__name__}", route, reason, 0.0), x, mask)

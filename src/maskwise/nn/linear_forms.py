@@ -96,20 +96,19 @@ class Forms:
         # What the kernel would have saved so far, if there were a layout for it.
         self.forgone = 0.0
         self.plans: dict[tuple[int, torch.dtype, str | None], Plan] = {}
-        # The plan of the last input, by its shape and dtype and what was forced: most are like the one before.
-        self.last: tuple[torch.Size, torch.dtype, str | None] | None = None
-        self.last_plan = _NEW
+        # The last input's shape, dtype and forced route, and its plan: most are like the one before. One tuple, so that
+        # no thread sees the facts of one call and the plan of another.
+        self.last: tuple[tuple[torch.Size, torch.dtype, str | None] | None, Plan] = (None, _NEW)
 
     def run(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """The product, by the way that is predicted to be the fastest."""
         self.calls += 1
         like = (x.shape, x.dtype, planner.forced())
-        if like != self.last:
+        facts, plan = self.last
+        if facts != like:
             plan = self.plan(x)
             if plan is not _NEW:
-                self.last, self.last_plan = like, plan
-        else:
-            plan = self.last_plan
+                self.last = like, plan
         if plan.route == "units":
             return self._without_dead_units(x, bias)
         if plan.route == "sparse" and self._ready(x, plan):

@@ -15,7 +15,7 @@ from maskwise.nn.layer_input import check_channels
 from maskwise.nn.linear_forms import indices_unless_all
 from maskwise.nn.remembered import Remembered
 from maskwise.ops.arguments import MaskLike
-from maskwise.plan.explain import listeners, record
+from maskwise.plan.explain import is_heard, record
 from maskwise.plan.plan import Plan
 
 __all__ = ["MaskedConv2d"]
@@ -98,7 +98,7 @@ class MaskedConv2d(nn.Conv2d):
             return self._convolve(input, gate(weight), bias)
         small = found.small
         pays = small is not None and self._pays(input, found.weight, small, found)
-        if listeners:
+        if is_heard():
             route, reason = (
                 ("units", "dead channels are left out") if pays else ("dense", "no channels, or too few, are dead")
             )

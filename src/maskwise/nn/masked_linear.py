@@ -18,7 +18,7 @@ from maskwise.nn.modules import check_linear
 from maskwise.nn.remembered import Remembered
 from maskwise.ops.arguments import MaskLike
 from maskwise.ops.linear import linear
-from maskwise.plan.explain import listeners, record
+from maskwise.plan.explain import is_heard, record
 
 __all__ = ["MaskedLinear"]
 
@@ -147,7 +147,7 @@ class MaskedLinear(nn.Linear):
                 return F.linear(input, kept_only(weight, held), bias)
             return linear(input, weight, held, bias)
         out = forms.run(input, bias)
-        if listeners:
+        if is_heard():
             record(forms.plan(input), input, gate.bits(weight))
         return out
 

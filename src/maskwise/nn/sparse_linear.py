@@ -17,7 +17,7 @@ from maskwise.nn.topology import carry, layout_problem, mask_bits, random_layout
 from maskwise.ops.arguments import MaskLike
 from maskwise.ops.linear import BLOCKS, Block, Indices, Sizes, SparseLayout, choose, with_indices
 from maskwise.plan import planner
-from maskwise.plan.explain import listeners, record
+from maskwise.plan.explain import is_heard, record
 
 __all__ = ["SparseLinear"]
 
@@ -297,7 +297,7 @@ class SparseLinear(nn.Module):
         sizes = Sizes(input.numel() // max(1, inputs), inputs, self.out_features, kept, self.block)
         transformed = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
         plan = choose("SparseLinear", sizes, input.dtype, input.device.type, transformed=transformed)
-        if listeners:
+        if is_heard():
             mask = self.mask
             # Counted, so that the log can tell what was skipped.
             mask.count()

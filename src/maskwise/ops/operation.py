@@ -33,8 +33,8 @@ class Recipe(NamedTuple):
 _recipes: Remembered[Recipe] = Remembered()
 
 # Bound here, because to find them anew takes a tiny call longer than to ask them.
-_is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
-_transform = torch._C._functorch.peek_interpreter_stack
+_is_compiling, _is_grad_enabled, _forced = torch.compiler.is_compiling, torch.is_grad_enabled, planner.forced
+_transform, _is_any_listening = torch._C._functorch.peek_interpreter_stack, listeners.any
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ class Operation:
         try:
             # fmt: off
             facts = (
-                self.name, dim, x.shape, bits.shape, x.dtype, bits.dtype, x.device, bits.device, x.layout,
+                self.name, dim, x.shape, bits.shape, x.dtype, bits.dtype, x.device, bits.device, x.layout, bits.layout,
                 x.requires_grad and _is_grad_enabled(),
-                _transform() is not None or forward_ad._current_level >= 0,
+                _transform() is not None or forward_ad._current_level >= 0, _forced(),
             )
             # fmt: on
             recipe = _recipes.get(facts)
@@ -79,7 +79,7 @@ class Operation:
             raise
         if recipe is None:
             recipe = self._recipe(x, bits, dim, facts)
-        if listeners and not self.is_step:
+        if _is_any_listening() and not self.is_step:
             record(recipe.plan, x, mask)
         return recipe.run(x, bits, recipe.dims, *rest)
 
@@ -87,7 +87,7 @@ class Operation:
         """Check and plan a call that was not made before."""
         check(self.name, x, bits)
         dims = dims_of(self.name, x, dim)
-        *_, grad, transformed = facts
+        *_, grad, transformed, _ = facts
         plan = planner.make(
             self.name,
             tuple(x.shape),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from maskwise.mask import Mask
+from maskwise.plan.blocks import Blocks
 from maskwise.plan.tabular import Tabular
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from maskwise.plan.plan import Plan
 
-__all__ = ["Call", "Log", "explain"]
+__all__ = ["Call", "Log", "explain", "is_heard", "listeners", "record"]
 
 
 class Listener(Protocol):
@@ -29,8 +30,14 @@ class Listener(Protocol):
         ...
 
 
-#: Who listens now. Almost always nobody, so that a call costs one truth test.
-listeners: list[Listener] = []
+#: Who listens in this context. Almost always nobody, so that a call costs one truth test.
+listeners = Blocks[Listener]("maskwise.explain")
+
+
+def is_heard() -> bool:
+    """Whether anybody listens for the calls of this context; a graph that is traced tells nobody."""
+    # In this order: the compiler does not trace context variables.
+    return not torch.compiler.is_compiling() and bool(listeners.any())
 
 
 @dataclass(frozen=True)
@@ -124,15 +131,12 @@ def explain() -> Iterator[Log]:
     [('sum', (2, 3))]
 
     Returns a `Log`: iterate it, print it for a table, or take ``log.to_json()``. Calls inside a compiled graph are
-    planned when the graph is traced and do not appear.
+    planned when the graph is traced and do not appear. A log hears of its own context (see `contextvars`): of the calls
+    of its thread or asyncio task, and of tasks that are started inside of the block, not of other threads.
     """
-    log = Log()
-    listeners.append(log)
-    try:
+    with listeners.opened(Log()) as log:
+        assert isinstance(log, Log)
         yield log
-    finally:
-        # By identity: two empty logs are equal.
-        listeners[:] = [other for other in listeners if other is not log]
 
 
 def _skips(call: Call) -> str:
@@ -198,5 +202,6 @@ def record(plan: Plan, x: torch.Tensor, mask: object) -> None:
         skipped_bytes=moved,
         refused=tuple((refusal.route, refusal.reason) for refusal in plan.refused),
     )
-    for listener in tuple(listeners):
+    # The innermost first: `mw.plan` stops the call before a log around it hears of what never runs.
+    for listener in reversed(listeners.values()):
         listener.hear(plan, call)

@@ -19,7 +19,7 @@ from maskwise.ops.attention.registered import attend_fused
 from maskwise.ops.attention.routes import bits_from, choose, counted
 from maskwise.ops.attention.whole import attend_whole, end_gradients
 from maskwise.ops.select.packed import Packed
-from maskwise.plan.explain import listeners, record
+from maskwise.plan.explain import is_heard, record
 
 __all__ = ["attention"]
 
@@ -101,7 +101,7 @@ def attention(
         q, k, v = lowered(q, k, v)
     if plan is None:
         plan, pieces = choose(q, k, v, mask, index, is_causal, dropout_p, sizes, grad=recipe.grad)
-    if listeners:
+    if is_heard():
         # What attention is made of is pairs of a query and a key, so those are what the log counts.
         pairs = q.new_empty(()).expand(sizes)
         if plan.route == "bare":

@@ -19,7 +19,7 @@ from maskwise.ops.attention.sequences import attend
 from maskwise.ops.select.packed import Packed, collect
 from maskwise.plan import Plan, planner
 from maskwise.plan.cost import microseconds
-from maskwise.plan.explain import listeners, record
+from maskwise.plan.explain import is_heard, record
 from maskwise.plan.plan import Refusal
 
 __all__ = ["attend_packed"]
@@ -44,7 +44,7 @@ def attend_packed(
     why_not = _not_by_sequences(q, k, mask, is_causal)
     if why_not is None:
         lengths, key_lengths = q.mask.lengths.reshape(-1).tolist(), k.mask.lengths.reshape(-1).tolist()
-        if listeners:
+        if is_heard():
             record(_by_sequences(q, lengths, key_lengths), q.values, q.mask)
         out = attend(q.values, k.values, v.values, lengths, key_lengths=key_lengths, **options)
         # A causal query drops later keys, which as NaN could have reached it.

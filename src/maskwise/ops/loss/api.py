@@ -19,7 +19,7 @@ from maskwise.ops.loss.kinds import KINDS
 from maskwise.ops.loss.quick import find
 from maskwise.ops.loss.routes import choose
 from maskwise.plan import Plan
-from maskwise.plan.explain import listeners, record
+from maskwise.plan.explain import is_heard, record
 from maskwise.plan.planner import with_cost
 
 __all__ = ["loss"]
@@ -88,7 +88,7 @@ def loss(
     if not compiling and reduction in REDUCTIONS:
         quick = find(fn, input, target, bits, reduction, kwargs)
         if quick is not None:
-            if listeners:
+            if is_heard():
                 told(quick.plan, cast(Tensor, input), mask)
             return quick.run(input, target, bits, kwargs.get("weight"))
     if isinstance(fn, functools.partial) and not fn.args:
@@ -97,14 +97,14 @@ def loss(
     check(fn, bits, reduction, kwargs)
     kind = KINDS.get(fn)
     if kind is None:
-        if listeners and not compiling:
+        if is_heard():
             told(Plan("loss", "plain", "nothing is known of this loss", 0.0), operands[0], mask)
         return unknown.loss(fn, operands, bits, kwargs, reduction)
     call = prepare(fn, kind, operands, bits, kwargs)
     if compiling:
         return reference.loss(call, reduction)
     plan, run = choose(call, reduction)
-    if listeners:
+    if is_heard():
         told(plan, operands[0], mask)
     return run()
 

@@ -71,7 +71,7 @@ def find(
         None if weight is None else (weight.shape, weight.dtype, weight.device, weight.requires_grad),
     )
     try:
-        key = (fn, reduction, tuple(settings.items()), facts)
+        key = (fn, reduction, tuple(settings.items()), facts, planner.forced())
         return _found[key]
     except KeyError:
         way = _found[key] = plan(Asked(fn, reduction, settings, *facts[7:9]), x, target, bits, weight, *facts[9:11])

@@ -108,13 +108,13 @@ planner.on_forget(_elementwise.cache_clear)
 def is_few(x: Tensor) -> bool:
     """Whether so little is to be moved that torch's own indexing is quicker than a call of our kernel."""
     # Tensor.nbytes says the same, and takes as long as all the rest.
-    return x.numel() * x.element_size() < _few_bytes() and x.is_cpu
+    return x.numel() * x.element_size() < _few_bytes(planner.forced()) and x.is_cpu
 
 
-@lru_cache(maxsize=1)
-def _few_bytes() -> float:
+@lru_cache(maxsize=16)
+def _few_bytes(forced: str | None) -> float:
     """Bytes on the CPU that torch's own indexing moves in the time in which our kernel is called."""
-    if planner.forced() in ("kernel", "kept"):
+    if forced in ("kernel", "kept"):
         return 0.0
     rates = planner.rates_for("cpu")
     # Indexing takes two calls, and what our kernel does to each byte is next to nothing beside it.

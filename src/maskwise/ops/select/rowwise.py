@@ -18,7 +18,7 @@ from maskwise.ops.select.registered import pack_rows_forward, unpack_rows_forwar
 from maskwise.ops.select.routes import ELEMENTWISE, choose, is_few, with_work
 from maskwise.ops.select.rows import line_up
 from maskwise.ops.small import is_ordinary
-from maskwise.plan.explain import listeners, record
+from maskwise.plan.explain import is_heard, record
 
 __all__ = ["apply", "apply_"]
 
@@ -69,7 +69,7 @@ def apply(
     arguments = [x if x.shape == lead.shape else _rows_of(x, lead), *(_rows_of(value, lead) for value in more)]
     learns = torch.is_grad_enabled() and (x.requires_grad or (bool(more) and _requires_grad(more)))
     plan = choose(fn, x, lead, learns=learns)
-    if listeners:
+    if is_heard():
         record(with_work(plan, x, lead), x, lead)
     route = _packs if plan.route == "kept" else _runs_densely
     return route(fn, arguments, lead, fill if other is None else other, learns)

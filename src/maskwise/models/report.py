@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from maskwise.plan.explain import is_heard, record
-from maskwise.plan.plan import Plan
+from maskwise.plan.plan import Plan, Skips
 
 __all__ = ["tell"]
 
@@ -16,4 +16,5 @@ def tell(module: nn.Module, x: Tensor, mask: Any, padded: str | None) -> None:
     """Record one call: packed, or padded for the reason that is given."""
     if is_heard():
         route, reason = ("packed", "only kept tokens are computed") if padded is None else ("padded", padded)
-        record(Plan(f"unpad {type(module).__name__}", route, reason, 0.0), x, mask)
+        skips = Skips.COMPUTING if padded is None else Skips.NOTHING
+        record(Plan(f"unpad {type(module).__name__}", route, reason, 0.0, skips=skips), x, mask)

@@ -146,9 +146,10 @@ class MaskedLinear(nn.Linear):
                 # What the gate itself would do, without the calls in between.
                 return F.linear(input, kept_only(weight, held), bias)
             return linear(input, weight, held, bias)
-        out = forms.run(input, bias)
+        out, plan, computed = forms.run(input, bias)
         if is_heard():
-            record(forms.plan(input), input, gate.bits(weight))
+            skipped = weight.numel() - computed
+            record(plan, weight, gate.bits(weight), skipped=skipped)
         return out
 
     def forget(self) -> None:

@@ -14,7 +14,7 @@ from maskwise.ops.linear.layouts import Block
 from maskwise.plan import Plan, planner
 from maskwise.plan.capability import can_serve
 from maskwise.plan.cost import Work
-from maskwise.plan.plan import Refusal
+from maskwise.plan.plan import Refusal, Skips
 
 __all__ = ["Extra", "Sizes", "build_cost", "choose", "dense_cost", "hopeless", "sparse_cost"]
 
@@ -125,14 +125,17 @@ def _choose(
     by_kept = Work(calls=1, streamed=(dtype.itemsize + 4) * sizes.kept, flops=2 * sizes.batch * sizes.kept)
     if not ok:
         return Plan(op, "plain", why, dense, (Refusal("sparse", why),), by_all, by_all)
+    # The kernel multiplies kept weights only; whether it reads others depends on where it has them from.
+    skips, flops = Skips.COMPUTING, 2 * sizes.batch
     if forced in ("kernel", "sparse"):
-        return Plan(op, "sparse", "forced", sparse, (Refusal("plain", "another is forced"),), by_kept, by_all)
+        refused = Refusal("plain", "another is forced")
+        return Plan(op, "sparse", "forced", sparse, (refused,), by_kept, by_all, skips, flops)
     told = f"{sizes.kept / total:.1%} of the weight is kept"
     if dense <= sparse:
         refused = Refusal("sparse", f"predicted {sparse:.0f} µs against {dense:.0f} µs")
         return Plan(op, "plain", told, dense, (refused,), by_all, by_all)
     refused = Refusal("plain", f"predicted {dense:.0f} µs against {sparse:.0f} µs")
-    return Plan(op, "sparse", told, sparse, (refused,), by_kept, by_all)
+    return Plan(op, "sparse", told, sparse, (refused,), by_kept, by_all, skips, flops)
 
 
 planner.on_forget(_choose.cache_clear)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -20,6 +21,7 @@ from maskwise.ops.loss.quick import find
 from maskwise.ops.loss.routes import choose
 from maskwise.plan import Plan
 from maskwise.plan.explain import is_heard, record
+from maskwise.plan.plan import Skips
 from maskwise.plan.planner import with_cost
 
 __all__ = ["loss"]
@@ -89,7 +91,8 @@ def loss(
         quick = find(fn, input, target, bits, reduction, kwargs)
         if quick is not None:
             if is_heard():
-                told(quick.plan, cast(Tensor, input), mask)
+                x, skips = cast(Tensor, input), quick.skips
+                told(quick.plan if skips is None else replace(quick.plan, skips=skips(x, bits)), x, mask)
             return quick.run(input, target, bits, kwargs.get("weight"))
     if isinstance(fn, functools.partial) and not fn.args:
         return loss(fn.func, input, target, mask, reduction, **{**fn.keywords, **kwargs})
@@ -111,6 +114,8 @@ def loss(
 
 def told(plan: Plan, x: Tensor, mask: MaskLike) -> None:
     """Tell whoever listens of one call, with what it costs."""
+    # A GPU's kernels load what is dropped, too.
+    plan = plan if x.is_cpu else replace(plan, skips=Skips.NOTHING)
     record(with_cost(plan, x, grad=x.requires_grad and torch.is_grad_enabled()), x, mask)
 
 

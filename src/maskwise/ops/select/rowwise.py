@@ -15,7 +15,7 @@ from maskwise.ops.arguments import MaskLike
 from maskwise.ops.filling import filled
 from maskwise.ops.select.packed import Packed, collect, fill_for, picked
 from maskwise.ops.select.registered import pack_rows_forward, unpack_rows_forward
-from maskwise.ops.select.routes import ELEMENTWISE, choose, is_few, with_work
+from maskwise.ops.select.routes import ELEMENTWISE, choose, declared, is_few
 from maskwise.ops.select.rows import line_up
 from maskwise.ops.small import is_ordinary
 from maskwise.plan.explain import is_heard, record
@@ -70,7 +70,7 @@ def apply(
     learns = torch.is_grad_enabled() and (x.requires_grad or (bool(more) and _requires_grad(more)))
     plan = choose(fn, x, lead, learns=learns)
     if is_heard():
-        record(with_work(plan, x, lead), x, lead)
+        record(declared(plan, x, lead), x, lead)
     route = _packs if plan.route == "kept" else _runs_densely
     return route(fn, arguments, lead, fill if other is None else other, learns)
 

@@ -92,6 +92,8 @@ def test_apply_skips_the_rows_that_fn_does_not_see():
     rows = OF_ROWS.squeeze(1)
     rows.count()
     for mask in (rows, IN_ROWS):
+        # At its first use a function is called once more.
+        mw.apply(fn, X, mask=mask)
         for route in ("kept", "dense"):
             with mw.force(route):
                 skipped, of_bytes, flops = report(lambda mask=mask: mw.apply(fn, X, mask=mask))

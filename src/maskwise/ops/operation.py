@@ -35,6 +35,7 @@ _recipes: Remembered[Recipe] = Remembered()
 
 # Bound here, because to find them anew takes a tiny call longer than to ask them.
 _is_compiling, _is_grad_enabled, _forced = torch.compiler.is_compiling, torch.is_grad_enabled, planner.forced
+_is_any_forced = planner.is_any_forced
 _transform, _is_any_listening = torch._C._functorch.peek_interpreter_stack, listeners.any
 
 
@@ -70,7 +71,7 @@ class Operation:
             facts = (
                 self.name, dim, x.shape, bits.shape, x.dtype, bits.dtype, x.device, bits.device, x.layout, bits.layout,
                 x.requires_grad and _is_grad_enabled(),
-                _transform() is not None or forward_ad._current_level >= 0, _forced(),
+                _transform() is not None or forward_ad._current_level >= 0, _is_any_forced() and _forced(),
             )
             # fmt: on
             recipe = _recipes.get(facts)

@@ -28,6 +28,7 @@ __all__ = [
     "forced",
     "forget",
     "has_kernel",
+    "is_any_forced",
     "is_served",
     "make",
     "on_forget",
@@ -108,13 +109,14 @@ def force(route: str | None) -> Iterator[None]:
 
 def forced() -> str | None:
     """The route that `force` requires in this context, or None. It is a part of the key of every cache of decisions."""
-    if not _is_any_forced():
+    if not is_any_forced():
         return None
     routes = _routes.values()
     return routes[-1] if routes else None
 
 
-_is_any_forced = _routes.any
+#: Falsy where no route is forced: for calls that have 30 ns for the question, and no more.
+is_any_forced = _routes.any
 # What torch.compiler.assume_constant_result sets, which would import the compiler: a graph keeps what it was traced
 # with, and the compiler does not trace context variables.
 forced._dynamo_marked_constant = True  # type: ignore[attr-defined]

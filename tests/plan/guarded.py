@@ -77,8 +77,8 @@ def run(name: str) -> dict[str, object]:
         os._exit(0)
     os.close(write)
     _, status = os.waitpid(child, 0)
-    with os.fdopen(read) as told:
-        return {"signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0, "skipped_bytes": told.read()}
+    with os.fdopen(read) as report:
+        return {"signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0, "skipped_bytes": report.read()}
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def test_a_broadcast_mask_drops_in_every_row():
     assert log.calls[0].skipped == 5
 
 
-def test_what_nobody_has_counted_is_told_as_such():
+def test_what_nobody_has_counted_is_reported_as_such():
     with mw.explain() as log:
         mw.pack(torch.ones(4, 64), torch.ones(4, dtype=torch.bool))
     assert (log.calls[0].skipped, log.calls[0].skipped_bytes, log.calls[0].skipped_flops) == (None, None, None)

@@ -144,6 +144,33 @@ def pools() -> list[Row]:
     return rows
 
 
+def empty_values() -> list[Row]:
+    half, nothing = torch.ones(2, 5, 4).half(), torch.zeros(2, 5, dtype=torch.bool)
+    image = half[:, :, None, :]
+    rows = []
+    for kind, arguments, input, mask in (
+        ("MaskedMeanPool", (), half, nothing),
+        ("MaskedMaxPool", (), half, nothing),
+        ("MaskedAttentionPool", (4,), half, nothing),
+        ("MaskedLayerNorm", (4,), half, nothing),
+        ("MaskedInstanceNorm1d", (4,), half.mT, nothing),
+        ("MaskedBatchNorm1d", (4,), half.mT, nothing),
+        ("MaskedBatchNorm2d", (image.shape[1],), image, torch.zeros(2, 1, 4, dtype=torch.bool)),
+    ):
+
+        def call(kind=kind, arguments=arguments, input=input, mask=mask):
+            return getattr(mw.nn, kind)(*arguments, empty=1e30).half()(input, mask)
+
+        def make(kind=kind, arguments=arguments):
+            return getattr(mw.nn, kind)(*arguments, empty="nan")
+
+        rows += [
+            Row(f"mw.nn.{kind}", call, ArgumentError, f"{kind}(..., empty=0.0)"),
+            Row(f"mw.nn.{kind}", make, DtypeError, "empty=0.0"),
+        ]
+    return rows
+
+
 ROWS = [
     # -- gates
     Row("gates.Binary", lambda: Binary(X), DtypeError, "Binary(mask != 0)"),
@@ -270,6 +297,7 @@ ROWS = [
     ),
     *masks_of_norms(),
     *pools(),
+    *empty_values(),
     called("MaskedBatchNorm2d", 3)([1.0], BITS, error=DtypeError, hint="torch.as_tensor(input)"),
     called("MaskedBatchNorm2d", 3)(
         PIXELS, PIXELS[:, 0].bool().to("meta"), error=DeviceError, hint="mask.to(input.device)"

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 import maskwise as mw
 from maskwise import Mask, Packed
@@ -24,6 +26,11 @@ SQUARE = torch.zeros(3, 4, 3, 8)
 ROWS_OF = mw.pack(Q.transpose(1, 2), BITS)
 TOKENS = torch.zeros(5, 4, 8)
 WEIGHT, KEPT = torch.zeros(4, 3), torch.ones(4, 3, dtype=torch.bool)
+
+
+def apply_of(fn: Callable[..., Any], apply: Callable[..., Any] = mw.apply) -> Callable[[], Any]:
+    """A call with six kept rows that differ."""
+    return lambda: apply(fn, torch.arange(32.0).reshape(8, 4).square(), mask=torch.arange(8) < 6)
 
 
 def attention(*arguments: Any, **options: Any) -> Callable[[], Any]:
@@ -53,6 +60,14 @@ ROWS = [
     Row("mw.apply", lambda: mw.apply(list, X, mask=BITS), DtypeError, "lambda rows: tuple(fn(rows))"),
     Row("mw.apply", lambda: mw.apply(torch.sum, X, mask=BITS), ShapeError, "treat each row by itself"),
     Row("mw.apply", lambda: mw.apply(lambda rows: (), X, mask=BITS), ArgumentError, "lambda rows: rows"),
+    Row("mw.apply", apply_of(lambda rows: rows - rows.mean(0)), ArgumentError, "mw.pack(x, mask).map(fn)"),
+    Row("mw.apply", apply_of(lambda rows: F.dropout(rows - rows.mean(0))), ArgumentError, "mw.pack(x, mask).map(fn)"),
+    Row("mw.apply", apply_of(lambda rows: rows[: max(3, len(rows) - 1)]), ShapeError, "treat each row by itself"),
+    Row("mw.apply", apply_of(lambda rows: rows if len(rows) > 5 else rows[:1]), ArgumentError, "mw.pack(x, mask)"),
+    Row("mw.apply", apply_of(nn.Conv1d(4, 4, 1)), ArgumentError, "mw.pack(x, mask).map(fn)"),
+    Row("mw.apply", apply_of(nn.Conv1d(6, 6, 1)), ArgumentError, "mw.pack(x, mask).map(fn)"),
+    Row("mw.apply", apply_of(nn.BatchNorm1d(4)), ArgumentError, "fn.eval()"),
+    Row("mw.apply_", apply_of(lambda rows: rows - rows.mean(0), mw.apply_), ArgumentError, "mw.pack(x, mask).map(fn)"),
     Row("mw.apply_", lambda: mw.apply_(torch.Tensor.long, X, mask=BITS), ShapeError, "mw.apply, which makes a new"),
     Row("mw.apply_", lambda: mw.apply_(torch.neg, X, mask=None), DtypeError, "Mask.full(x.shape)"),
     Row("mw.apply_", lambda: mw.apply_(torch.neg, X, mask=BITS.to("meta")), DeviceError, "mask.to(x.device)"),

@@ -115,5 +115,5 @@ def step(layer: nn.Module, x: torch.Tensor, mask: Any) -> list[torch.Tensor]:
     # Weights that differ by element, so that no two gradients cancel by chance.
     weights = torch.linspace(0.5, 2.0, out.numel()).reshape(out.shape).to(out.dtype)
     wanted = [x, *layer.parameters()]
-    gradients = torch.autograd.grad((torch.where(out.isfinite(), out, 0.0) * weights).sum(), wanted)
+    gradients = torch.autograd.grad((out * weights).sum(), wanted)
     return [out.detach(), *gradients, *(buffer.clone() for buffer in layer.buffers())]

@@ -105,10 +105,10 @@ def test_it_compiles_into_one_graph_with_the_eager_results(layer, training):
     out = compiled(x, mask)
     weights = torch.linspace(0.5, 2.0, out.numel()).reshape(out.shape)
     wanted = [x, *module.parameters()]
-    gradients = torch.autograd.grad((torch.where(out.isfinite(), out, 0.0) * weights).sum(), wanted)
+    gradients = torch.autograd.grad((out * weights).sum(), wanted)
     # The compiled graph may fuse a multiply with an add.
     for a, b in zip([out.detach(), *gradients, *module.buffers()], expected, strict=True):
-        torch.testing.assert_close(a, b, equal_nan=True)
+        torch.testing.assert_close(a, b)
 
 
 @every_layer
@@ -124,14 +124,12 @@ def test_half_precision_is_float32_rounded_once(layer, dtype):
     high = copy.deepcopy(low).float()
     out = low(x, bits)
     assert out.dtype is dtype
-    torch.testing.assert_close(out.float(), high(x.float(), bits), rtol=rtol, atol=atol, equal_nan=True)
+    torch.testing.assert_close(out.float(), high(x.float(), bits), rtol=rtol, atol=atol)
 
 
 @every_layer
 def test_gradients_are_those_of_finite_differences(layer):
     x, bits = layer.inputs(torch.float64)
-    # An empty entry has no mean: it would be NaN on both sides.
-    bits[1].reshape(-1)[:2] = True
     module = layer.make().double()
     parameters = dict(module.named_parameters())
     buffers = dict(module.named_buffers())
@@ -153,4 +151,4 @@ def test_vmap_over_whole_batches_equals_a_loop(layer):
     mapped = torch.func.vmap(lambda x, m: module(x, m))(xs, masks)
     looped = torch.stack([module(x, m) for x, m in zip(xs, masks, strict=True)])
     # The transform runs the plain operations, which add in another order than the kernels.
-    torch.testing.assert_close(mapped, looped, equal_nan=True)
+    torch.testing.assert_close(mapped, looped)

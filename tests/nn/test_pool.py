@@ -45,13 +45,6 @@ def test_all_kept_is_the_pool_of_torch_exactly(pool, theirs, mask):
     assert torch.equal(pool()(x, mask), theirs(x, 1))
 
 
-@pytest.mark.parametrize(("pool", "empty"), [(MEAN, torch.nan), (LARGEST, -torch.inf)], ids=["mean", "max"])
-def test_nothing_kept_gives_what_the_reduction_gives_or_what_is_asked_for(pool, empty):
-    x, mask = torch.randn(2, 6, 3), mw.Mask.from_lengths([0, 3], max_len=6)
-    torch.testing.assert_close(pool()(x, mask)[0], torch.full((3,), empty), equal_nan=True)
-    assert torch.equal(pool(empty=0.0)(x, mask)[0], torch.zeros(3))
-
-
 @pytest.mark.parametrize("hidden", [None, 5])
 @pytest.mark.parametrize("heads", [1, 2])
 def test_attention_averages_kept_positions_by_the_softmax_of_their_scores(heads, hidden):
@@ -85,7 +78,7 @@ def test_its_keys_are_those_of_linear_layers():
 
 
 def test_they_say_what_they_are():
-    assert repr(MEAN(empty=0.0)) == "MaskedMeanPool(dim=1, keepdim=False, empty=0.0)"
+    assert repr(MEAN()) == "MaskedMeanPool(dim=1, keepdim=False, empty=0.0)"
     assert "4, num_heads=2" in repr(mw.nn.MaskedAttentionPool(4, 2))
 
 

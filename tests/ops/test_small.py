@@ -83,11 +83,9 @@ def test_what_learns_goes_the_long_way_and_learns_the_same():
 
 
 def test_how_small_is_small_follows_the_plans():
-    assert 0 < small("fill", torch.float32) < 1 << 16
-    with mw.force("kernel"):
-        assert small("fill", torch.float32) == 0
-    with mw.force("dense"):
-        assert small("fill", torch.float32) == 1 << 16
+    assert 0 < small("fill", torch.float32, None) < 1 << 16
+    assert small("fill", torch.float32, "kernel") == 0
+    assert small("fill", torch.float32, "plain") == 1 << 16
 
 
 def test_numbers_are_remembered_by_sign_and_not_across_modes():

@@ -312,7 +312,8 @@ def main() -> None:
         functions(x, mask)
     with mw.force("dense"):
         plan = mw.plan(mw.softmax, x, mask, dim=-1)
-    print(plan.route, plan.reason, plan.microseconds, [refusal.route for refusal in plan.refused], plan.saved)
+    print(plan.route, plan.reason, plan.microseconds, [refusal.route for refusal in plan.refused])
+    print(plan.skips.name, plan.flops)
     try:
         mw.sum(x, torch.ones(7, dtype=torch.bool))
     except errors.ShapeError as error:

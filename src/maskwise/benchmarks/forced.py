@@ -26,7 +26,7 @@ class Forced:
 
 
 def forcing(timer: Timer | None) -> Timer:
-    """The timer, by which a route is forced outside of what is timed: to force one makes every plan anew."""
+    """The timer, by which a route is forced outside of what is timed."""
     inner = timer or _by_the_clock
 
     def seconds(call: Callable[[], object], times: int) -> float:
@@ -34,10 +34,7 @@ def forcing(timer: Timer | None) -> Timer:
             return inner(call, times)
         with force(call.route):
             call.call()
-            took = inner(call.call, times)
-        # Plans were forgotten again, and the next side must not pay for that.
-        call.call()
-        return took
+            return inner(call.call, times)
 
     return seconds
 

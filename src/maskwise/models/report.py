@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from maskwise.errors import caller_level
-from maskwise.plan.explain import listeners, record
-from maskwise.plan.plan import Plan
+from maskwise.plan.explain import is_heard, record
+from maskwise.plan.plan import Plan, Skips
 
 __all__ = ["Padded", "PaddedRunWarning", "forget_warnings", "tell", "warn_once"]
 
@@ -44,9 +44,10 @@ def tell(module: nn.Module, x: Tensor, mask: Any, padded: str | None, change: st
     """Record one call: packed, or padded for the reason that is given; and warn where the caller can change that."""
     if padded is not None and change is not None:
         warn_once(module, padded, change)
-    if listeners:
+    if is_heard():
         route, reason = ("packed", "only kept tokens are computed") if padded is None else ("padded", padded)
-        record(Plan(f"unpad {type(module).__name__}", route, reason, 0.0), x, mask)
+        skips = Skips.COMPUTING if padded is None else Skips.NOTHING
+        record(Plan(f"unpad {type(module).__name__}", route, reason, 0.0, skips=skips), x, mask)
 
 
 # A graph that is being compiled holds no warning: it is given while the graph is made.

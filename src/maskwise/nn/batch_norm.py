@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from maskwise.errors import ShapeError, say
+from maskwise.nn.empty import GivesEmpty
 from maskwise.nn.layer_input import check_dims
 from maskwise.nn.positions import beside_channels, keeps_all
 from maskwise.nn.scaling import scaled, wide
@@ -22,15 +23,16 @@ from maskwise.ops.softmax import standardize
 __all__ = ["MaskedBatchNorm1d", "MaskedBatchNorm2d"]
 
 
-class _OverKept(_BatchNorm):
+class _OverKept(GivesEmpty, _BatchNorm):
     """What both layers have in common: the forward. Torch's layers differ only in the inputs that they refuse."""
 
     def forward(self, input: Tensor, mask: MaskLike | None = None) -> Tensor:
         """Normalize (N, C, *places) over what a mask (N, *places) keeps."""
         if mask is not None:
             bits = _checked(self, input, mask)
-            if not keeps_all(mask):
-                return _batch_norm(self, input, bits)
+            # Of an input without elements nothing is kept, of which torch would make running statistics of NaN.
+            if not keeps_all(mask) or not input.numel():
+                return self._with_empty(_batch_norm(self, input, bits), input, bits, [0, *range(2, input.dim())])
         return super().forward(input)
 
 
@@ -53,10 +55,15 @@ class MaskedBatchNorm1d(_OverKept, nn.BatchNorm1d):
     A channel of which nothing is kept leaves its running statistics as they were, and a batch of which nothing is kept
     is not counted. One kept value has no variance: it moves the running mean only.
 
+    Args:
+        empty: what a channel of which nothing is kept gives in all its places: 0, or this number. Its gradient is 0.
+            The other arguments are torch's.
+
     Raises:
         ShapeError: the mask does not line up with the input, or the input has another number of channels.
-        DtypeError: the mask is not bool.
+        DtypeError: the mask is not bool, or ``empty`` is not a number.
         DeviceError: the mask is on another device.
+        ArgumentError: ``empty`` does not fit the input's dtype.
     """
 
 
@@ -74,8 +81,9 @@ class MaskedBatchNorm2d(_OverKept, nn.BatchNorm2d):
 
     Raises:
         ShapeError: the mask does not line up with the input, or the input has other dims or channels.
-        DtypeError: the mask is not bool, or the input is not a tensor.
+        DtypeError: the mask is not bool, the input is not a tensor, or ``empty`` is not a number.
         DeviceError: the mask is on another device.
+        ArgumentError: ``empty`` does not fit the input's dtype.
     """
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from maskwise.errors import ShapeError, say
+from maskwise.nn.empty import GivesEmpty
 from maskwise.nn.layer_input import check_dims
 from maskwise.nn.positions import beside_channels, keeps_all
 from maskwise.nn.scaling import scaled, wide
@@ -21,7 +22,7 @@ from maskwise.ops.softmax import standardize
 __all__ = ["MaskedInstanceNorm1d"]
 
 
-class MaskedInstanceNorm1d(nn.InstanceNorm1d):
+class MaskedInstanceNorm1d(GivesEmpty, nn.InstanceNorm1d):
     """``torch.nn.InstanceNorm1d`` over what a mask keeps: same arguments, same state_dict, one more input.
 
     >>> import torch, maskwise as mw
@@ -39,10 +40,15 @@ class MaskedInstanceNorm1d(nn.InstanceNorm1d):
     With ``track_running_stats``, the running mean averages over the instances that keep something, and the running
     variance over those that keep two values or more. As in torch, ``momentum=None`` leaves both as they are.
 
+    Args:
+        empty: what a channel of an instance gives in all its places if nothing of it is kept: 0, or this number. Its
+            gradient is 0. The other arguments are torch's.
+
     Raises:
         ShapeError: the mask does not line up with the input, or the input has another number of channels.
-        DtypeError: the mask is not bool.
+        DtypeError: the mask is not bool, or ``empty`` is not a number.
         DeviceError: the mask is on another device.
+        ArgumentError: ``empty`` does not fit the input's dtype.
     """
 
     def forward(self, input: Tensor, mask: MaskLike | None = None) -> Tensor:
@@ -52,14 +58,16 @@ class MaskedInstanceNorm1d(nn.InstanceNorm1d):
             return super().forward(input)
         check_dims(op, input, "(C, L)", "(N, C, L)")
         bits = beside_channels(op, input, mask, channels=input.dim() - 2)
-        if keeps_all(mask):
+        if keeps_all(mask) and input.numel():
             return super().forward(input)
         if input.shape[-2] != self.num_features:
             must = f"have {self.num_features} channels in dim -2, as the layer has"
             raise ShapeError(say(op, "input", must=must, got=tuple(input.shape), hint=f"{op}({input.shape[-2]})"))
         if input.dim() == 2:
-            return _instance_norm(self, input[None], bits[None]).squeeze(0)
-        return _instance_norm(self, input, bits)
+            out = _instance_norm(self, input[None], bits[None]).squeeze(0)
+        else:
+            out = _instance_norm(self, input, bits)
+        return self._with_empty(out, input, bits, [input.dim() - 1])
 
 
 def _instance_norm(self: nn.InstanceNorm1d, x: Tensor, bits: Tensor) -> Tensor:

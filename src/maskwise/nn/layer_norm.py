@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from maskwise.errors import ShapeError, say
+from maskwise.nn.empty import GivesEmpty
 from maskwise.nn.layer_input import check_tensor
 from maskwise.nn.positions import keeps_all, leading
 from maskwise.nn.scaling import wide
@@ -16,7 +17,7 @@ from maskwise.ops.softmax import standardize
 __all__ = ["MaskedLayerNorm"]
 
 
-class MaskedLayerNorm(nn.LayerNorm):
+class MaskedLayerNorm(GivesEmpty, nn.LayerNorm):
     """``torch.nn.LayerNorm`` of what a mask keeps: same arguments, same state_dict, one more input.
 
     >>> import torch, maskwise as mw
@@ -31,10 +32,15 @@ class MaskedLayerNorm(nn.LayerNorm):
     and then features that it drops are left out of the mean and the variance. The output is 0 where the mask drops, so
     a position of which nothing is kept is 0; it has no part in the gradients of weight and bias.
 
+    Args:
+        empty: what a position of which nothing is kept gives: 0, or this number. Its gradient is 0. The other arguments
+            are torch's.
+
     Raises:
         ShapeError: the mask does not line up with the input, or the input does not end in ``normalized_shape``.
-        DtypeError: the mask is not bool.
+        DtypeError: the mask is not bool, or ``empty`` is not a number.
         DeviceError: the mask is on another device.
+        ArgumentError: ``empty`` does not fit the input's dtype.
     """
 
     def forward(self, input: Tensor, mask: MaskLike | None = None) -> Tensor:
@@ -50,14 +56,16 @@ class MaskedLayerNorm(nn.LayerNorm):
         bits = leading(op, input, mask)
         if keeps_all(mask):
             return super().forward(input)
-        if all(size == 1 for size in bits.shape[input.dim() - inner :]):
+        dims = list(range(input.dim() - inner, input.dim()))
+        if all(bits.shape[d] == 1 for d in dims):
             # What is dropped must not reach the backward pass, where 0 * NaN is NaN.
             kept = fill(input, bits, 0.0) if torch.is_grad_enabled() else input
-            return fill(super().forward(kept), bits, 0.0)
-        dims = list(range(input.dim() - inner, input.dim()))
-        out = standardize(wide(input), bits, dims, eps=self.eps)
-        if self.weight is not None:
-            out = out * self.weight
-        if self.bias is not None:
-            out = fill(out + self.bias, bits, 0.0)
-        return out.to(input.dtype)
+            out = fill(super().forward(kept), bits, 0.0)
+        else:
+            out = standardize(wide(input), bits, dims, eps=self.eps)
+            if self.weight is not None:
+                out = out * self.weight
+            if self.bias is not None:
+                out = fill(out + self.bias, bits, 0.0)
+            out = out.to(input.dtype)
+        return self._with_empty(out, input, bits, dims)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from maskwise.ops.linear import BLOCKS, Sizes, SparseLayout, sparse_linear
 from maskwise.ops.linear.layouts import Block
 from maskwise.ops.linear.routes import build_cost, choose, dense_cost
 from maskwise.plan import planner
-from maskwise.plan.plan import Plan, Refusal
+from maskwise.plan.plan import Plan, Refusal, Skips
 
 __all__ = ["Forms", "indices_unless_all"]
 
@@ -31,6 +32,17 @@ MARGIN = 1.25
 
 OP = "MaskedLinear"
 _NEW = Plan(OP, "dense", "the weight is new, and nothing is made of it before it is used again", 0.0)
+
+
+_UNREADY = Plan(OP, "dense", "a layout would cost more than it has been worth so far", 0.0)
+
+
+class Product(NamedTuple):
+    """A product, the plan that it followed, and how many weights were multiplied."""
+
+    out: Tensor
+    plan: Plan
+    weights: int
 
 
 @dataclass(frozen=True)
@@ -71,7 +83,7 @@ class Forms:
     """An effective weight, and what was made of it for speed.
 
     >>> forms = Forms(torch.tensor([[0.0, 1.0, 2.0], [0.0, 0.0, 0.0]]))
-    >>> forms.run(torch.tensor([[9.0, 1.0, 1.0]]), None)
+    >>> forms.run(torch.tensor([[9.0, 1.0, 1.0]]), None).out
     tensor([[3., 0.]])
 
     The first call is dense: whoever changes the weight between any two calls does not pay for what is never used.
@@ -96,25 +108,29 @@ class Forms:
         # What the kernel would have saved so far, if there were a layout for it.
         self.forgone = 0.0
         self.plans: dict[tuple[int, torch.dtype, str | None], Plan] = {}
-        # The plan of the last input, by its shape and dtype and what was forced: most are like the one before.
-        self.last: tuple[torch.Size, torch.dtype, str | None] | None = None
-        self.last_plan = _NEW
+        # The last input's shape, dtype and forced route, and its plan: most are like the one before. One tuple, so that
+        # no thread sees the facts of one call and the plan of another.
+        self.last: tuple[tuple[torch.Size, torch.dtype, str | None] | None, Plan] = (None, _NEW)
 
-    def run(self, x: Tensor, bias: Tensor | None) -> Tensor:
+    def run(self, x: Tensor, bias: Tensor | None) -> Product:
         """The product, by the way that is predicted to be the fastest."""
         self.calls += 1
         like = (x.shape, x.dtype, planner.forced())
-        if like != self.last:
+        facts, plan = self.last
+        if facts != like:
             plan = self.plan(x)
             if plan is not _NEW:
-                self.last, self.last_plan = like, plan
-        else:
-            plan = self.last_plan
+                self.last = like, plan
         if plan.route == "units":
-            return self._without_dead_units(x, bias)
-        if plan.route == "sparse" and self._ready(x, plan):
-            return self._sparse(x, bias)
-        return F.linear(x, self.weight, bias)
+            assert self.parts is not None
+            assert self.parts.small is not None
+            return Product(self._without_dead_units(x, bias), plan, self.parts.small.numel())
+        if plan.route == "sparse":
+            if self._ready(x, plan):
+                assert self.parts is not None
+                return Product(self._sparse(x, bias), plan, self.parts.kept)
+            plan = _UNREADY
+        return Product(F.linear(x, self.weight, bias), plan, self.weight.numel())
 
     def plan(self, x: Tensor) -> Plan:
         """Which way this input goes, and why."""
@@ -147,7 +163,9 @@ class Forms:
             best = sparse
         else:
             refused += [refusal for refusal in sparse.refused if refusal.route == "sparse"]
-        return Plan(OP, best.route, best.reason, best.microseconds, tuple(refused))
+        # The forms other than the dense one are copies without what they leave out.
+        skips = Skips.NOTHING if best.route == "dense" else Skips.READING
+        return Plan(OP, best.route, best.reason, best.microseconds, tuple(refused), skips=skips, flops=2 * batch)
 
     def _sparse_plan(self, batch: int, x: Tensor, parts: Parts) -> Plan:
         if x.dtype != self.weight.dtype:

@@ -15,8 +15,8 @@ from maskwise.nn.layer_input import check_channels
 from maskwise.nn.linear_forms import indices_unless_all
 from maskwise.nn.remembered import Remembered
 from maskwise.ops.arguments import MaskLike
-from maskwise.plan.explain import listeners, record
-from maskwise.plan.plan import Plan
+from maskwise.plan.explain import is_heard, record
+from maskwise.plan.plan import Plan, Skips
 
 __all__ = ["MaskedConv2d"]
 
@@ -98,11 +98,12 @@ class MaskedConv2d(nn.Conv2d):
             return self._convolve(input, gate(weight), bias)
         small = found.small
         pays = small is not None and self._pays(input, found.weight, small, found)
-        if listeners:
-            route, reason = (
-                ("units", "dead channels are left out") if pays else ("dense", "no channels, or too few, are dead")
-            )
-            record(Plan(type(self).__name__, route, reason, 0.0), input, gate.bits(weight))
+        if is_heard():
+            route, reason, skips, computed = "dense", "no channels, or too few, are dead", Skips.NOTHING, weight.numel()
+            if small is not None and pays:
+                route, reason, skips, computed = "units", "dead channels are left out", Skips.READING, small.numel()
+            plan = Plan(type(self).__name__, route, reason, 0.0, skips=skips)
+            record(plan, weight, gate.bits(weight), skipped=weight.numel() - computed)
         if small is None or not pays:
             return self._convolve(input, found.weight, bias)
         if found.inputs is not None:

@@ -18,7 +18,7 @@ from maskwise.nn.modules import check_linear
 from maskwise.nn.remembered import Remembered
 from maskwise.ops.arguments import MaskLike
 from maskwise.ops.linear import linear
-from maskwise.plan.explain import listeners, record
+from maskwise.plan.explain import is_heard, record
 
 __all__ = ["MaskedLinear"]
 
@@ -146,9 +146,10 @@ class MaskedLinear(nn.Linear):
                 # What the gate itself would do, without the calls in between.
                 return F.linear(input, kept_only(weight, held), bias)
             return linear(input, weight, held, bias)
-        out = forms.run(input, bias)
-        if listeners:
-            record(forms.plan(input), input, gate.bits(weight))
+        out, plan, computed = forms.run(input, bias)
+        if is_heard():
+            skipped = weight.numel() - computed
+            record(plan, weight, gate.bits(weight), skipped=skipped)
         return out
 
     def forget(self) -> None:

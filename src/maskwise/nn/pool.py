@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from maskwise.errors import ArgumentError, ShapeError, say
+from maskwise.nn.empty import check_empty, with_empty
 from maskwise.nn.layer_input import check_tensor
 from maskwise.nn.positions import along_dims, keeps_all
 from maskwise.ops.arguments import MaskLike, dims_of
@@ -19,27 +20,29 @@ __all__ = ["MaskedAttentionPool", "MaskedMaxPool", "MaskedMeanPool"]
 class _Pool(nn.Module):
     """What the mean and the largest have in common."""
 
-    def __init__(self, dim: int | tuple[int, ...] = 1, keepdim: bool = False, *, empty: float | None = None) -> None:
+    def __init__(self, dim: int | tuple[int, ...] = 1, keepdim: bool = False, *, empty: float = 0.0) -> None:
         super().__init__()
         self.dim = dim
         self.keepdim = keepdim
-        self.empty = empty
+        self.empty = check_empty(type(self).__name__, empty)
 
     def extra_repr(self) -> str:
         """The arguments, for ``print(model)``."""
-        empty = "" if self.empty is None else f", empty={self.empty}"
-        return f"dim={self.dim}, keepdim={self.keepdim}{empty}"
+        return f"dim={self.dim}, keepdim={self.keepdim}, empty={self.empty}"
 
     def _dims_and_bits(self, input: Tensor, mask: MaskLike | None) -> tuple[list[int], Tensor | None]:
         """The dims that are pooled, and the mask if there is something that it drops."""
         op = type(self).__name__
         check_tensor(op, input)
         dims = dims_of(op, input, self.dim)
-        if mask is None:
-            return dims, None
-        bits = along_dims(op, input, mask, dims)
-        # Without a single position there is nothing to keep, which torch has no largest of.
-        return dims, None if keeps_all(mask) and bits.numel() else bits
+        bits = None if mask is None else along_dims(op, input, mask, dims)
+        if any(input.shape[d] == 0 for d in dims):
+            # Without a single position nothing is kept, mask or not: torch has no largest of that, and a mean of NaN.
+            return dims, input.new_zeros([1] * input.dim(), dtype=torch.bool) if bits is None else bits
+        return dims, None if mask is None or keeps_all(mask) else bits
+
+    def _with_empty(self, out: Tensor, input: Tensor, bits: Tensor, dims: list[int]) -> Tensor:
+        return with_empty(type(self).__name__, out, input, bits, dims, self.keepdim, self.empty)
 
 
 class MaskedMeanPool(_Pool):
@@ -59,12 +62,14 @@ class MaskedMeanPool(_Pool):
     Args:
         dim: the dim or dims to pool.
         keepdim: whether they stay, with size 1.
-        empty: what a batch entry of which nothing is kept gives; NaN by default, as every mean of nothing.
+        empty: what a batch entry of which nothing is kept gives. It is 0, and not NaN as for `mw.mean`: the layer that
+            follows multiplies it, and a NaN would reach the gradient of every weight there. Its own gradient is 0.
 
     Raises:
         ShapeError: the mask does not line up with the input.
-        DtypeError: the mask is not bool.
+        DtypeError: the mask is not bool, or ``empty`` is not a number.
         DeviceError: the mask is on another device.
+        ArgumentError: ``empty`` does not fit the input's dtype.
     """
 
     def forward(self, input: Tensor, mask: MaskLike | None = None) -> Tensor:
@@ -72,7 +77,7 @@ class MaskedMeanPool(_Pool):
         dims, bits = self._dims_and_bits(input, mask)
         if bits is None:
             return input.mean(dims, keepdim=self.keepdim)
-        return mean(input, bits, dims, keepdim=self.keepdim, empty=self.empty)
+        return self._with_empty(mean(input, bits, dims, keepdim=self.keepdim), input, bits, dims)
 
 
 class MaskedMaxPool(_Pool):
@@ -89,12 +94,13 @@ class MaskedMaxPool(_Pool):
     Args:
         dim: the dim or dims to pool.
         keepdim: whether they stay, with size 1.
-        empty: what a batch entry of which nothing is kept gives; -inf by default.
+        empty: what a batch entry of which nothing is kept gives: 0, and not -inf as for `mw.amax`. Its gradient is 0.
 
     Raises:
         ShapeError: the mask does not line up with the input.
-        DtypeError: the mask is not bool.
+        DtypeError: the mask is not bool, or ``empty`` is not a number.
         DeviceError: the mask is on another device.
+        ArgumentError: ``empty`` does not fit the input's dtype.
     """
 
     def forward(self, input: Tensor, mask: MaskLike | None = None) -> Tensor:
@@ -102,7 +108,7 @@ class MaskedMaxPool(_Pool):
         dims, bits = self._dims_and_bits(input, mask)
         if bits is None:
             return input.amax(dims, keepdim=self.keepdim)
-        return amax(input, bits, dims, keepdim=self.keepdim, empty=self.empty)
+        return self._with_empty(amax(input, bits, dims, keepdim=self.keepdim), input, bits, dims)
 
 
 class MaskedAttentionPool(nn.Module):
@@ -114,20 +120,21 @@ class MaskedAttentionPool(nn.Module):
     torch.Size([8, 4])
 
     The input of ``forward(input, mask=None)`` is (B, L, D), or (*, L, D), with a mask of (B, L), or (*, L), True
-    meaning keep: a Mask or a bool tensor. The result is (B, D), or (*, D): 0 for an entry of which nothing is kept.
+    meaning keep: a Mask or a bool tensor. The result is (B, D), or (*, D).
 
     Args:
         embed_dim: D.
         num_heads: how many weightings there are; each averages its own share of the features.
         hidden_dim: the score is a linear function of a position by default. With a hidden size it is
             ``linear(tanh(linear(position)))``.
+        empty: what an entry of which nothing is kept gives; its gradient is 0.
         device: where the parameters are.
         dtype: of the parameters.
 
     Raises:
-        ArgumentError: ``embed_dim`` is not a multiple of ``num_heads``.
+        ArgumentError: ``embed_dim`` is not a multiple of ``num_heads``, or ``empty`` does not fit the input's dtype.
         ShapeError: the mask does not line up with the input, or the input has another number of features.
-        DtypeError: the mask is not bool.
+        DtypeError: the mask is not bool, or ``empty`` is not a number.
         DeviceError: the mask is on another device.
     """
 
@@ -137,6 +144,7 @@ class MaskedAttentionPool(nn.Module):
         num_heads: int = 1,
         *,
         hidden_dim: int | None = None,
+        empty: float = 0.0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -146,6 +154,7 @@ class MaskedAttentionPool(nn.Module):
             raise ArgumentError(say("MaskedAttentionPool", "num_heads", must=must, got=num_heads, hint=hint))
         self.embed_dim = embed_dim
         self.num_heads = num_heads
+        self.empty = check_empty(type(self).__name__, empty)
         self.score: nn.Module
         if hidden_dim is None:
             # No bias: it would add the same to every score, which a softmax does not see.
@@ -168,11 +177,15 @@ class MaskedAttentionPool(nn.Module):
         if bits is not None and bits.shape[-1] != 1:
             must, hint = f"keep whole positions, {tuple(input.shape[:-1])}", "mask.to_bool().any(-1)"
             raise ShapeError(say(op, "mask", must=must, got=tuple(bits.shape), hint=hint))
-        if mask is None or bits is None or keeps_all(mask):
+        if bits is None:
+            bits = input.new_ones([1] * input.dim(), dtype=torch.bool)
+        if input.shape[-2] and (mask is None or keeps_all(mask)):
             return self._average(input, torch.softmax(self.score(input), -2))
         # What is dropped must not reach the products, where 0 * NaN is NaN.
         kept = fill(input, bits, 0.0)
-        return self._average(kept, softmax(self.score(kept), bits, -2))
+        out = self._average(kept, softmax(self.score(kept), bits, -2))
+        # A row of zeros has an average of 0 by itself.
+        return out if self.empty == 0.0 else with_empty(op, out, input, bits, [input.dim() - 2], False, self.empty)
 
     def _average(
         self,
@@ -185,4 +198,4 @@ class MaskedAttentionPool(nn.Module):
 
     def extra_repr(self) -> str:
         """The arguments, for ``print(model)``."""
-        return f"{self.embed_dim}, num_heads={self.num_heads}"
+        return f"{self.embed_dim}, num_heads={self.num_heads}, empty={self.empty}"

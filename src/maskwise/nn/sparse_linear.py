@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -17,7 +18,8 @@ from maskwise.nn.topology import carry, fingerprint, layout_problem, mask_bits, 
 from maskwise.ops.arguments import MaskLike
 from maskwise.ops.linear import BLOCKS, Block, Indices, Sizes, SparseLayout, choose, with_indices
 from maskwise.plan import planner
-from maskwise.plan.explain import listeners, record
+from maskwise.plan.explain import is_heard, record
+from maskwise.plan.plan import Skips
 
 __all__ = ["SparseLinear"]
 
@@ -341,11 +343,13 @@ class SparseLinear(nn.Module):
         sizes = Sizes(input.numel() // max(1, inputs), inputs, self.out_features, kept, self.block)
         transformed = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
         plan = choose("SparseLinear", sizes, input.dtype, input.device.type, transformed=transformed)
-        if listeners:
+        if is_heard():
             mask = self.mask
             # Counted, so that the log can tell what was skipped.
             mask.count()
-            record(plan, input.new_empty(()).expand(self.out_features, self.in_features), mask)
+            # What is dropped is not stored, so the sparse product does not read it.
+            skips = Skips.READING if plan.route == "sparse" else Skips.NOTHING
+            record(replace(plan, skips=skips), input.new_empty(()).expand(self.out_features, self.in_features), mask)
         return plan.route == "sparse"
 
     def _dense(self, held: Tensor, values: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from maskwise.ops.numbers import number
 from maskwise.ops.operation import Operation
 from maskwise.ops.register import find
-from maskwise.plan.planner import is_served, small
+from maskwise.plan.planner import forced, is_served, small
 
 __all__ = ["filled"]
 
@@ -34,7 +34,8 @@ def filled(
         out: Tensor = _step()(x, bits, None, value)
         return out
     other = number(value, x.dtype, x.device)
-    if x.numel() <= small("fill", x.dtype) or not is_served("fill", x.dtype):
+    route = forced()
+    if x.numel() <= small("fill", x.dtype, route) or not is_served("fill", x.dtype, route):
         return torch.where(bits, x, other)
     return _kernel()(x, bits, other)
 

@@ -7,7 +7,7 @@ gradient is asked for); the outcome is a `Recipe`, and a repeated call costs one
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -17,9 +17,10 @@ from maskwise.mask import Mask
 from maskwise.ops.arguments import Dim, MaskLike, check, dims_of
 from maskwise.plan import Plan, planner
 from maskwise.plan.explain import listeners, record
+from maskwise.plan.plan import Skips
 from maskwise.plan.remembered import Remembered
 
-__all__ = ["Operation", "Recipe"]
+__all__ = ["Operation", "Recipe", "dropped_rows"]
 
 
 class Recipe(NamedTuple):
@@ -33,8 +34,9 @@ class Recipe(NamedTuple):
 _recipes: Remembered[Recipe] = Remembered()
 
 # Bound here, because to find them anew takes a tiny call longer than to ask them.
-_is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
-_transform = torch._C._functorch.peek_interpreter_stack
+_is_compiling, _is_grad_enabled, _forced = torch.compiler.is_compiling, torch.is_grad_enabled, planner.forced
+_is_any_forced = planner.is_any_forced
+_transform, _is_any_listening = torch._C._functorch.peek_interpreter_stack, listeners.any
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,9 @@ class Operation:
     fuses: bool = False
     #: Whether it is a step of another function, so that no log hears of it.
     is_step: bool = False
+    #: What the CPU kernel leaves out for a dropped element, by (x, bits); None for nothing. The plain way and the
+    #: kernels for GPUs leave out nothing.
+    skips: Callable[[torch.Tensor, torch.Tensor], Skips] | None = None
 
     def __call__(self, x: torch.Tensor, mask: MaskLike, dim: Dim, *rest: Any) -> Any:
         """Check and plan the call, or find that it was, and run it."""
@@ -64,9 +69,9 @@ class Operation:
         try:
             # fmt: off
             facts = (
-                self.name, dim, x.shape, bits.shape, x.dtype, bits.dtype, x.device, bits.device, x.layout,
+                self.name, dim, x.shape, bits.shape, x.dtype, bits.dtype, x.device, bits.device, x.layout, bits.layout,
                 x.requires_grad and _is_grad_enabled(),
-                _transform() is not None or forward_ad._current_level >= 0,
+                _transform() is not None or forward_ad._current_level >= 0, _is_any_forced() and _forced(),
             )
             # fmt: on
             recipe = _recipes.get(facts)
@@ -79,15 +84,22 @@ class Operation:
             raise
         if recipe is None:
             recipe = self._recipe(x, bits, dim, facts)
-        if listeners and not self.is_step:
-            record(recipe.plan, x, mask)
+        if _is_any_listening() and not self.is_step:
+            record(self._declared(recipe.plan, x, bits), x, mask)
         return recipe.run(x, bits, recipe.dims, *rest)
+
+    def _declared(self, plan: Plan, x: torch.Tensor, bits: torch.Tensor) -> Plan:
+        """The plan with what the route leaves out, which takes a look at strides: for those who listen."""
+        if self.skips is None or plan.route == "plain" or not x.is_cpu:
+            return plan
+        # One operation for each element.
+        return replace(plan, skips=self.skips(x, bits), flops=1)
 
     def _recipe(self, x: torch.Tensor, bits: torch.Tensor, dim: Dim, facts: tuple[Any, ...]) -> Recipe:
         """Check and plan a call that was not made before."""
         check(self.name, x, bits)
         dims = dims_of(self.name, x, dim)
-        *_, grad, transformed = facts
+        *_, grad, transformed, _ = facts
         plan = planner.make(
             self.name,
             tuple(x.shape),
@@ -99,3 +111,19 @@ class Operation:
         ways = {"plain": self.plain, "bare": self.bare, "fused": self.taped or self.fused}
         recipe = _recipes[facts] = Recipe(ways[plan.route], dims, plan)
         return recipe
+
+
+#: Up to as many elements, and in rows up to as short, kernels copy pieces together, dropped ones too.
+_HANDFUL, _SHORT = 1024, 4
+
+
+def dropped_rows(x: torch.Tensor, bits: torch.Tensor) -> Skips:
+    """What kernels skip that pass over a row of x if all of it is dropped by one bool, and read every other row.
+
+    A row is what lies side by side in memory. Where a mask has a bool for each of its elements, the kernel reads x
+    beside the mask, or has it fetched, before it knows what is kept.
+    """
+    is_in_rows = x.is_contiguous() and bits.is_contiguous() and x.dim() > 0 and x.numel() > _HANDFUL
+    if is_in_rows and x.shape[-1] >= _SHORT and (bits.dim() == 0 or bits.shape[-1] == 1):
+        return Skips.READING
+    return Skips.NOTHING

@@ -19,6 +19,7 @@ import maskwise.ops.extension  # noqa: F401
 from maskwise.ops.gpu.status import DEVICE, INTERPRETED, KEY, why_not
 from maskwise.ops.operation import Operation
 from maskwise.plan import capability, planner
+from maskwise.plan.plan import Skips
 
 __all__ = ["define", "differentiate", "register"]
 
@@ -41,6 +42,7 @@ def register(
     gpu: Iterable[torch.dtype] = (),
     gpu_from: str | None = None,
     fuses: bool = False,
+    skips: Callable[[torch.Tensor, torch.Tensor], Skips] | None = None,
     adapt: Callable[[Operation], Operation] = lambda operation: operation,
 ) -> Operation:
     """Register ``maskwise::<name>_fused`` and ``maskwise::<name>_fused_forward``.
@@ -58,6 +60,7 @@ def register(
         gpu_from: where that is, such as ``"maskwise.ops.reduce.gpu:sum"``.
         fuses: whether torch.compile makes one kernel of the plain torch operations and their neighbours on a GPU, so
             that a compiled graph there is better off with those.
+        skips: what the CPU kernel leaves out for a dropped element; None for nothing.
         adapt: makes the operation that is called from the one that was registered.
     """
     for op in (f"{name}_fused", f"{name}_fused_forward"):
@@ -78,6 +81,7 @@ def register(
             fused=getattr(ops, f"{name}_fused").default,
             taped=None if backward is None else tape(name, schema, bare, setup_context, backward),
             fuses=fuses,
+            skips=skips,
         )
     )
     return _registered[name]

@@ -14,9 +14,10 @@ from typing import Any
 from maskwise.plan.asking import plan as _plan
 from maskwise.plan.explain import explain as explain
 from maskwise.plan.plan import Plan as Plan
+from maskwise.plan.plan import Skips as Skips
 from maskwise.plan.planner import force as force
 
-__all__ = ["Plan", "explain", "force"]
+__all__ = ["Plan", "Skips", "explain", "force"]
 
 
 class _Package(ModuleType):

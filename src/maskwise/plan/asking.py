@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from maskwise.errors import ArgumentError, DtypeError, say
@@ -29,14 +28,10 @@ class _Planned(BaseException):
 
 
 class _Asker:
-    """Listens for the first plan that is made in its own thread, and stops the call there."""
-
-    def __init__(self) -> None:
-        self.thread = get_ident()
+    """Listens for the first plan that is made, and stops the call there."""
 
     def hear(self, plan: Plan, call: Call) -> None:
-        if get_ident() == self.thread:
-            raise _Planned(plan)
+        raise _Planned(plan)
 
 
 def plan(fn: Callable[..., Any], *arguments: Any, **options: Any) -> Plan:
@@ -63,15 +58,11 @@ def plan(fn: Callable[..., Any], *arguments: Any, **options: Any) -> Plan:
         ArgumentError: ``fn`` has only one way, and so plans nothing.
     """
     name = _checked(fn)
-    asker = _Asker()
-    # First of all: logs that listen too must not hear of a call that never runs.
-    listeners.insert(0, asker)
     try:
-        fn(*arguments, **options)
+        with listeners.opened(_Asker()):
+            fn(*arguments, **options)
     except _Planned as planned:
         return planned.plan
-    finally:
-        listeners[:] = [other for other in listeners if other is not asker]
     hint = "mw.plan(mw.softmax, x, mask, dim=-1)"
     raise ArgumentError(say("plan", "fn", must="have routes to choose from", got=f"{name}, which has one", hint=hint))
 

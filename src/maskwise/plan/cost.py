@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-__all__ = ["BUILT_IN", "Rates", "Work", "microseconds", "saved"]
+__all__ = ["BUILT_IN", "Rates", "Work", "microseconds"]
 
 
 @dataclass(frozen=True)
@@ -102,12 +102,3 @@ def microseconds(work: Work, per_call: float, rates: Rates) -> float:
     if work.flops or work.attention_flops:
         took += work.flops / rates.flops + work.attention_flops / rates.attention_flops
     return took
-
-
-def saved(dense: Work, taken: Work) -> tuple[int, int]:
-    """The FLOPs and the bytes that a route leaves undone, compared with the dense way; never less than none.
-
-    >>> saved(Work(flops=100, streamed=800, fresh=400), Work(flops=10, streamed=800))
-    (90, 400)
-    """
-    return max(0, dense.operations - taken.operations), max(0, dense.bytes - taken.bytes)

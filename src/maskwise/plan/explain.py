@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from maskwise.mask import Mask
+from maskwise.plan.blocks import Blocks
+from maskwise.plan.plan import Plan, Skips
 from maskwise.plan.tabular import Tabular
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from maskwise.plan.plan import Plan
-
-__all__ = ["Call", "Log", "explain"]
+__all__ = ["Call", "Log", "explain", "is_heard", "listeners", "record"]
 
 
 class Listener(Protocol):
@@ -29,8 +29,14 @@ class Listener(Protocol):
         ...
 
 
-#: Who listens now. Almost always nobody, so that a call costs one truth test.
-listeners: list[Listener] = []
+#: Who listens in this context. Almost always nobody, so that a call costs one truth test.
+listeners = Blocks[Listener]("maskwise.explain")
+
+
+def is_heard() -> bool:
+    """Whether anybody listens for the calls of this context; a graph that is traced tells nobody."""
+    # In this order: the compiler does not trace context variables.
+    return not torch.compiler.is_compiling() and bool(listeners.any())
 
 
 @dataclass(frozen=True)
@@ -47,11 +53,12 @@ class Call:
         route: the way taken.
         reason: why.
         microseconds: the predicted time; 0 where nothing can be predicted.
-        elements: how many x has.
-        skipped: how many of them are dropped, or None where nobody has counted.
-        skipped_flops: the floating point operations that the route leaves undone, compared with the dense way; None
-            where the work is not known, as that of a function handed to `mw.apply`.
-        skipped_bytes: the bytes that it does not move, compared likewise.
+        elements: how many x has; for attention, how many pairs of a query and a key; for linear maps, how many weights.
+        skipped: of how many of them the route computes nothing, or None where nobody has counted. That something is
+            dropped does not mean that it is skipped: a route that reads a row and ignores a part of it skips nothing.
+        skipped_flops: the floating point operations that are left undone for that; None where nobody knows them, as
+            those of a function handed to `mw.apply`.
+        skipped_bytes: how many bytes of x the route is sure not to read.
         refused: the other ways, each with the reason why not.
     """
 
@@ -124,15 +131,12 @@ def explain() -> Iterator[Log]:
     [('sum', (2, 3))]
 
     Returns a `Log`: iterate it, print it for a table, or take ``log.to_json()``. Calls inside a compiled graph are
-    planned when the graph is traced and do not appear.
+    planned when the graph is traced and do not appear. A log hears of its own context (see `contextvars`): of the calls
+    of its thread or asyncio task, and of tasks that are started inside of the block, not of other threads.
     """
-    log = Log()
-    listeners.append(log)
-    try:
+    with listeners.opened(Log()) as log:
+        assert isinstance(log, Log)
         yield log
-    finally:
-        # By identity: two empty logs are equal.
-        listeners[:] = [other for other in listeners if other is not log]
 
 
 def _skips(call: Call) -> str:
@@ -141,11 +145,18 @@ def _skips(call: Call) -> str:
     >>> from dataclasses import replace
     >>> call = Call("sum", (4, 6), "float32", "cpu", "", None, "bare", "", 1.0, 24, 14, 24, 96, ())
     >>> _skips(call)
-    '14 of 24 elements, 24 FLOPs, 96 bytes'
+    '58 % (14 of 24 elements), 24 FLOPs, 96 bytes'
+    >>> _skips(replace(call, skipped=0, skipped_flops=0, skipped_bytes=0))
+    'nothing'
     >>> _skips(replace(call, skipped=None, skipped_flops=2_500_000, skipped_bytes=None))
     'elements not counted, 2.5 MFLOPs'
     """
-    parts = ["elements not counted" if call.skipped is None else f"{call.skipped:,} of {call.elements:,} elements"]
+    if call.skipped == 0 and not call.skipped_bytes:
+        return "nothing"
+    parts = ["elements not counted"]
+    if call.skipped is not None:
+        share = 100 * call.skipped // max(call.elements, 1)
+        parts = [f"{share} % ({call.skipped:,} of {call.elements:,} elements)"]
     if call.skipped_flops is not None:
         parts.append(f"{_short(call.skipped_flops)}FLOPs")
     if call.skipped_bytes is not None:
@@ -166,22 +177,36 @@ def _short(number: int) -> str:
     return f"{number} "
 
 
-def record(plan: Plan, x: torch.Tensor, mask: object) -> None:
-    """Tell every listening log of one call."""
+def record(
+    plan: Plan, x: torch.Tensor, mask: object, *, skipped: int | None = None, skipped_bytes: int | None = None
+) -> None:
+    """Report one call to every log that listens.
+
+    Args:
+        plan: the plan that the call follows; what it `Skips` is what is reported.
+        x: what the elements are of.
+        mask: what is kept of it.
+        skipped: of how many elements nothing is computed, where that is not all that is dropped.
+        skipped_bytes: the bytes of those that are not read, where that is not x's own.
+    """
     if isinstance(mask, Mask):
         known = mask.facts
         described, kept, density = f"{known.kind} {tuple(mask.shape)}", known.count, known.density
         # Kept places repeat along the dims that the mask broadcasts over.
         repeated = x.numel() // max(mask.numel(), 1)
-        skipped = None if kept is None else x.numel() - kept * repeated
+        dropped = None if kept is None else x.numel() - kept * repeated
     else:
         shape = tuple(mask.shape) if isinstance(mask, torch.Tensor) else ()
         described = f"bool tensor {shape}" if isinstance(mask, torch.Tensor) else "none"
-        skipped = density = None
-    flops, moved = plan.saved or (None, None)
-    if plan.dense is not None and not plan.dense.operations:
-        # The dense way computes something, too: that nobody knows how much is no zero.
-        flops = None
+        dropped = density = None
+    if plan.skips is Skips.NOTHING:
+        skipped = skipped_bytes = 0
+    elif skipped is None:
+        skipped = dropped
+    if skipped_bytes is None:
+        by_size = None if skipped is None else skipped * x.element_size()
+        skipped_bytes = by_size if plan.skips is Skips.READING else 0
+    flops = 0 if skipped == 0 else None if skipped is None or plan.flops is None else skipped * plan.flops
     call = Call(
         op=plan.op,
         shape=tuple(x.shape),
@@ -195,8 +220,9 @@ def record(plan: Plan, x: torch.Tensor, mask: object) -> None:
         elements=x.numel(),
         skipped=skipped,
         skipped_flops=flops,
-        skipped_bytes=moved,
+        skipped_bytes=skipped_bytes,
         refused=tuple((refusal.route, refusal.reason) for refusal in plan.refused),
     )
-    for listener in tuple(listeners):
+    # The innermost first: `mw.plan` stops the call before a log around it hears of what never runs.
+    for listener in reversed(listeners.values()):
         listener.hear(plan, call)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
-from maskwise.plan.cost import Work, saved
+from maskwise.plan.cost import Work
 
-__all__ = ["ROUTES", "Plan", "Refusal"]
+__all__ = ["ROUTES", "Plan", "Refusal", "Skips"]
 
 #: The ways down. ``plain``: leak-proof torch operations, differentiable by torch itself. ``bare``: the kernel, without
 #: autograd around it. ``fused``: the kernel with autograd. ``kept``: what is kept is moved together first. ``filled``
@@ -14,6 +15,17 @@ __all__ = ["ROUTES", "Plan", "Refusal"]
 #: are those of attention: see `maskwise.ops.attention.routes`. ``sparse`` is that of linear: see
 #: `maskwise.ops.linear.routes`.
 ROUTES = ("plain", "bare", "fused", "kept", "filled", "pieces", "whole", "blocks", "sdpa", "sequences", "sparse")
+
+
+class Skips(Enum):
+    """What a route leaves out for a dropped element. It is declared with the route, and never more than is certain."""
+
+    #: Nothing: it is read and computed as a kept one, and its result is thrown away.
+    NOTHING = 0
+    #: Nothing is computed of it, though its memory may be read.
+    COMPUTING = 1
+    #: It is neither read nor computed.
+    READING = 2
 
 
 @dataclass(frozen=True)
@@ -41,6 +53,8 @@ class Plan:
         refused: the other ways, each with the reason why not.
         work: what the route has to do, where that is known.
         dense: what the dense way would have to do.
+        skips: what the route leaves out for a dropped element.
+        flops: how many floating point operations an element takes that is not left out; None where nobody knows.
     """
 
     op: str
@@ -50,10 +64,5 @@ class Plan:
     refused: tuple[Refusal, ...] = ()
     work: Work | None = None
     dense: Work | None = None
-
-    @property
-    def saved(self) -> tuple[int, int] | None:
-        """The FLOPs and bytes that the route leaves undone, compared with the dense way; None where nobody knows."""
-        if self.work is None or self.dense is None:
-            return None
-        return saved(self.dense, self.work)
+    skips: Skips = Skips.NOTHING
+    flops: int | None = None

@@ -15,6 +15,7 @@ import torch
 
 from maskwise.errors import ArgumentError, say
 from maskwise.plan import calibration
+from maskwise.plan.blocks import Blocks
 from maskwise.plan.capability import can_serve
 from maskwise.plan.cost import Work, microseconds
 from maskwise.plan.plan import ROUTES, Plan, Refusal
@@ -27,6 +28,7 @@ __all__ = [
     "forced",
     "forget",
     "has_kernel",
+    "is_any_forced",
     "is_served",
     "make",
     "on_forget",
@@ -39,7 +41,7 @@ __all__ = [
 Describe = Callable[[str, int, int, bool], Work]
 
 _work: dict[str, Describe] = {}
-_forced: str | None = None
+_routes = Blocks[str | None]("maskwise.force")
 _forgetters: list[Callable[[], None]] = []
 _era = 0
 
@@ -93,35 +95,42 @@ def force(route: str | None) -> Iterator[None]:
     Raises:
         ArgumentError: there is no such route.
 
-    It holds for all threads. Compiled graphs keep what they were traced with.
+    It holds in its own context (see `contextvars`): in its thread or asyncio task, and in tasks that are started inside
+    of the block, until the block ends. A generator that yields inside of the block leaves it open for its consumer. A
+    backward pass on the CPU runs in the thread that starts it, so what is forced there holds; on a GPU it runs in
+    threads of torch, where nothing is forced. Compiled graphs keep what they were traced with.
     """
-    global _forced
     if route is not None and route not in (*NAMES, *ROUTES):
         known = ", ".join((*NAMES, *ROUTES))
         raise ArgumentError(say("force", "route", must=f"be one of {known}", got=repr(route), hint='mw.force("dense")'))
-    before, _forced = _forced, "plain" if route == "dense" else route
-    forget()
-    try:
+    with _routes.opened("plain" if route == "dense" else route):
         yield
-    finally:
-        _forced = before
-        forget()
 
 
 def forced() -> str | None:
-    """The route that `force` asks for at the moment, or None."""
-    return _forced
+    """The route that `force` requires in this context, or None. It is a part of the key of every cache of decisions."""
+    if not is_any_forced():
+        return None
+    routes = _routes.values()
+    return routes[-1] if routes else None
+
+
+#: Falsy where no route is forced: for calls that have 30 ns for the question, and no more.
+is_any_forced = _routes.any
+# What torch.compiler.assume_constant_result sets, which would import the compiler: a graph keeps what it was traced
+# with, and the compiler does not trace context variables.
+forced._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def has_kernel(op: str, dtype: torch.dtype, device: str) -> bool:
     """Whether a kernel serves this op, dtype and device."""
-    return _forced != "plain" and can_serve(op, device, dtype)[0]
+    return forced() != "plain" and can_serve(op, device, dtype)[0]
 
 
 @lru_cache(maxsize=256)
-def is_served(op: str, dtype: torch.dtype) -> bool:
-    """The same for the CPU, remembered: for calls whose time is what is asked about them."""
-    return has_kernel(op, dtype, "cpu")
+def is_served(op: str, dtype: torch.dtype, forced: str | None) -> bool:
+    """The same for the CPU and what is `forced`, cached: for calls whose time is what is asked about them."""
+    return forced != "plain" and can_serve(op, "cpu", dtype)[0]
 
 
 on_forget(is_served.cache_clear)
@@ -140,12 +149,13 @@ def make(
     kernel = "fused" if grad else "bare"
     works, costs = _predicted(op, kernel, prod(shape), dtype.itemsize, device, grad)
     ok, why = can_serve(op, device, dtype)
-    if _forced == "plain":
+    required = forced()
+    if required == "plain":
         route, reason, refused = "plain", "forced", (Refusal(kernel, "another is forced"),)
     elif transformed or not ok:
         reason = _TRANSFORMED if transformed else why
         route, refused = "plain", (Refusal(kernel, reason),)
-    elif _forced in ("kernel", "bare", "fused"):
+    elif required in ("kernel", "bare", "fused"):
         route, reason, refused = kernel, "forced", (Refusal("plain", "another is forced"),)
     else:
         return cheapest(op, works, costs)
@@ -153,15 +163,16 @@ def make(
 
 
 @lru_cache(maxsize=256)
-def small(op: str, dtype: torch.dtype) -> int:
+def small(op: str, dtype: torch.dtype, forced: str | None) -> int:
     """Up to how many elements on the CPU, 65,536 at most, the plain way of an op is the predicted best; 0 where another
-    is forced. It is asked before anything else is known of a call, and holds where no gradient is asked for.
+    is `forced`. It is asked before anything else is known of a call, and holds where no gradient is asked for.
     """
-    if _forced is not None and _forced != "plain":
+    if forced is not None and forced != "plain":
         return 0
     elements = 1 << 16
-    while elements and make(op, (elements,), dtype, "cpu", grad=False).route != "plain":
-        elements >>= 1
+    with force(forced):
+        while elements and make(op, (elements,), dtype, "cpu", grad=False).route != "plain":
+            elements >>= 1
     return elements
 
 

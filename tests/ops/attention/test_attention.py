@@ -133,9 +133,9 @@ def test_plans_say_what_is_skipped_and_why():
         mw.attention(q, k, v)
     assert [call.route for call in log] == ["bare", "blocks", "whole", "whole"]
     assert log.calls[0].shape == (2, 2, 400, 400)
-    # Two heads, each with 30 keys for 371 queries that see them all and for those before, and with a full triangle.
-    pairs = 2 * (30 * 371 + 29 * 30 // 2 + 400 * 401 // 2)
-    assert log.calls[0].reason == f"the kernel reads only what is kept: {pairs:,} of 640,000 pairs"
+    # Two heads, each with 30 keys and with a triangle; queries are scored with the last one of a block of 24.
+    pairs = 2 * sum(min(30, i + 24) + min(400, i + 24) for i in range(400))
+    assert log.calls[0].reason == f"the kernel reads only what is kept: {pairs:,} of 640,000 pairs are computed"
     assert log.calls[0].skipped_flops == 4 * 16 * (640_000 - pairs)
     assert "of 640,000 pairs" in log.calls[1].reason
     assert log.calls[3].reason == "nothing is dropped"

@@ -110,8 +110,10 @@ def test_a_full_mask_gives_fn_everything_as_it_is():
         return rows * 2
 
     x = torch.randn(40, 50, 3)
-    assert torch.equal(mw.apply(fn, x, mask=torch.ones(40, 50, dtype=torch.bool)), x * 2)
-    assert seen[0].data_ptr() == x.data_ptr()
+    for _ in range(2):
+        assert torch.equal(mw.apply(fn, x, mask=torch.ones(40, 50, dtype=torch.bool)), x * 2)
+    # Once it is known that fn does not write into what it gets.
+    assert seen[-1].data_ptr() == x.data_ptr()
 
 
 def test_explain_tells_which_way_it_went():

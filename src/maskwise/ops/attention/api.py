@@ -18,10 +18,10 @@ from maskwise.ops.attention.packed import attend_packed
 from maskwise.ops.attention.pieces import bits_of
 from maskwise.ops.attention.recipes import remembered
 from maskwise.ops.attention.registered import attend_fused
-from maskwise.ops.attention.routes import bits_from, choose, counted
+from maskwise.ops.attention.routes import Call, bits_from, choose, report
 from maskwise.ops.attention.whole import attend_whole, end_gradients
 from maskwise.ops.select.packed import Packed
-from maskwise.plan.explain import listeners, record
+from maskwise.plan.explain import is_heard
 
 __all__ = ["attention"]
 
@@ -117,12 +117,8 @@ def attention(
         q, k, v = lowered(q, k, v)
     if plan is None:
         plan, pieces = choose(q, k, v, mask, index, is_causal, dropout_p, sizes, grad=recipe.grad)
-    if listeners:
-        # What attention is made of is pairs of a query and a key, so those are what the log counts.
-        pairs = q.new_empty(()).expand(sizes)
-        if plan.route == "bare":
-            plan = counted(plan, bits_from(mask, index, sizes), is_causal, q.shape[-1], sizes)
-        record(plan, pairs, mask[index] if isinstance(mask, Mask) else mask)
+    if is_heard():
+        report(plan, q, k, v, mask, Call(index, is_causal, sizes))
     if plan.route == "bare":
         bits = mask.to_bool() if isinstance(mask, Mask) else mask
         scale = recipe.scale if scale is None else scale

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import torch
@@ -19,8 +20,8 @@ from maskwise.ops.attention.sequences import attend
 from maskwise.ops.select.packed import Packed, collect
 from maskwise.plan import Plan, planner
 from maskwise.plan.cost import microseconds
-from maskwise.plan.explain import listeners, record
-from maskwise.plan.plan import Refusal
+from maskwise.plan.explain import is_heard, record
+from maskwise.plan.plan import Refusal, Skips
 
 __all__ = ["attend_packed"]
 
@@ -44,8 +45,8 @@ def attend_packed(
     why_not = _not_by_sequences(q, k, mask, is_causal)
     if why_not is None:
         lengths, key_lengths = q.mask.lengths.reshape(-1).tolist(), k.mask.lengths.reshape(-1).tolist()
-        if listeners:
-            record(_by_sequences(q, lengths, key_lengths), q.values, q.mask)
+        if is_heard():
+            _report(q, k, lengths, key_lengths)
         out = attend(q.values, k.values, v.values, lengths, key_lengths=key_lengths, **options)
         # A causal query drops later keys, which as NaN could have reached it.
         if not is_causal or torch.compiler.is_compiling() or is_finite(out):
@@ -56,15 +57,17 @@ def attend_packed(
     return collect(out.transpose(1, 2), q.mask, capacity=q.capacity)
 
 
-def _by_sequences(q: Packed, lengths: list[int], key_lengths: list[int]) -> Plan:
-    """The plan for those who listen; the dense way is that of the padded layout."""
+def _report(q: Packed, k: Packed, lengths: list[int], key_lengths: list[int]) -> None:
+    """Report the call to those who listen; the elements are the pairs of the padded layout."""
     _, heads, features = q.values.shape
     pairs = heads * sum(a * b for a, b in zip(lengths, key_lengths, strict=True))
-    padded = heads * len(lengths) * max(lengths, default=0) * max(key_lengths, default=0)
-    work, dense, rates = work_of(1, pairs, features), work_of(1, padded, features), planner.rates_for("cpu")
+    padded = (len(lengths), heads, q.mask.shape[-1], k.mask.shape[-1])
+    work, dense, rates = work_of(1, pairs, features), work_of(1, prod(padded), features), planner.rates_for("cpu")
     refused = (Refusal("whole", "the padding would be computed, too"),)
-    reason = f"{len(lengths)} sequences, each attends to its own"
-    return Plan(OP, "sequences", reason, microseconds(work, rates.plain_call, rates), refused, work, dense)
+    reason, cost = f"{len(lengths)} sequences, each attends to its own", microseconds(work, rates.plain_call, rates)
+    plan = Plan(OP, "sequences", reason, cost, refused, work, dense, Skips.COMPUTING, 4 * features)
+    # Of what was packed everything is read.
+    record(plan, q.values.new_empty(()).expand(padded), q.mask, skipped=prod(padded) - pairs, skipped_bytes=0)
 
 
 def _four_dims(mask: MaskLike, q: Packed, k: Packed, queries: Tensor) -> Mask:

@@ -13,7 +13,7 @@ from maskwise.ops.arguments import MaskLike
 from maskwise.ops.attention.arguments import KEYS, Index, lowers, recipe_for
 from maskwise.ops.attention.pieces import Sizes
 from maskwise.ops.attention.routes import plan_unseen
-from maskwise.plan import Plan
+from maskwise.plan import Plan, planner
 from maskwise.plan.remembered import Remembered
 
 __all__ = ["Recipe", "remembered"]
@@ -52,7 +52,7 @@ def remembered(q: Any, k: Any, v: Any, mask: MaskLike | None, is_causal: bool, d
         # fmt: off
         facts = (
             q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, device, k.device, v.device, of_mask, lower, grad,
-            transformed, is_causal, dropout_p > 0.0,
+            transformed, is_causal, dropout_p > 0.0, planner.forced(),
         )
         # fmt: on
         found = _recipes.get(facts)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,9 +23,20 @@ from maskwise.ops.attention.pieces import Sizes, bits_of, pieces_of
 from maskwise.plan import Plan, planner
 from maskwise.plan.capability import can_serve
 from maskwise.plan.cost import Work, microseconds
-from maskwise.plan.plan import Refusal
+from maskwise.plan.explain import record
+from maskwise.plan.plan import Refusal, Skips
 
-__all__ = ["bits_from", "choose", "counted", "plan_unseen", "work_of"]
+__all__ = ["Call", "bits_from", "choose", "plan_unseen", "report", "work_of"]
+
+
+class Call(NamedTuple):
+    """How the mask of a call lines up with its pairs."""
+
+    #: The index that gives the mask four dims.
+    lifting: Index
+    is_causal: bool
+    sizes: Sizes
+
 
 OP = "attention"
 #: How many torch calls a call of torch's kernel is worth, with what is made ready for it.
@@ -141,12 +153,46 @@ def choose(
     return Plan(OP, best, told[best], costs[best], refused, works[best], whole), pieces if best == "blocks" else []
 
 
-def counted(plan: Plan, bits: Tensor | None, is_causal: bool, features: int, sizes: Sizes) -> Plan:
-    """The plan of our own kernel with what the mask lets it skip, for those who listen: nobody else counts."""
-    kept = bits_of(bits, is_causal, sizes)
-    pairs = prod(sizes) if kept is None else int(kept.expand(sizes).sum())
-    work = work_of(1, pairs, features)
-    return replace(plan, work=replace(work, calls=1), reason=f"{plan.reason}: {pairs:,} of {prod(sizes):,} pairs")
+#: Queries of our kernel that meet a block of keys together: kRowBlock of csrc/attention.h.
+_ROW_BLOCK = 24
+
+
+def report(plan: Plan, q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, lined_up: Call) -> None:
+    """Report a call to those who listen, with the pairs that its route leaves out: nobody else counts."""
+    index, is_causal, sizes = lined_up
+    # What attention is made of is pairs of a query and a key, so those are the elements.
+    pairs, features = q.new_empty(()).expand(sizes), q.shape[-1]
+    skipped, skipped_bytes = 0, 0
+    if plan.route == "bare":
+        kept = bits_of(bits_from(mask, index, sizes), is_causal, sizes)
+        if kept is not None:
+            skipped, unread = _left_out(kept.expand(sizes), is_causal)
+            skipped_bytes = unread * k.shape[1] * (k.shape[-1] + v.shape[-1]) * k.element_size()
+        reason = f"{plan.reason}: {prod(sizes) - skipped:,} of {prod(sizes):,} pairs are computed"
+        plan = replace(plan, skips=Skips.READING, reason=reason)
+    elif plan.route == "blocks" and plan.work is not None:
+        # Blocks are scored as a whole, dropped pairs inside of them too.
+        skipped = prod(sizes) - plan.work.attention_flops // max(4 * features, 1)
+        plan = replace(plan, skips=Skips.COMPUTING)
+    plan = replace(plan, flops=4 * features)
+    record(plan, pairs, mask[index] if isinstance(mask, Mask) else mask, skipped=skipped, skipped_bytes=skipped_bytes)
+
+
+def _left_out(
+    kept: Tensor,  # bool, (B, H, Lq, Lk)
+    is_causal: bool,
+) -> tuple[int, int]:
+    """The pairs that our kernel is sure not to score, and the keys of all batch entries that it does not read.
+
+    It packs the keys that some query of a head keeps, and scores all of them with every query; where it is causal, up
+    to the last query of a block of rows.
+    """
+    packed = kept.any(-2, keepdim=True)  # (B, H, 1, Lk)
+    scored = packed.expand(kept.shape)
+    if is_causal:
+        queries, keys = (torch.arange(size, device=kept.device) for size in kept.shape[-2:])
+        scored = scored & (keys < queries[:, None] + _ROW_BLOCK)
+    return kept.numel() - int(scored.sum()), int((~packed.any(1)).sum())
 
 
 def _forced() -> str | None:

@@ -11,7 +11,7 @@ from maskwise.ops.arguments import MaskLike, check, fits
 from maskwise.ops.fill import reference, registered
 from maskwise.ops.filling import filled
 from maskwise.ops.numbers import number
-from maskwise.ops.small import REFUSED, is_ordinary, small
+from maskwise.ops.small import REFUSED, forced, is_ordinary, small
 
 __all__ = ["fill"]
 
@@ -72,7 +72,7 @@ def _at_once(x: Tensor, mask: MaskLike, value: float) -> Tensor | None:
         # Kernels believe what they are told, so they are told only what needs no more checks.
         at_once = bits.is_cpu and x.layout is bits.layout is torch.strided
         return filled(x, bits, value) if at_once else None
-    if x.numel() > small("fill", x.dtype):
+    if x.numel() > small("fill", x.dtype, forced()):
         return None
     try:
         out = torch.where(bits, x, number(value, x.dtype, x.device))

@@ -16,7 +16,8 @@ from maskwise.ops.linear.layouts import SparseLayout
 from maskwise.ops.linear.registered import sparse_linear
 from maskwise.ops.linear.routes import hopeless
 from maskwise.ops.small import REFUSED, is_ordinary
-from maskwise.plan.explain import listeners, record
+from maskwise.plan import planner
+from maskwise.plan.explain import is_heard, record
 
 __all__ = ["linear"]
 
@@ -70,7 +71,7 @@ def linear(
     remembered = mask_of(mask)
     transformed = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
     plan, layout = plan_for(x, weight, remembered, bias, transformed=transformed)
-    if listeners:
+    if is_heard():
         record(plan, weight, remembered)
     if transformed:
         return reference.linear(x, weight, bits, bias)
@@ -88,7 +89,7 @@ def _run(x: Tensor, weight: Tensor, bits: Tensor, bias: Tensor | None, layout: S
 def _small(x: Tensor, weight: Tensor, mask: MaskLike, bias: Tensor | None) -> Tensor | None:
     """A product too small for any way but the dense one, by torch; None where it is not, or more must be asked."""
     try:
-        a_product, a_weight, most = hopeless()
+        a_product, a_weight, most = hopeless(planner.forced())
         outputs, inputs = weight.shape
         if outputs * (x.numel() * a_product + inputs * a_weight) > most or not (x.is_cpu and weight.is_cpu):
             return None

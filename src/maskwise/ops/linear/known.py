@@ -81,7 +81,7 @@ def _facts(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Any, ...] | 
     if not (x.is_cpu and weight.is_cpu and (bias is None or bias.is_cpu)) or torch.is_autocast_enabled("cpu"):
         return None
     told = None if bias is None else (bias.shape, bias.dtype)
-    return (x.shape, x.dtype, x.is_contiguous(), weight.shape, weight.dtype, told, planner.era())
+    return (x.shape, x.dtype, x.is_contiguous(), weight.shape, weight.dtype, told, planner.era(), planner.forced())
 
 
 def plan_for(

@@ -14,7 +14,7 @@ from maskwise.ops.linear.layouts import Block
 from maskwise.plan import Plan, planner
 from maskwise.plan.capability import can_serve
 from maskwise.plan.cost import Work
-from maskwise.plan.plan import Refusal
+from maskwise.plan.plan import Refusal, Skips
 
 __all__ = ["Extra", "Sizes", "build_cost", "choose", "dense_cost", "hopeless", "sparse_cost"]
 
@@ -81,12 +81,12 @@ class Extra(NamedTuple):
         return cls(weights / _ZEROED + cold, sizes.kept / _PICKED + turned)
 
 
-@lru_cache(maxsize=1)
-def hopeless() -> tuple[float, float, float]:
+@lru_cache(maxsize=16)
+def hopeless(forced: str | None) -> tuple[float, float, float]:
     """What a multiplication costs the dense product with a dense weight at most, what a weight does, and what it may
-    cost in all for the kernel not to pay even if nothing were kept; nothing where a route is forced.
+    cost in all for the kernel not to pay even if nothing were kept; nothing where a route is `forced`.
     """
-    if planner.forced() not in (None, "plain"):
+    if forced not in (None, "plain"):
         return 0.0, 0.0, -1.0
     rates = planner.rates_for("cpu")
     return 4 / rates.flops, 1 / _ZEROED + 4 / (_WEIGHTS * rates.streamed), _CALL - rates.plain_call
@@ -95,7 +95,6 @@ def hopeless() -> tuple[float, float, float]:
 planner.on_forget(hopeless.cache_clear)
 
 
-@lru_cache(maxsize=4096)
 def choose(
     op: str,
     sizes: Sizes,
@@ -106,7 +105,14 @@ def choose(
     extra: Extra = Extra(),  # noqa: B008
 ) -> Plan:
     """The plan of one product, as if a layout were there."""
-    if planner.forced() == "plain":
+    return _choose(op, sizes, dtype, device, transformed, extra, planner.forced())
+
+
+@lru_cache(maxsize=4096)
+def _choose(
+    op: str, sizes: Sizes, dtype: torch.dtype, device: str, transformed: bool, extra: Extra, forced: str | None
+) -> Plan:
+    if forced == "plain":
         return Plan(op, "plain", "forced", 0.0)
     if transformed:
         reason = "torch.func transforms and forward-mode AD see through plain torch operations only"
@@ -119,14 +125,17 @@ def choose(
     by_kept = Work(calls=1, streamed=(dtype.itemsize + 4) * sizes.kept, flops=2 * sizes.batch * sizes.kept)
     if not ok:
         return Plan(op, "plain", why, dense, (Refusal("sparse", why),), by_all, by_all)
-    if planner.forced() in ("kernel", "sparse"):
-        return Plan(op, "sparse", "forced", sparse, (Refusal("plain", "another is forced"),), by_kept, by_all)
+    # The kernel multiplies kept weights only; whether it reads others depends on where it has them from.
+    skips, flops = Skips.COMPUTING, 2 * sizes.batch
+    if forced in ("kernel", "sparse"):
+        refused = Refusal("plain", "another is forced")
+        return Plan(op, "sparse", "forced", sparse, (refused,), by_kept, by_all, skips, flops)
     told = f"{sizes.kept / total:.1%} of the weight is kept"
     if dense <= sparse:
         refused = Refusal("sparse", f"predicted {sparse:.0f} µs against {dense:.0f} µs")
         return Plan(op, "plain", told, dense, (refused,), by_all, by_all)
     refused = Refusal("plain", f"predicted {dense:.0f} µs against {sparse:.0f} µs")
-    return Plan(op, "sparse", told, sparse, (refused,), by_kept, by_all)
+    return Plan(op, "sparse", told, sparse, (refused,), by_kept, by_all, skips, flops)
 
 
-planner.on_forget(choose.cache_clear)
+planner.on_forget(_choose.cache_clear)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -19,7 +20,8 @@ from maskwise.ops.loss.kinds import KINDS
 from maskwise.ops.loss.quick import find
 from maskwise.ops.loss.routes import choose
 from maskwise.plan import Plan
-from maskwise.plan.explain import listeners, record
+from maskwise.plan.explain import is_heard, record
+from maskwise.plan.plan import Skips
 from maskwise.plan.planner import with_cost
 
 __all__ = ["loss"]
@@ -88,8 +90,9 @@ def loss(
     if not compiling and reduction in REDUCTIONS:
         quick = find(fn, input, target, bits, reduction, kwargs)
         if quick is not None:
-            if listeners:
-                told(quick.plan, cast(Tensor, input), mask)
+            if is_heard():
+                x, skips = cast(Tensor, input), quick.skips
+                told(quick.plan if skips is None else replace(quick.plan, skips=skips(x, bits)), x, mask)
             return quick.run(input, target, bits, kwargs.get("weight"))
     if isinstance(fn, functools.partial) and not fn.args:
         return loss(fn.func, input, target, mask, reduction, **{**fn.keywords, **kwargs})
@@ -97,20 +100,22 @@ def loss(
     check(fn, bits, reduction, kwargs)
     kind = KINDS.get(fn)
     if kind is None:
-        if listeners and not compiling:
+        if is_heard():
             told(Plan("loss", "plain", "nothing is known of this loss", 0.0), operands[0], mask)
         return unknown.loss(fn, operands, bits, kwargs, reduction)
     call = prepare(fn, kind, operands, bits, kwargs)
     if compiling:
         return reference.loss(call, reduction)
     plan, run = choose(call, reduction)
-    if listeners:
+    if is_heard():
         told(plan, operands[0], mask)
     return run()
 
 
 def told(plan: Plan, x: Tensor, mask: MaskLike) -> None:
     """Tell whoever listens of one call, with what it costs."""
+    # A GPU's kernels load what is dropped, too.
+    plan = plan if x.is_cpu else replace(plan, skips=Skips.NOTHING)
     record(with_cost(plan, x, grad=x.requires_grad and torch.is_grad_enabled()), x, mask)
 
 

@@ -21,8 +21,9 @@ from maskwise.ops.loss import cross_entropy, reference
 from maskwise.ops.loss.call import check_mask, prepare
 from maskwise.ops.loss.kinds import KINDS, Kind
 from maskwise.ops.loss.registered import REDUCTIONS, Code, code_of, elements
+from maskwise.ops.operation import dropped_rows
 from maskwise.plan import Plan, planner
-from maskwise.plan.plan import Refusal
+from maskwise.plan.plan import Refusal, Skips
 from maskwise.plan.remembered import Remembered
 
 __all__ = ["Quick", "find"]
@@ -43,6 +44,8 @@ class Quick(NamedTuple):
     plan: Plan
     #: (input, target, mask, weight) -> loss
     run: Callable[[Any, Any, Tensor, Any], Tensor]
+    #: What the kernel leaves out for a dropped element, by (input, mask); None for nothing.
+    skips: Callable[[Tensor, Tensor], Skips] | None = None
 
 
 _found: Remembered[Quick | None] = Remembered()
@@ -71,7 +74,7 @@ def find(
         None if weight is None else (weight.shape, weight.dtype, weight.device, weight.requires_grad),
     )
     try:
-        key = (fn, reduction, tuple(settings.items()), facts)
+        key = (fn, reduction, tuple(settings.items()), facts, planner.forced())
         return _found[key]
     except KeyError:
         way = _found[key] = plan(Asked(fn, reduction, settings, *facts[7:9]), x, target, bits, weight, *facts[9:11])
@@ -92,10 +95,11 @@ class Asked:
     grad: bool
     of_target: bool
 
-    def by_kernel(self, run: Callable[..., Tensor]) -> Quick:
+    def by_kernel(self, run: Callable[..., Tensor], skips: Callable[[Tensor, Tensor], Skips]) -> Quick:
         """The call by a kernel."""
         refused = (Refusal("plain", "it would write the loss of everything, and read it again"),)
-        return Quick(Plan("loss", "fused" if self.grad else "bare", "one pass over what is kept", 0.0, refused), run)
+        plan = Plan("loss", "fused" if self.grad else "bare", "one pass over x and the mask", 0.0, refused)
+        return Quick(plan, run, skips)
 
     @property
     def inner(self) -> int:
@@ -127,7 +131,7 @@ def plan_elements(asked: Asked, x: Tensor, target: Tensor, bits: Tensor) -> Quic
     check_mask(bits, tuple(x.shape), x)
     code = code_of(asked.fn, asked.settings) if x.dtype == target.dtype and not asked.of_target else None
     if code is not None and x.numel() and planner.has_kernel("loss", x.dtype, x.device.type):
-        return asked.by_kernel(partial(of_elements, asked, code))
+        return asked.by_kernel(partial(of_elements, asked, code), dropped_rows)
     if x.device.type != "cpu":
         # What is kept cannot be gathered without waiting for the device.
         return None
@@ -159,8 +163,13 @@ def plan_classes(
         return Quick(Plan("loss", "plain", "torch ignores what is dropped", 0.0), partial(of_log, asked, kind, ignored))
     served = planner.has_kernel("cross_entropy", x.dtype, x.device.type) and (smoothing == 0.0 or weight is None)
     if asked.fn is F.cross_entropy and served and 0.0 <= smoothing <= 1.0:
-        return asked.by_kernel(partial(of_classes, asked, ignored, float(smoothing)))
+        return asked.by_kernel(partial(of_classes, asked, ignored, float(smoothing)), dropped_positions)
     return None
+
+
+def dropped_positions(x: Tensor, bits: Tensor) -> Skips:
+    """The kernel of cross entropy passes over a position that is dropped, if its classes lie side by side."""
+    return Skips.READING if x.stride(1) == 1 else Skips.NOTHING
 
 
 def of_elements(asked: Asked, code: Code, x: Tensor, target: Tensor, bits: Tensor, _: None) -> Tensor:

@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 from maskwise.ops.loss import blocks, filled, reference
 from maskwise.ops.loss.call import Call
 from maskwise.plan import Plan, planner
-from maskwise.plan.plan import Refusal
+from maskwise.plan.plan import Refusal, Skips
 
 __all__ = ["choose"]
 
@@ -42,7 +42,8 @@ def choose(call: Call, reduction: str) -> tuple[Plan, Callable[[], Tensor]]:
     if form is not None and (form.rows or not least or elements >= LARGE_CELLS):
         reason = "kept rows only" if form.rows else "in pieces that fit the cache"
         slower = (Refusal("filled", "its temporaries would not fit the cache"),)
-        return Plan("loss", "pieces", reason, 0.0, slower), partial(blocks.loss, call, form, reduction)
+        skips = Skips.READING if form.rows else Skips.NOTHING
+        return Plan("loss", "pieces", reason, 0.0, slower, skips=skips), partial(blocks.loss, call, form, reduction)
     return Plan("loss", "filled", why, 0.0, (Refusal("pieces", why),)), partial(filled.loss, call, reduction)
 
 

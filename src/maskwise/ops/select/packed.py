@@ -23,7 +23,7 @@ from maskwise.ops.select.room import check_room
 from maskwise.ops.select.routes import is_few, pack_plan
 from maskwise.ops.select.rows import line_up
 from maskwise.ops.small import is_ordinary
-from maskwise.plan.explain import listeners, record
+from maskwise.plan.explain import is_heard, record
 
 __all__ = ["Packed", "collect", "pack"]
 
@@ -255,7 +255,7 @@ def pack(x: Tensor, mask: MaskLike, *, capacity: int | None = None, out: Tensor 
     if capacity is None and out is None and isinstance(mask, Mask) and (done := _at_once(x, mask)) is not None:
         return done
     lead = line_up("pack", x, mask)
-    if listeners and not torch.compiler.is_compiling():
+    if is_heard():
         record(pack_plan(x, lead), x, lead)
     return collect(x, lead, capacity=capacity, out=out)
 

@@ -17,9 +17,9 @@ from torch import Tensor
 from maskwise.mask import Mask
 from maskwise.plan import Plan, planner
 from maskwise.plan.cost import Work, microseconds
-from maskwise.plan.plan import Refusal
+from maskwise.plan.plan import Refusal, Skips
 
-__all__ = ["ELEMENTWISE", "choose", "is_few", "pack_plan", "with_work"]
+__all__ = ["ELEMENTWISE", "choose", "declared", "is_few", "pack_plan"]
 
 #: From this density on, moving rows together costs more than it saves: for a 768-3072-768 network, 2 % of its time.
 _NEARLY_ALL = 0.98
@@ -108,13 +108,13 @@ planner.on_forget(_elementwise.cache_clear)
 def is_few(x: Tensor) -> bool:
     """Whether so little is to be moved that torch's own indexing is quicker than a call of our kernel."""
     # Tensor.nbytes says the same, and takes as long as all the rest.
-    return x.numel() * x.element_size() < _few_bytes() and x.is_cpu
+    return x.numel() * x.element_size() < _few_bytes(planner.forced()) and x.is_cpu
 
 
-@lru_cache(maxsize=1)
-def _few_bytes() -> float:
+@lru_cache(maxsize=16)
+def _few_bytes(forced: str | None) -> float:
     """Bytes on the CPU that torch's own indexing moves in the time in which our kernel is called."""
-    if planner.forced() in ("kernel", "kept"):
+    if forced in ("kernel", "kept"):
         return 0.0
     rates = planner.rates_for("cpu")
     # Indexing takes two calls, and what our kernel does to each byte is next to nothing beside it.
@@ -124,14 +124,19 @@ def _few_bytes() -> float:
 planner.on_forget(_few_bytes.cache_clear)
 
 
-def with_work(plan: Plan, x: Tensor, lead: Mask) -> Plan:
-    """The plan for those who listen, with the bytes that fn reads: what it computes of them nobody can know."""
-    if plan.work is not None:
-        return plan
-    dense, density = Work(calls=1, streamed=x.nbytes), lead.facts.density
-    if plan.route == "plain" or density is None:
-        return replace(plan, work=dense, dense=dense)
-    return replace(plan, work=Work(calls=1, streamed=round(x.nbytes * density)), dense=dense)
+#: Bytes that memory hands out together: of a row that is shorter, a neighbour's reading reads a part.
+_LINE = 64
+
+
+def declared(plan: Plan, x: Tensor, lead: Mask) -> Plan:
+    """The plan of apply for those who listen, with what is left out for a dropped row; fn's FLOPs nobody can know."""
+    return plan if plan.route == "plain" else replace(plan, skips=_row_skips(x, lead))
+
+
+def _row_skips(x: Tensor, lead: Mask) -> Skips:
+    """What moving kept rows together leaves out: dropped rows are passed over, if they are rows and not elements."""
+    row = x.element_size() * (x.numel() // max(lead.numel(), 1))
+    return Skips.READING if row >= _LINE and x.is_contiguous() else Skips.COMPUTING
 
 
 def pack_plan(x: Tensor, lead: Mask) -> Plan:
@@ -139,7 +144,7 @@ def pack_plan(x: Tensor, lead: Mask) -> Plan:
     work, rates = _moved(x, lead), planner.rates_for(x.device.type)
     dense = Work(calls=1, streamed=x.nbytes, fresh=x.nbytes)
     cost = microseconds(work, rates.bare_call, rates)
-    return Plan("pack", "kept", "kept rows are copied together", cost, (), work, dense)
+    return Plan("pack", "kept", "kept rows are copied together", cost, (), work, dense, _row_skips(x, lead), 0)
 
 
 def _moved(x: Tensor, lead: Mask) -> Work:

@@ -15,10 +15,11 @@ from maskwise.ops.arguments import MaskLike
 from maskwise.ops.filling import filled
 from maskwise.ops.select.packed import Packed, collect, fill_for, picked
 from maskwise.ops.select.registered import pack_rows_forward, unpack_rows_forward
-from maskwise.ops.select.routes import ELEMENTWISE, choose, is_few, with_work
+from maskwise.ops.select.routes import ELEMENTWISE, choose, declared, is_few
 from maskwise.ops.select.rows import line_up
+from maskwise.ops.select.verdicts import run
 from maskwise.ops.small import is_ordinary
-from maskwise.plan.explain import listeners, record
+from maskwise.plan.explain import is_heard, record
 
 __all__ = ["apply", "apply_"]
 
@@ -60,7 +61,12 @@ def apply(
         ShapeError: the mask does not line up with x, or fn does not return one row for each it got.
         DtypeError: the mask is not bool, x is not a tensor, or fn returns something else than tensors.
         DeviceError: the mask is on another device.
-        ArgumentError: fn returns an empty tuple.
+        ArgumentError: fn returns an empty tuple, or does not treat each row by itself.
+
+    Rows are computed in any order and number, so what fn makes of one must not depend on others: ``t - t.mean(0)``,
+    batch norm in training mode and whatever else mixes along dim 0 is refused. For that, fn is called once more when it
+    is first used, with a few of the rows; random numbers that follow are not disturbed. Compiled graphs and transforms
+    cannot look at values, and do not check. fn may write into the rows that it gets: x is not changed.
 
     Where skipping does not pay (nearly everything is kept, or fn is a cheap elementwise function), fn runs on all rows,
     with a kept row in the place of each dropped one, and the result is the same.
@@ -69,8 +75,8 @@ def apply(
     arguments = [x if x.shape == lead.shape else _rows_of(x, lead), *(_rows_of(value, lead) for value in more)]
     learns = torch.is_grad_enabled() and (x.requires_grad or (bool(more) and _requires_grad(more)))
     plan = choose(fn, x, lead, learns=learns)
-    if listeners:
-        record(with_work(plan, x, lead), x, lead)
+    if is_heard():
+        record(declared(plan, x, lead), x, lead)
     route = _packs if plan.route == "kept" else _runs_densely
     return route(fn, arguments, lead, fill if other is None else other, learns)
 
@@ -96,7 +102,7 @@ def apply_(fn: Callable[..., Any], x: Tensor, *more: Any, mask: MaskLike) -> Ten
         ShapeError: the mask does not line up with x, or fn does not return rows of x's own shape and dtype.
         DtypeError: the mask is not bool, x is not a tensor, or fn returns something else than tensors.
         DeviceError: the mask is on another device.
-        ArgumentError: fn returns an empty tuple.
+        ArgumentError: fn returns an empty tuple, or does not treat each row by itself.
     """
     out = apply(fn, x, *more, mask=mask, other=x)
     if not isinstance(out, Tensor) or out.shape != x.shape or out.dtype != x.dtype:
@@ -131,15 +137,15 @@ def _packs(fn: Callable[..., Any], arguments: list[Any], lead: Mask, other: floa
     if not learns and len(arguments) == 1 and x.is_cpu and is_ordinary():
         bits = lead.to_bool()
         kept = pack_rows_forward(x, bits)
-        return _each(fn(kept), lambda out: _unpacked(_checked(out, kept.shape[0]), bits, lead, other))
+        return _each(_called(fn, [kept]), lambda out: _unpacked(_checked(out, kept.shape[0]), bits, lead, other))
     if learns and len(arguments) == 1 and not isinstance(other, Tensor) and is_few(x):
         bits = lead.to_bool()
         few = picked(x, bits)
-        return _each(fn(few), lambda out: _spread(_checked(out, few.shape[0]), bits, other))
+        return _each(_called(fn, [few]), lambda out: _spread(_checked(out, few.shape[0]), bits, other))
     capacity = None if lead.device.type == "cpu" else lead.facts.count
     rows = [collect(a, lead, capacity=capacity).values if isinstance(a, Tensor) and a.dim() else a for a in arguments]
     count = rows[0].shape[0]
-    return _each(fn(*rows), lambda out: Packed(_checked(out, count), lead, capacity).unpack(other))
+    return _each(_called(fn, rows), lambda out: Packed(_checked(out, count), lead, capacity).unpack(other))
 
 
 def _unpacked(values: Tensor, bits: Tensor, lead: Mask, other: float | Tensor) -> Tensor:
@@ -174,7 +180,12 @@ def _runs_densely(fn: Callable[..., Any], arguments: list[Any], lead: Mask, othe
         out = _checked(out, count).reshape(*lead.shape, *out.shape[1:])
         return out if full else _placed(out, bits, other)
 
-    return _each(fn(*rows), place)
+    return _each(_called(fn, rows, is_view=full), place)
+
+
+def _called(fn: Callable[..., Any], rows: list[Any], *, is_view: bool = False) -> Any:
+    """What fn makes of the rows, if it treats each by itself; where they are a view of x, x is not written to."""
+    return fn(*rows) if fn in ELEMENTWISE else run(fn, rows, is_view=is_view)
 
 
 def _placed(

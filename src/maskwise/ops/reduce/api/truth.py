@@ -12,11 +12,11 @@ from maskwise.ops.gpu.status import DEVICE
 from maskwise.ops.operation import Operation
 from maskwise.ops.reduce import registered
 from maskwise.ops.reduce.api.shared import replace_empty
-from maskwise.ops.small import is_ordinary, small
+from maskwise.ops.small import forced, is_ordinary, small
 from maskwise.plan import Plan
 from maskwise.plan.capability import provide, served
 from maskwise.plan.cost import Work
-from maskwise.plan.explain import listeners, record
+from maskwise.plan.explain import is_heard, record
 from maskwise.plan.plan import Refusal
 from maskwise.plan.planner import describe, is_served
 
@@ -136,7 +136,7 @@ def count(
     ):
         return done
     if isinstance(mask, Mask):
-        if listeners and not torch.compiler.is_compiling():
+        if is_heard():
             # The log wants to know a shape; the positions of a lazy mask may be more than memory holds.
             positions = torch.zeros((), dtype=torch.bool, device=mask.device).expand(mask.shape)
             record(_COUNTS_ITSELF, positions, mask)
@@ -154,10 +154,11 @@ def _at_once(mask: Tensor, dim: int, keepdim: bool) -> Tensor | None:
     ndim = mask.dim()
     if mask.dtype is not torch.bool or mask.layout is not torch.strided or not mask.is_cpu or not -ndim <= dim < ndim:
         return None
-    if mask.numel() <= small("count", torch.bool):
+    route = forced()
+    if mask.numel() <= small("count", torch.bool, route):
         return mask.sum(dim, keepdim)
     out: Tensor | None = (
-        _count.bare(mask, _EVERYTHING, [dim % ndim], keepdim) if is_served("count", torch.bool) else None
+        _count.bare(mask, _EVERYTHING, [dim % ndim], keepdim) if is_served("count", torch.bool, route) else None
     )
     return out
 

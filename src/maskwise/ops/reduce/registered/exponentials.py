@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from maskwise.ops.operation import dropped_rows
 from maskwise.ops.reduce import gradients, reference
 from maskwise.ops.reduce.registered.shared import GPU, SCHEMA, contiguous, fake, fake_gradient_with_out, remember, works
 from maskwise.ops.register import define, register
@@ -60,6 +61,7 @@ logsumexp = register(
     gpu=FLOATING,
     gpu_from=f"{GPU}:logsumexp",
     fuses=True,
+    skips=dropped_rows,
 )
 norm = register(
     "norm",
@@ -73,4 +75,5 @@ norm = register(
     gpu=FLOATING,
     gpu_from=f"{GPU}:norm",
     fuses=True,
+    skips=dropped_rows,
 )

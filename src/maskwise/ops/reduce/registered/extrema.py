@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from maskwise.ops.operation import dropped_rows
 from maskwise.ops.reduce import gradients, reference
 from maskwise.ops.reduce.registered.shared import GPU, SCHEMA, contiguous, fake, fake_gradient_with_out, remember, works
 from maskwise.ops.register import define, register
@@ -49,6 +50,7 @@ amax = register(
     gpu=(*FLOATING, *INTEGRAL, torch.bool),
     gpu_from=f"{GPU}:amax",
     fuses=True,
+    skips=dropped_rows,
 )
 amin = register(
     "amin",
@@ -62,6 +64,7 @@ amin = register(
     gpu=(*FLOATING, *INTEGRAL, torch.bool),
     gpu_from=f"{GPU}:amin",
     fuses=True,
+    skips=dropped_rows,
 )
 argmax = register(
     "argmax",
@@ -73,6 +76,7 @@ argmax = register(
     gpu=(*FLOATING, *INTEGRAL),
     gpu_from=f"{GPU}:argmax",
     fuses=True,
+    skips=dropped_rows,
 )
 argmin = register(
     "argmin",
@@ -84,4 +88,5 @@ argmin = register(
     gpu=(*FLOATING, *INTEGRAL),
     gpu_from=f"{GPU}:argmin",
     fuses=True,
+    skips=dropped_rows,
 )

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from maskwise.ops.operation import dropped_rows
 from maskwise.ops.reduce import gradients, reference
 from maskwise.ops.reduce.registered.shared import GPU, contiguous, fake, fake_gradient, remember, works
 from maskwise.ops.register import define, register
@@ -51,6 +52,7 @@ var = register(
     gpu=FLOATING,
     gpu_from=f"{GPU}:var",
     fuses=True,
+    skips=dropped_rows,
 )
 std = register(
     "std",
@@ -64,4 +66,5 @@ std = register(
     gpu=FLOATING,
     gpu_from=f"{GPU}:std",
     fuses=True,
+    skips=dropped_rows,
 )

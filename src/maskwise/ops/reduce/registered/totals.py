@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from maskwise.ops.gpu.status import DEVICE
+from maskwise.ops.operation import dropped_rows
 from maskwise.ops.reduce import gradients, reference
 from maskwise.ops.reduce.reference import counts, spread, wide
 from maskwise.ops.reduce.registered.shared import (
@@ -137,6 +138,7 @@ sum = register(
     gpu=(*FLOATING, *INTEGRAL, torch.bool),
     gpu_from=f"{GPU}:sum",
     fuses=True,
+    skips=dropped_rows,
 )
 prod = register(
     "prod",
@@ -150,6 +152,7 @@ prod = register(
     gpu=FLOATING,
     gpu_from=f"{GPU}:prod",
     fuses=True,
+    skips=dropped_rows,
 )
 mean = register(
     "mean",
@@ -163,6 +166,7 @@ mean = register(
     gpu=FLOATING,
     gpu_from=f"{GPU}:mean",
     fuses=True,
+    skips=dropped_rows,
 )
 any = register(
     "any",
@@ -174,6 +178,7 @@ any = register(
     gpu=(*FLOATING, *INTEGRAL, torch.bool),
     gpu_from=f"{GPU}:any",
     fuses=True,
+    skips=dropped_rows,
 )
 all = register(
     "all",
@@ -185,4 +190,5 @@ all = register(
     gpu=(*FLOATING, *INTEGRAL, torch.bool),
     gpu_from=f"{GPU}:all",
     fuses=True,
+    skips=dropped_rows,
 )

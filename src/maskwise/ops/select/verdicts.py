@@ -1,0 +1,326 @@
+"""Whether a function treats each row by itself, without which the routes of `mw.apply` would give different results.
+
+A function is judged when it is first used. What its modules are says that batch norm in training mode mixes rows; for
+all else, a few of the rows go through it a second time, in another company: each must give what it gave before. The
+verdict is cached, weakly, so that a repeated call costs a look-up.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import types
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from maskwise.errors import ArgumentError, say
+
+__all__ = ["run"]
+
+Rows = Sequence[Any]
+
+
+class _Verdict(NamedTuple):
+    """What was found of a function that treats each row by itself."""
+
+    #: The other parts of the function, which must still be those that were judged.
+    parts: tuple[weakref.ref[Any], ...]
+    #: Whether it writes into the rows that it gets.
+    writes: bool
+    #: Modules that would mix rows in training mode.
+    norms: tuple[weakref.ref[_BatchNorm], ...]
+
+
+# By the first part of a function, then by what else the verdict depends on.
+_verdicts: weakref.WeakKeyDictionary[Any, dict[tuple[Any, ...], _Verdict]] = weakref.WeakKeyDictionary()
+#: Verdicts of one function that are kept.
+_KEPT = 64
+
+
+def run(fn: Callable[..., Any], rows: Rows, *, is_view: bool) -> Any:
+    """``fn(*rows)``, if it treats each row by itself.
+
+    Args:
+        fn: the function.
+        rows: its arguments, of which tensors with dims have a row for each.
+        is_view: whether the rows are memory of the caller, which fn must not write into.
+
+    Raises:
+        ArgumentError: what fn gives for a row depends on other rows, or on how many there are; or it raises a
+            RuntimeError before it was ever seen to take rows.
+    """
+    if torch.compiler.is_compiling():
+        return fn(*rows)
+    parts = list(_parts(fn))
+    key = _key(parts, rows)
+    verdict = _found(parts, key)
+    if verdict is None:
+        return _first_use(fn, rows, parts, key, is_view=is_view) if _can_judge(rows) else fn(*rows)
+    for norm in verdict.norms:
+        _check_norm(norm())
+    return fn(*_copies(rows) if is_view and verdict.writes else rows)
+
+
+def _can_judge(rows: Rows) -> bool:
+    """Whether values can be looked at: not in transforms and modes, nor where there are none."""
+    return (
+        torch._C._functorch.peek_interpreter_stack() is None
+        and forward_ad._current_level < 0
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._get_tracing_state() is None
+        and all(type(row) in (Tensor, nn.Parameter) and not row.is_meta for row in rows if isinstance(row, Tensor))
+        and not (rows[0].is_cuda and torch.cuda.is_current_stream_capturing())
+    )
+
+
+# -- what a function is ------------------------------------------------------------------------------------------------
+def _parts(fn: Any) -> Iterator[Any]:
+    """What decides on what a function does: itself, or its code and the functions, modules and objects that it uses.
+
+    A lambda is a new object whenever its line runs, and its code is not.
+    """
+    if isinstance(fn, functools.partial):
+        yield from _parts(fn.func)
+        yield from _objects((*fn.args, *fn.keywords.values()))
+    elif isinstance(fn, types.MethodType):
+        yield from (fn.__func__, fn.__self__)
+    elif isinstance(fn, types.FunctionType):
+        yield fn.__code__
+        yield from _objects(itertools.chain.from_iterable(map(_contents, fn.__closure__ or ())))
+        yield from _objects(fn.__defaults__ or ())
+        names = fn.__globals__
+        yield from _objects(names[name] for name in fn.__code__.co_names if name in names)
+    else:
+        yield fn
+
+
+def _contents(cell: Any) -> tuple[Any, ...]:
+    """What a variable of an enclosing function holds; nothing where it is not yet assigned."""
+    try:
+        return (cell.cell_contents,)
+    except ValueError:
+        return ()
+
+
+def _objects(values: Iterable[Any]) -> Iterator[Any]:
+    """Those that may do something to rows; numbers, strings and tensors only take part."""
+    for value in values:
+        if isinstance(value, list | tuple | set | frozenset):
+            yield from _objects(value)
+        elif isinstance(value, dict):
+            yield from _objects(value.values())
+        elif not isinstance(value, Tensor | types.ModuleType) and type(value).__weakrefoffset__:
+            yield value
+
+
+def _key(parts: list[Any], rows: Rows) -> tuple[Any, ...]:
+    """What a verdict depends on beside the function's first part."""
+    modes = tuple(part.training for part in parts if isinstance(part, nn.Module))
+    return (*map(id, parts[1:]), modes, *(row.dim() if isinstance(row, Tensor) else None for row in rows))
+
+
+def _found(parts: list[Any], key: tuple[Any, ...]) -> _Verdict | None:
+    try:
+        verdict = _verdicts.get(parts[0], {}).get(key)
+    except TypeError:
+        # It cannot be a key: it is judged every time.
+        return None
+    if verdict is None or any(ref() is not part for ref, part in zip(verdict.parts, parts[1:], strict=True)):
+        return None
+    return verdict
+
+
+def _keep(parts: list[Any], key: tuple[Any, ...], *, writes: bool, norms: list[_BatchNorm]) -> None:
+    try:
+        known = _verdicts.setdefault(parts[0], {})
+        if len(known) >= _KEPT:
+            known.clear()
+        known[key] = _Verdict(tuple(map(weakref.ref, parts[1:])), writes, tuple(map(weakref.ref, norms)))
+    except TypeError:
+        pass
+
+
+# -- judging -----------------------------------------------------------------------------------------------------------
+def _first_use(fn: Any, rows: Rows, parts: list[Any], key: tuple[Any, ...], *, is_view: bool) -> Any:
+    modules = [module for part in parts if isinstance(part, nn.Module) for module in part.modules()]
+    norms = [module for module in modules if isinstance(module, _BatchNorm)]
+    for norm in norms:
+        _check_norm(norm)
+    given = _copies(rows) if is_view else rows
+    # Before the call, which may write into them.
+    sample = _sample(rows)
+    before = _versions(given)
+    try:
+        out = fn(*given)
+    except RuntimeError as error:
+        if type(error) is not RuntimeError:
+            raise
+        raise ArgumentError(_refusal(fn, rows, f"{type(error).__name__}: {error}".splitlines()[0])) from error
+    writes = before is None or before != _versions(given)
+    if sample is not None and _has_rows(out, rows[0].shape[0]):
+        _judge(fn, rows, out, sample)
+        if sample.differ:
+            _keep(parts, key, writes=writes, norms=norms)
+    return out
+
+
+class _Sample(NamedTuple):
+    """A few rows of each argument, and where they come from."""
+
+    arguments: list[Any]
+    places: list[int]
+    #: Whether they differ: rows that are all the same would show no mixing.
+    differ: bool
+
+
+def _sample(rows: Rows) -> _Sample | None:
+    count = rows[0].shape[0]
+    if count < 2:
+        return None
+    values = rows[0].detach()
+    # Another row at each end than among all rows, and another number of them: whatever looks there shows.
+    of_first, of_last = ((values != end).reshape(count, -1).any(1) for end in (values[:1], values[-1:]))
+    front, back = int(of_first.int().argmax()), count - 1 - int(of_last.flip(0).int().argmax())
+    places = [front, back, back] if count != 3 else [front, back, back, back]
+    index = torch.tensor(places, device=values.device)
+    with torch.inference_mode(False), torch.no_grad():
+        arguments = [row.detach().clone().index_select(0, index) if _is_rows(row) else row for row in rows]
+    return _Sample(arguments, places, front > 0)
+
+
+def _judge(fn: Any, rows: Rows, out: Any, sample: _Sample) -> None:
+    """Raise unless the rows of the sample give alone what they gave among all rows."""
+    with _same_random_numbers(rows[0].device), torch.no_grad():
+        state = _random_state(rows[0].device)
+        alone = _called(fn, rows, sample.arguments)
+        is_random = any(not torch.equal(*pair) for pair in zip(state, _random_state(rows[0].device), strict=True))
+        apart = 0.0 if is_random else _apart(out, alone, sample.places)
+        if apart > 0.0:
+            # It may draw from a generator of its own.
+            again = range(len(sample.places))
+            is_random = any(_apart(alone, _called(fn, rows, sample.arguments), again) > 0.0 for _ in range(8))
+        if is_random:
+            _check_gradients(fn, rows, sample)
+        elif apart > 0.0:
+            raise ArgumentError(_refusal(fn, rows, f"a row that beside others is {apart:.3g} from what it is alone"))
+
+
+def _called(fn: Any, rows: Rows, arguments: list[Any]) -> Any:
+    fresh = [row.clone() if _is_rows(row) else row for row in arguments]
+    try:
+        out = fn(*fresh)
+    except Exception as error:
+        got = f"{type(error).__name__} for {fresh[0].shape[0]} rows, where {rows[0].shape[0]} are taken"
+        raise ArgumentError(_refusal(fn, rows, got)) from error
+    if not _has_rows(out, fresh[0].shape[0]):
+        raise ArgumentError(_refusal(fn, rows, f"another number of rows than {fresh[0].shape[0]} for as many"))
+    return out
+
+
+def _apart(all_rows: Any, alone: Any, places: Iterable[int]) -> float:
+    """How far the rows at these places are from those that were computed alone; 0 where rounding explains it."""
+    places = list(places)
+    worst = 0.0
+    for one, other in zip(_tensors(all_rows), _tensors(alone), strict=True):
+        mine, theirs = one.detach()[places[: other.shape[0]]], other.detach()
+        if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
+            return math.inf
+        if not (mine.is_floating_point() or mine.is_complex()):
+            worst = max(worst, float((mine != theirs).any()))
+            continue
+        if not mine.numel():
+            continue
+        both = (mine == theirs) | (mine.isnan() & theirs.isnan())
+        most = float(torch.where(both, 0.0, (mine - theirs).abs()).nan_to_num(nan=math.inf).amax())
+        # Products round differently by the number of rows, and the layers behind them pass that on.
+        close = math.sqrt(torch.finfo(mine.dtype).eps) * float(theirs.abs().nan_to_num(0.0, 0.0, 0.0).amax())
+        worst = max(worst, most if most > close else 0.0)
+    return worst
+
+
+def _check_gradients(fn: Any, rows: Rows, sample: _Sample) -> None:
+    """Raise if a row of a random function has a gradient of another row's result."""
+    with torch.inference_mode(False), torch.enable_grad():
+        leaves = [
+            row.clone().requires_grad_() if _is_rows(row) and row.is_floating_point() else row
+            for row in sample.arguments
+        ]
+        wanted = [row for row in leaves if _is_rows(row) and row.requires_grad]
+        # A copy, which may be written into.
+        out = fn(*(row.clone() if _is_rows(row) else row for row in leaves))
+        firsts = [each[0].sum() for each in _tensors(out) if each.requires_grad]
+        if not wanted or not firsts:
+            return
+        total = torch.stack([first.real.double() for first in firsts]).sum()
+        found = torch.autograd.grad(total, wanted, allow_unused=True)
+    if any(gradient is not None and bool((gradient[1:] != 0).any()) for gradient in found):
+        raise ArgumentError(_refusal(fn, rows, "a row with a gradient of another row's result"))
+
+
+def _check_norm(norm: _BatchNorm | None) -> None:
+    if norm is None or not (norm.training or norm.running_mean is None):
+        return
+    got = f"{type(norm).__name__}, which in training mode normalizes each row by all of them"
+    hint = "mw.nn.MaskedBatchNorm1d(C)(x.mT, mask).mT, or fn.eval()"
+    raise ArgumentError(say("apply", "fn", must="treat each row by itself", got=got, hint=hint))
+
+
+def _refusal(fn: Any, rows: Rows, got: str) -> str:
+    shape = f"(n, {', '.join(map(str, rows[0].shape[1:]))})" if rows[0].dim() > 1 else "(n,)"
+    name = getattr(fn, "__name__", type(fn).__name__)
+    must = f"take any number of rows, {shape}, and treat each by itself"
+    hint = "mw.pack(x, mask).map(fn) for a function of all kept rows, mw.mean(x, mask, dim) for what rows share"
+    return say("apply", "fn", must=must, got=f"{name}: {got}", hint=hint)
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+def _is_rows(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 0
+
+
+def _copies(rows: Rows) -> list[Any]:
+    return [row.clone() if _is_rows(row) else row for row in rows]
+
+
+def _versions(rows: Rows) -> list[int] | None:
+    """How often the rows were written to; None where that is not counted."""
+    try:
+        return [row._version for row in rows if _is_rows(row)]
+    except RuntimeError:
+        return None
+
+
+def _tensors(out: Any) -> tuple[Tensor, ...]:
+    return out if isinstance(out, tuple) else (out,)
+
+
+def _has_rows(out: Any, count: int) -> bool:
+    """Whether these are tensors of so many rows; `mw.apply` says it in full where they are not."""
+    return bool(_tensors(out)) and all(_is_rows(each) and each.shape[0] == count for each in _tensors(out))
+
+
+class _same_random_numbers:  # noqa: N801
+    """Leaves the random numbers of what comes after as they would have been."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def __enter__(self) -> None:
+        self.state = _random_state(self.device)
+
+    def __exit__(self, *_: object) -> None:
+        torch.set_rng_state(self.state[0])
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(self.state[1], self.device)
+
+
+def _random_state(device: torch.device) -> list[Tensor]:
+    states = [torch.get_rng_state()]
+    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states

@@ -1,0 +1,264 @@
+"""apply takes functions that treat each row by itself, says why it does not take others, and no route matters."""
+
+import functools
+import gc
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import maskwise as mw
+from maskwise.errors import ArgumentError, MaskwiseError
+from maskwise.ops.select import verdicts
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_judged_yet():
+    verdicts._verdicts.clear()
+
+
+X = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(0))
+MASK = mw.Mask.from_lengths([6, 2, 1, 3])
+every_route = pytest.mark.parametrize("route", ["kept", "dense", None])
+LSTM, ATTENTION, NORM = nn.LSTM(8, 8), nn.MultiheadAttention(8, 2), nn.BatchNorm1d(8)
+MIXING = {
+    "mean": lambda t: t - t.mean(0),
+    "std": lambda t: t / t.std(),
+    "softmax": nn.Softmax(0),
+    "cumsum": lambda t: t.cumsum(0),
+    "sort": lambda t: t.sort(0).values,
+    "flip": lambda t: t.flip(0),
+    "first row": lambda t: t - t[:1],
+    "last row": lambda t: t - t[-1:],
+    "how many": lambda t: t / len(t),
+    "which": lambda t: t * torch.arange(len(t))[:, None],
+    "larger than most": lambda t: (t > t.median(0).values).float(),
+    "ranks": lambda t: t.argsort(0),
+    "one of two results": lambda t: (t, t.roll(1, 0)),
+    "random": lambda t: F.dropout(t - t.mean(0), 0.5),
+    "noise": lambda t: t.mean(0) + torch.randn_like(t),
+    "recurrent": lambda t: LSTM(t)[0],
+    "attention": lambda t: ATTENTION(t, t, t, need_weights=False)[0],
+    "partial": functools.partial(torch.softmax, dim=0),
+    "batch norm": nn.BatchNorm1d(8),
+    "batch norm inside": nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU()),
+    "batch norm of a batch": nn.BatchNorm1d(8, track_running_stats=False).eval(),
+    "batch norm in a lambda": lambda t: NORM(t),
+    "batch norm as a method": NORM.forward,
+    "functional batch norm": lambda t: F.batch_norm(t, None, None, training=True),
+    "convolution": nn.Conv1d(8, 8, 3, padding=1),
+    "convolution of 12 channels": nn.Conv1d(12, 12, 3, padding=1),
+    "functional convolution": lambda t: F.conv1d(t, torch.ones(8, 8, 3), padding=1),
+    "too few rows": lambda t: t[1:],
+    "too many rows": lambda t: t.repeat(2, 1),
+    "no rows": lambda t: t.sum(),
+}
+
+
+@every_route
+@pytest.mark.parametrize("name", MIXING)
+def test_a_function_that_mixes_rows_is_refused_on_every_route_with_the_reason(name, route):
+    before = X.clone()
+    with mw.force(route), pytest.raises(MaskwiseError, match=r"^apply: `fn` must .*row.* Hint: "):
+        mw.apply(MIXING[name], X, mask=MASK)
+    assert torch.equal(X, before)
+
+
+@every_route
+def test_a_refusal_is_not_forgotten_and_names_what_it_saw(route):
+    for _ in range(2):
+        with mw.force(route), pytest.raises(ArgumentError, match=r"<lambda>: a row that beside others is \d"):
+            mw.apply(MIXING["mean"], X, mask=MASK)
+        with mw.force(route), pytest.raises(ArgumentError, match=r"BatchNorm1d, which in training mode normalizes"):
+            mw.apply(NORM, X, mask=MASK)
+    assert torch.equal(NORM.running_mean, torch.zeros(8))
+    assert NORM.num_batches_tracked == 0
+
+
+ROWWISE = {
+    "linear": nn.Linear(8, 3),
+    "network": nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8), nn.LayerNorm(8)),
+    "in place inside": nn.Sequential(nn.Linear(8, 32), nn.ReLU(inplace=True), nn.Linear(32, 8)),
+    "in place": nn.ReLU(inplace=True),
+    "in place, by hand": lambda t: t.mul_(2.0).add_(1.0),
+    "batch norm in eval mode": nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)).eval(),
+    "convolution of each row": lambda t: F.conv1d(t[:, None], torch.ones(2, 1, 3)),
+    "softmax": nn.Softmax(-1),
+    "largest": lambda t: t.argmax(-1),
+    "two results": lambda t: (t.norm(dim=-1), t > 0),
+    "constant": lambda t: torch.ones_like(t),
+    "not finite": lambda t: t.log(),
+    "partial": functools.partial(torch.softmax, dim=-1),
+    "method": nn.Linear(8, 3).forward,
+}
+
+
+@pytest.mark.parametrize("name", ROWWISE)
+def test_a_function_that_is_taken_gives_the_same_by_every_route_and_leaves_x_alone(name):
+    fn, before, found = ROWWISE[name], X.clone(), []
+    rows = X.reshape(-1, 8).clone()
+    expected = fn(rows)
+    for mask in (MASK, mw.Mask.full((4, 6))):
+        kept = mask.to_bool().reshape(-1)
+        for route in ("kept", "dense", None, "kept"):
+            with mw.force(route):
+                found = mw.apply(fn, X, mask=mask)
+            pairs = zip(*(each if isinstance(each, tuple) else (each,) for each in (found, expected)), strict=True)
+            for ours, theirs in pairs:
+                # Products of 12 and of 24 rows are added up in another order.
+                torch.testing.assert_close(ours.flatten(0, 1)[kept], theirs[kept], equal_nan=True)
+            assert torch.equal(X, before)
+
+
+def test_images_may_be_convolved_one_by_one():
+    images, mask = torch.randn(5, 3, 8, 8), torch.tensor([True, False, True, True, False])
+    conv = nn.Conv2d(3, 4, 3)
+    torch.testing.assert_close(mw.apply(conv, images, mask=mask)[mask], conv(images[mask]))
+
+
+@every_route
+def test_random_functions_are_taken_and_their_random_numbers_are_what_they_would_have_been(route):
+    def draws(fn):
+        torch.manual_seed(3)
+        with mw.force(route):
+            return mw.apply(fn, X, mask=MASK), torch.rand(3)
+
+    for make in (lambda: nn.Dropout(0.5), lambda: lambda t: t + torch.randn_like(t), lambda: nn.Dropout(0.01)):
+        fn = make()
+        # Judged at its first use, and not at the second.
+        for first, second in zip(draws(fn), draws(fn), strict=True):
+            assert torch.equal(first, second)
+
+
+def test_a_function_with_a_generator_of_its_own_is_taken():
+    generator = torch.Generator().manual_seed(0)
+    out = mw.apply(lambda t: t + torch.rand(t.shape, generator=generator), X, mask=MASK)
+    assert (out[MASK.to_bool()] >= X[MASK.to_bool()]).all()
+
+
+def counting():
+    calls = []
+
+    def fn(rows):
+        calls.append(rows.shape[0])
+        return rows * 2
+
+    return fn, calls
+
+
+@every_route
+def test_a_function_is_called_once_more_when_it_is_first_used_and_never_again(route):
+    fn, calls = counting()
+    with mw.force(route):
+        for _ in range(3):
+            mw.apply(fn, X, mask=MASK)
+    n = 24 if route == "dense" else 12
+    assert calls == [n, 3, n, n]
+
+
+def test_lambdas_of_one_line_are_judged_once_and_by_what_they_hold():
+    calls = []
+
+    def wrapped(inner):
+        return lambda rows: (calls.append(rows.shape[0]), inner(rows))[1]
+
+    def double(rows):
+        return rows * 2
+
+    for _ in range(3):
+        mw.apply(wrapped(double), X, mask=MASK)
+    assert calls == [12, 3, 12, 12]
+    with pytest.raises(ArgumentError, match="treat each by itself"):
+        mw.apply(wrapped(MIXING["mean"]), X, mask=MASK)
+
+
+def test_a_function_that_a_lambda_finds_by_name_is_judged_when_the_name_means_another():
+    names = {"helper": lambda t: t * 2}
+    exec("fn = lambda t: helper(t)", names)
+    mw.apply(names["fn"], X, mask=MASK)
+    names["helper"] = MIXING["mean"]
+    with pytest.raises(ArgumentError, match="treat each by itself"):
+        mw.apply(names["fn"], X, mask=MASK)
+
+
+def test_a_verdict_holds_for_the_mode_and_the_rank_that_it_was_made_for():
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)).eval()
+    mw.apply(model, X, mask=MASK)
+    model[1].train()
+    with pytest.raises(ArgumentError, match="BatchNorm1d, which in training mode"):
+        mw.apply(model, X, mask=MASK)
+    conv = nn.Conv1d(6, 6, 3, padding=1)
+    sequences = torch.tensor([True, False, True, True])
+    torch.testing.assert_close(mw.apply(conv, X, mask=sequences)[sequences], conv(X[sequences]))
+    six = mw.Mask.from_lengths([2, 2, 1, 1], max_len=6)
+    with pytest.raises(ArgumentError, match="RuntimeError for 3 rows, where 6 are taken"):
+        mw.apply(conv, X, mask=six)
+
+
+def test_rows_that_are_all_the_same_do_not_count_as_a_proof():
+    def centred(rows):
+        return rows - rows.mean(0)
+
+    assert torch.equal(mw.apply(centred, torch.ones(4, 6, 8), mask=MASK), torch.zeros(4, 6, 8))
+    with pytest.raises(ArgumentError, match="treat each by itself"):
+        mw.apply(centred, X, mask=MASK)
+
+
+@pytest.mark.parametrize("lengths", [[0, 0], [1, 0], [1, 1]])
+def test_few_rows_are_judged_as_far_as_they_go(lengths):
+    x, mask = X[:2], mw.Mask.from_lengths(lengths, max_len=6)
+    out = mw.apply(lambda t: t * 3, x, mask=mask)
+    assert torch.equal(out, torch.where(mask.to_bool()[..., None], x * 3, 0.0))
+    if sum(lengths) == 2:
+        with pytest.raises(ArgumentError, match="treat each by itself"):
+            mw.apply(lambda t: t - t.mean(0), x, mask=mask)
+
+
+def test_gradients_and_inference_mode_are_as_before():
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh()), X.clone().requires_grad_()
+    mw.apply(model, x, mask=MASK).sum().backward()
+    kept = MASK.to_bool()[..., None]
+    (expected,) = torch.autograd.grad(torch.where(kept, model(x), 0.0).sum(), x)
+    torch.testing.assert_close(x.grad, expected)
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    with torch.inference_mode():
+        for fn in (nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Dropout()):
+            y = torch.rand(4, 6, 8)
+            before = y.clone()
+            mw.apply(fn, y, mask=MASK)
+            mw.apply(fn, y, mask=mw.Mask.full((4, 6)))
+            assert torch.equal(y, before)
+
+
+def test_compiled_graphs_and_transforms_take_functions_as_they_are():
+    torch._dynamo.reset()
+    linear = nn.Linear(8, 8)
+    expected = torch.where(MASK.to_bool()[..., None], linear(X), 0.0)
+    compiled = torch.compile(lambda x, m: mw.apply(linear, x, mask=m), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(X, MASK.to_bool()), expected)
+    mapped = torch.func.vmap(lambda x, m: mw.apply(linear, x, mask=m))(X, MASK.to_bool())
+    torch.testing.assert_close(mapped, expected)
+
+
+def test_verdicts_live_no_longer_than_their_functions():
+    model = nn.Linear(8, 8)
+    mw.apply(model, X, mask=MASK)
+    assert len(verdicts._verdicts) == 1
+    del model
+    gc.collect()
+    assert len(verdicts._verdicts) == 0
+
+
+def test_an_error_of_the_functions_own_is_not_hidden():
+    def fails(rows):
+        raise KeyError("mine")
+
+    def fails_in_torch(rows):
+        raise RuntimeError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        mw.apply(fails, X, mask=MASK)
+    with pytest.raises(ArgumentError, match="RuntimeError: mine") as caught:
+        mw.apply(fails_in_torch, X, mask=MASK)
+    assert caught.value.__cause__ is not None

@@ -1,0 +1,88 @@
+"""Memory that must not be read: a process that touches a dropped row of x dies.
+
+A row of x is a page, and the pages of dropped rows are protected from reading. This needs no clock: a route that reads
+none of them ends, and one that reads dies. Run as a script, which forks for each case and prints what became of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import sys
+
+import torch
+import torch.nn.functional as F
+
+import maskwise as mw
+from maskwise.ops.registry import FUNCTIONS
+
+ROWS, PAGE = 64, mmap.PAGESIZE
+KEPT = torch.arange(ROWS) % 4 == 1
+ALONG, ACROSS = mw.Mask(KEPT), mw.Mask(KEPT[:, None])
+UNREAD = int((~KEPT).sum()) * PAGE
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def guarded(dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """X of one page a row, of which the dropped ones cannot be read."""
+    memory = mmap.mmap(-1, ROWS * PAGE)
+    x = torch.frombuffer(memory, dtype=dtype).reshape(ROWS, -1)
+    x.copy_(torch.linspace(0.5, 1.5, x.numel()).reshape(x.shape))
+    for row in torch.nonzero(~KEPT).flatten().tolist():
+        if LIBC.mprotect(ctypes.c_void_p(x.data_ptr() + row * PAGE), ctypes.c_size_t(PAGE), 0):
+            raise OSError(ctypes.get_errno(), "mprotect")
+    return x
+
+
+def attention() -> None:
+    """Keys and values of one page each."""
+    k, v = guarded()[None, None], guarded()[None, None]
+    mw.attention(torch.ones(1, 1, 32, k.shape[-1]), k, v, mw.Mask(KEPT[None]))
+
+
+def forced(route: str) -> None:
+    """A sum of rows by one route."""
+    with mw.force(route):
+        mw.sum(guarded(), ACROSS)
+
+
+REDUCTIONS = [name for name, each in FUNCTIONS.items() if each.family == "reduce"]
+CASES = {
+    **{
+        f"{name} of {which}": lambda name=name, dim=dim: getattr(mw, name)(guarded(), ACROSS, dim=dim)
+        for name in REDUCTIONS
+        for which, dim in (("rows", 1), ("columns", 0), ("all", None))
+    },
+    "mse_loss": lambda: mw.loss(F.mse_loss, guarded(), guarded(), ACROSS),
+    "cross_entropy": lambda: mw.loss(F.cross_entropy, guarded(), torch.zeros(ROWS, dtype=torch.int64), ALONG),
+    "apply": lambda: mw.apply(lambda rows: rows * 2, guarded(), mask=ALONG),
+    "pack": lambda: mw.pack(guarded(), ALONG),
+    "attention": attention,
+    # These read everything, and show that reading is noticed.
+    "torch": lambda: guarded().sum(),
+    "dense": lambda: forced("dense"),
+}
+
+
+def run(name: str) -> dict[str, object]:
+    """What became of a case in a process of its own: the signal that ended it, and the bytes that it reported."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with mw.explain() as log:
+            CASES[name]()
+        os.write(write, str(log.calls[0].skipped_bytes).encode())
+        os._exit(0)
+    os.close(write)
+    _, status = os.waitpid(child, 0)
+    with os.fdopen(read) as report:
+        return {"signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0, "skipped_bytes": report.read()}
+
+
+if __name__ == "__main__":
+    # One thread: a fork takes no others along.
+    torch.set_num_threads(1)
+    print(ALONG.count(), ACROSS.count(), file=sys.stderr)
+    json.dump({name: run(name) for name in CASES}, sys.stdout)

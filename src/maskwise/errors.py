@@ -8,6 +8,9 @@ Every child also derives from the built-in error that torch or Python would rais
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 __all__ = [
     "ArgumentError",
     "DeviceError",
@@ -55,3 +58,16 @@ def say(op: str, argument: str, *, must: str, got: object, hint: str) -> str:
     'sum: `mask` must be a bool tensor, got torch.int64. Hint: Mask.from_attention_mask(mask).'
     """
     return f"{op}: `{argument}` must {must}, got {got}. Hint: {hint}."
+
+
+_HOME = str(Path(__file__).parent)
+
+
+def caller_level() -> int:
+    """The ``stacklevel`` of the first frame outside of this package and of torch: a warning names the user's line."""
+    torch = sys.modules.get("torch")
+    packages = (_HOME, str(Path(torch.__file__).parent)) if torch is not None and torch.__file__ else (_HOME,)
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(packages):
+        frame, level = frame.f_back, level + 1
+    return level

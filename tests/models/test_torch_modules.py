@@ -1,12 +1,13 @@
 import copy
 import pickle
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import nn
 
 import maskwise as mw
-from maskwise.models import UnsupportedModelError
+from maskwise.models import PaddedRunWarning, UnsupportedModelError
 
 from .contract import TOLERANCE, assert_packed_equals_padded, masks, routes
 
@@ -95,7 +96,8 @@ def test_attention_that_cannot_be_packed_runs_padded(more):
     given = {"key_padding_mask": padding, "need_weights": False, **more}
     expected = model(x, x, x, **given)
     mw.unpad(model)
-    with mw.explain() as log:
+    warned = pytest.warns(PaddedRunWarning, match="need_weights=False") if "need_weights" in more else nullcontext()
+    with mw.explain() as log, warned:
         found = model(x, x, x, **given)
     assert routes(log) == ["padded"]
     assert torch.equal(found[0], expected[0])

@@ -297,8 +297,9 @@ def models(model: nn.Module) -> None:
         adapter.install(small)
         adapter.undo(small)
     mw.models.unregister("nothing")
+    warned: type[UserWarning] = mw.models.PaddedRunWarning
     raised: tuple[type[MaskwiseError], ...] = (mw.models.CompressionError, mw.models.UnsupportedModelError)
-    print(known, type(attending).__name__, raised)
+    print(known, type(attending).__name__, warned, raised)
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from maskwise.models.compress import load_compressed as load_compressed
 from maskwise.models.compress import save_compressed as save_compressed
 from maskwise.models.hugging_face import HuggingFaceAdapter
 from maskwise.models.packing import Packing as Packing
+from maskwise.models.report import PaddedRunWarning as PaddedRunWarning
 from maskwise.models.torch_modules import ADAPTERS
 from maskwise.models.unpadding import repad as repad
 from maskwise.models.unpadding import unpad as unpad
@@ -24,6 +25,7 @@ __all__ = [
     "CompressionReport",
     "PackedMask",
     "Packing",
+    "PaddedRunWarning",
     "UnsupportedModelError",
     "adapters",
     "load_compressed",

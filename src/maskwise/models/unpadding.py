@@ -8,6 +8,7 @@ from torch import nn
 
 from maskwise.errors import ArgumentError, say
 from maskwise.models.adapter import Adapter, UnsupportedModelError, adapters
+from maskwise.models.report import forget_warnings
 from maskwise.nn.modules import check_module
 
 __all__ = ["repad", "unpad"]
@@ -81,6 +82,8 @@ def repad(model: Model) -> Model:
     for module in served:
         adapters()[getattr(module, MARK)].undo(module)
         delattr(module, MARK)
+    for module in model.modules():
+        forget_warnings(module)
     return model
 
 

@@ -7,13 +7,13 @@ That is said once, at the first call that would have used a kernel, with the com
 from __future__ import annotations
 
 import os
-import sys
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from maskwise.errors import caller_level
 from maskwise.ops.gpu.status import INTERPRETED
 from maskwise.plan.capability import register_probe
 
@@ -80,17 +80,8 @@ def why_not() -> str | None:
     if _error is not None and not _warned and not torch.compiler.is_compiling():
         _warned = True
         message = f"maskwise runs without its kernels, and slower: {_error}. To mend it: {FIX}"
-        warnings.warn(message, stacklevel=_caller_level())
+        warnings.warn(message, stacklevel=caller_level())
     return _error
-
-
-def _caller_level() -> int:
-    """How many frames up the first one outside of this package is: a warning should point at the user's line."""
-    package = str(Path(__file__).parent.parent)
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 if not INTERPRETED:

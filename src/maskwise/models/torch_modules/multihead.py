@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from maskwise.models.attention import PackedMask
-from maskwise.models.report import tell
+from maskwise.models.report import tell, warn_once
 from maskwise.models.torch_modules.forward_adapter import ForwardAdapter, not_torchs_own
 from maskwise.models.torch_modules.masks import packed_mask
 
@@ -51,10 +51,11 @@ def forward(
     """What torch's forward does, on kept tokens where it can."""
     if query is not key or key is not value:
         mask: PackedMask | str = "query, key and value are not one tensor: this is not self-attention"
-    elif need_weights:
-        mask = "the attention weights are asked for (need_weights=False runs packed)"
     else:
         mask = packed_mask(query, self.batch_first, key_padding_mask, attn_mask, is_causal)
+        if need_weights and not isinstance(mask, str):
+            mask = "the attention weights are requested"
+            warn_once(self, mask, "need_weights=False")
     tell(self, query, key_padding_mask, mask if isinstance(mask, str) else None)
     if isinstance(mask, str):
         return nn.MultiheadAttention.forward(

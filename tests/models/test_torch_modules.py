@@ -1,6 +1,5 @@
 import copy
 import pickle
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -86,22 +85,32 @@ def test_self_attention_gives_the_same_packed(batch_first):
     assert_packed_equals_padded(attention(batch_first=batch_first), call, keep, first=False)
 
 
-@pytest.mark.parametrize(
-    "more", [{"need_weights": True}, {"attn_mask": torch.zeros(5 * HEADS, 11, 11)}], ids=["weights", "mask"]
-)
-def test_attention_that_cannot_be_packed_runs_padded(more):
+@pytest.mark.parametrize("kind", [torch.bool, torch.float32])
+def test_an_attention_mask_may_differ_between_rows_and_heads(kind):
+    keep = masks()
+    drop = torch.rand(5 * HEADS, 11, 11, generator=torch.Generator().manual_seed(2)) < 0.3
+    drop[:, range(11), range(11)] = False
+    # Each query keeps a key that is no padding, so that no row is NaN in the padded model.
+    drop &= keep.repeat_interleave(HEADS, 0)[:, None]
+    drop[:, :, 0] &= ~keep[:, 0].repeat_interleave(HEADS)[:, None]
+    mask = drop if kind is torch.bool else torch.where(drop, -torch.inf, torch.randn(drop.shape))
+    padding = ~keep if kind is torch.bool else torch.where(keep, 0.0, -torch.inf)
+    x = tokens(keep)
+    given = {"key_padding_mask": padding, "attn_mask": mask, "need_weights": False}
+    assert_packed_equals_padded(attention(), lambda model: (model(x, x, x, **given)[0], []), keep, first=False)
+
+
+def test_attention_whose_weights_are_requested_runs_padded_and_says_so_once():
     keep = masks()
     x, model = tokens(keep), attention().eval()
-    padding = torch.where(keep, 0.0, -torch.inf)
-    given = {"key_padding_mask": padding, "need_weights": False, **more}
-    expected = model(x, x, x, **given)
+    expected = model(x, x, x, key_padding_mask=~keep)
     mw.unpad(model)
-    warned = pytest.warns(PaddedRunWarning, match="need_weights=False") if "need_weights" in more else nullcontext()
-    with mw.explain() as log, warned:
-        found = model(x, x, x, **given)
+    with mw.explain() as log, pytest.warns(PaddedRunWarning, match=r"weights are requested.*Hint: need_weights=False"):
+        found = model(x, x, x, key_padding_mask=~keep)
     assert routes(log) == ["padded"]
     assert torch.equal(found[0], expected[0])
-    assert (found[1] is None) == (expected[1] is None)
+    assert torch.equal(found[1], expected[1])
+    model(x, x, x, key_padding_mask=~keep)
 
 
 def test_cross_attention_runs_padded():
@@ -157,15 +166,6 @@ def test_a_copy_is_unpadded_too_and_stands_on_its_own(build, copied):
         for parameter in model.parameters():
             parameter.zero_()
         assert torch.equal(twin(x, src_key_padding_mask=~keep), expected)
-
-
-def test_hooks_on_a_layer_are_called_by_running_padded():
-    model, keep, seen = mw.unpad(encoder().train()), masks(), []
-    model.layers[0].register_forward_hook(lambda *_: seen.append(1))
-    with mw.explain() as log:
-        model(tokens(keep), src_key_padding_mask=~keep)
-    assert seen == [1]
-    assert "hooks" in next(iter(log)).reason
 
 
 class Classifier(nn.Module):

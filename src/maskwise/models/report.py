@@ -33,8 +33,10 @@ class PaddedRunWarning(UserWarning):
     """
 
 
-def tell(module: nn.Module, x: Tensor, mask: Any, padded: str | None) -> None:
-    """Record one call: packed, or padded for the reason that is given."""
+def tell(module: nn.Module, x: Tensor, mask: Any, padded: str | None, change: str | None = None) -> None:
+    """Record one call: packed, or padded for the reason that is given; and warn where the caller can change that."""
+    if padded is not None and change is not None:
+        warn_once(module, padded, change)
     if listeners:
         route, reason = ("packed", "only kept tokens are computed") if padded is None else ("padded", padded)
         record(Plan(f"unpad {type(module).__name__}", route, reason, 0.0), x, mask)

@@ -34,7 +34,8 @@ def unpad(model: Model) -> Model:
     The model is changed in place, and so is every part of it that an adapter serves: ``nn.TransformerEncoder``,
     ``nn.TransformerEncoderLayer``, ``nn.MultiheadAttention``, and Hugging Face models from their ``attention_mask``
     (also inside of a SentenceTransformer). Parameters, ``state_dict`` and signatures stay what they were. What cannot
-    run packed (no mask, a cache, asked-for attention weights) runs padded, as before; ``mw.explain()`` says which.
+    run packed (no mask, a cache, requested attention weights) runs padded, as before; ``mw.explain()`` says which, and
+    where the caller can change it, the first such call warns with a `maskwise.models.PaddedRunWarning`.
 
     Outputs are equal at every kept position. At a padded one, where a padded model computes what nobody should read,
     there is 0.

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import nn
 
-__all__ = ["ForwardAdapter", "not_torchs_own"]
+from maskwise.models.binding import bind, unbind
+
+__all__ = ["ForwardAdapter", "Parts", "not_torchs_own"]
+
+Parts: TypeAlias = Iterable[tuple[nn.Module, Callable[..., Any]]]
 
 
 def not_torchs_own(module: nn.Module, kind: type[nn.Module]) -> str:
@@ -17,6 +20,11 @@ def not_torchs_own(module: nn.Module, kind: type[nn.Module]) -> str:
     if type(module).forward is not kind.forward:
         return f"{type(module).__name__} has a forward of its own"
     return "something else has replaced its forward already" if "forward" in vars(module) else ""
+
+
+def no_parts(module: nn.Module) -> Parts:
+    """What a module has that calls no other."""
+    return ()
 
 
 @dataclass(frozen=True)
@@ -27,11 +35,14 @@ class ForwardAdapter:
         kind: the class in torch.nn.
         reason: why a module of that kind cannot run packed, or nothing.
         forward: what stands in front of the module's own forward, which it gets with the module before its arguments.
+        parts: the modules that it calls with packed tokens, each with what stands in front of its own forward. They
+            are called as torch calls them, so that all hooks fire.
     """
 
     kind: type[nn.Module]
     reason: Callable[[Any], str]
     forward: Callable[..., Any]
+    parts: Callable[[Any], Parts] = no_parts
 
     @property
     def name(self) -> str:
@@ -45,11 +56,14 @@ class ForwardAdapter:
         reason = self.reason(module)
         return not reason, reason
 
-    def install(self, module: Any) -> None:
+    def install(self, module: nn.Module) -> None:
         """Put the packed forward in front."""
-        # A partial, unlike a closure or a bound method, is copied and pickled along with its module.
-        module.forward = partial(self.forward, module)
+        bind(module, "forward", self.forward)
+        for part, forward in self.parts(module):
+            bind(part, "forward", forward)
 
     def undo(self, module: nn.Module) -> None:
         """Uncover torch's own."""
-        del module.forward
+        unbind(module, "forward")
+        for part, _ in self.parts(module):
+            unbind(part, "forward")

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from maskwise.models.attention import PackedMask
 from maskwise.models.report import tell
-from maskwise.models.torch_modules.forward_adapter import ForwardAdapter, not_torchs_own
-from maskwise.models.torch_modules.masks import hooked, packed_mask
-from maskwise.models.torch_modules.multihead import attention_reason, self_attention
+from maskwise.models.torch_modules import multihead
+from maskwise.models.torch_modules.forward_adapter import ForwardAdapter, Parts, not_torchs_own
+from maskwise.models.torch_modules.masks import Padded, hooked, packed_mask
 
-__all__ = ["adapter", "layer_reason", "run_layer"]
+__all__ = ["TOKENWISE", "adapter", "inner_forward", "layer_reason", "parts"]
 
-RELU = 1
-"""What torch's layer calls a relu among its activations."""
 TOKENWISE = (nn.LayerNorm, nn.RMSNorm, nn.Identity)
 
 
@@ -25,7 +24,7 @@ def layer_reason(module: nn.TransformerEncoderLayer) -> str:
     for norm in (module.norm1, module.norm2):
         if not isinstance(norm, TOKENWISE):
             return f"{type(norm).__name__} may mix tokens; {', '.join(each.__name__ for each in TOKENWISE)} do not"
-    return attention_reason(module.self_attn)
+    return multihead.attention_reason(module.self_attn)
 
 
 def run_layer(
@@ -33,24 +32,45 @@ def run_layer(
     x: Tensor,  # (N, D)
     mask: PackedMask,
 ) -> Tensor:
-    """One layer on packed tokens."""
+    """One layer on packed tokens. Its modules are called as torch calls them, in the same order, so that hooks fire."""
     if layer.norm_first:
-        x = x + layer.dropout1(self_attention(layer.self_attn, layer.norm1(x), mask))
+        x = x + _attention(layer, layer.norm1(x), mask)
         return x + _feed_forward(layer, layer.norm2(x))
-    x = layer.norm1(x + layer.dropout1(self_attention(layer.self_attn, x, mask)))
+    x = layer.norm1(x + _attention(layer, x, mask))
     out: Tensor = layer.norm2(x + _feed_forward(layer, x))
+    return out
+
+
+def _attention(layer: nn.TransformerEncoderLayer, x: Tensor, mask: PackedMask) -> Tensor:
+    mixed = layer.self_attn(
+        x, x, x, attn_mask=mask, key_padding_mask=None, need_weights=False, is_causal=mask.is_causal
+    )[0]
+    out: Tensor = layer.dropout1(mixed)
     return out
 
 
 def _feed_forward(layer: nn.TransformerEncoderLayer, x: Tensor) -> Tensor:
     hidden = layer.linear1(x)
-    if layer.activation_relu_or_gelu == RELU and not torch.is_grad_enabled() and not hooked(layer.linear1):
+    if layer.activation is functional.relu and not torch.is_grad_enabled() and not hooked(layer.linear1):
         # In place: the largest tensor of the layer, which nobody else has seen.
         hidden = layer.dropout(hidden.relu_())
     else:
         hidden = layer.dropout(layer.activation(hidden))
     out: Tensor = layer.dropout2(layer.linear2(hidden))
     return out
+
+
+def inner_forward(
+    self: nn.TransformerEncoderLayer,
+    src: Tensor,
+    src_mask: Tensor | PackedMask | None = None,
+    src_key_padding_mask: Tensor | None = None,
+    is_causal: bool = False,
+) -> Tensor:
+    """What torch's forward does; on packed tokens where its encoder has packed them."""
+    if isinstance(src_mask, PackedMask):
+        return run_layer(self, src, src_mask)
+    return nn.TransformerEncoderLayer.forward(self, src, src_mask, src_key_padding_mask, is_causal)
 
 
 def forward(
@@ -63,14 +83,17 @@ def forward(
     """What torch's forward does, on kept tokens where it can."""
     batch_first = self.self_attn.batch_first
     mask = packed_mask(src, batch_first, src_key_padding_mask, src_mask, is_causal)
-    if hooked(self.self_attn):
-        mask = "self_attn has hooks, which a packed run would not call"
-    tell(self, src, src_key_padding_mask, mask if isinstance(mask, str) else None)
-    if isinstance(mask, str):
-        return nn.TransformerEncoderLayer.forward(self, src, src_mask, src_key_padding_mask, is_causal)
+    tell(self, src, src_key_padding_mask, *(mask if isinstance(mask, Padded) else (None,)))
+    if isinstance(mask, Padded):
+        return inner_forward(self, src, src_mask, src_key_padding_mask, is_causal)
     x = src if batch_first else src.transpose(0, 1)
     out = mask.packing.unpack(run_layer(self, mask.packing.pack(x), mask))
     return out if batch_first else out.transpose(0, 1)
 
 
-adapter = ForwardAdapter(nn.TransformerEncoderLayer, layer_reason, forward)
+def parts(layer: nn.TransformerEncoderLayer) -> Parts:
+    """What a layer calls with packed tokens and a packed mask."""
+    yield layer.self_attn, multihead.inner_forward
+
+
+adapter = ForwardAdapter(nn.TransformerEncoderLayer, layer_reason, forward, parts)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from maskwise.errors import ArgumentError, DtypeError, OutOfRangeError, say
+from maskwise.tracing import is_tracing
 
 __all__ = [
     "Device",
@@ -28,7 +29,7 @@ Shape = int | Sequence[int]
 
 def readable(tensor: Tensor) -> bool:
     """Return whether the values can be looked at: host memory, real numbers, and no graph being traced."""
-    return tensor.device.type == "cpu" and type(tensor) is Tensor and not torch.compiler.is_compiling()
+    return tensor.device.type == "cpu" and type(tensor) is Tensor and not is_tracing()
 
 
 def device_of(device: Device, source: Any) -> torch.device:
@@ -38,7 +39,7 @@ def device_of(device: Device, source: Any) -> torch.device:
     if isinstance(source, Tensor):
         return source.device
     # Dynamo cannot trace the question, but it can trace a tensor that answers it.
-    return torch.empty(0).device if torch.compiler.is_compiling() else torch.get_default_device()
+    return torch.empty(0).device if is_tracing() else torch.get_default_device()
 
 
 def as_ints(op: str, name: str, values: Any) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 from maskwise.errors import ArgumentError, say
 from maskwise.mask.structures import Indices, Intervals, Structure
 from maskwise.mask.views import normalize_dim, subscript
+from maskwise.tracing import is_tracing
 
 if TYPE_CHECKING:
     from maskwise.mask.mask import Mask
@@ -63,7 +64,7 @@ def facts(mask: Mask) -> Facts:
             structure.known_prefix if prefix is None else prefix[0],
             structure.on_host,
         )
-        if not torch.compiler.is_compiling():
+        if not is_tracing():
             cache["facts"] = here
     return here
 

@@ -15,6 +15,7 @@ from maskwise.mask import facts as known
 from maskwise.mask.checks import bool_tensor
 from maskwise.mask.facts import Facts
 from maskwise.mask.structures import Dense, Structure
+from maskwise.tracing import is_tracing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -349,7 +350,7 @@ class Mask:
     # -- the cache -----------------------------------------------------------------------------------------------------
     def _once(self, name: str, compute: Callable[[], Fact]) -> Fact:
         """Return what was computed before under this name, or compute it and remember it."""
-        if torch.compiler.is_compiling():
+        if is_tracing():
             return compute()
         if isinstance(self._structure, Dense):
             self._structure.current()

@@ -11,13 +11,14 @@ from torch import Tensor
 from maskwise.errors import ShapeError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike, check, fits
+from maskwise.tracing import is_tracing
 
 __all__ = ["along_dims", "beside_channels", "keeps_all", "leading"]
 
 
 def keeps_all(mask: MaskLike) -> bool:
     """Whether everything is known to be kept; never waits for a device to find out, and a graph cannot know."""
-    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+    if is_tracing() or torch._C._functorch.peek_interpreter_stack() is not None:
         return False
     if isinstance(mask, Mask):
         known = mask.facts

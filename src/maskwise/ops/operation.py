@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd import forward_ad
 
 from maskwise.mask import Mask
 from maskwise.ops.arguments import Dim, MaskLike, check, dims_of
 from maskwise.plan import Plan, planner
 from maskwise.plan.explain import listeners, record
 from maskwise.plan.remembered import Remembered
+from maskwise.tracing import is_tracing, is_transformed
 
 __all__ = ["Operation", "Recipe"]
 
@@ -32,9 +32,8 @@ class Recipe(NamedTuple):
 
 _recipes: Remembered[Recipe] = Remembered()
 
-# Bound here, because to find them anew takes a tiny call longer than to ask them.
-_is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
-_transform = torch._C._functorch.peek_interpreter_stack
+# Bound here, because to find it anew takes a tiny call longer than to call it.
+_is_grad_enabled = torch.is_grad_enabled
 
 
 @dataclass(frozen=True)
@@ -55,8 +54,8 @@ class Operation:
     def __call__(self, x: torch.Tensor, mask: MaskLike, dim: Dim, *rest: Any) -> Any:
         """Check and plan the call, or find that it was, and run it."""
         bits = mask.to_bool() if isinstance(mask, Mask) else mask
-        # Inside a compiled graph the choice must be a constant of the graph: dtype and device are, the caches are not.
-        if _is_compiling():
+        # Inside of a graph the choice must be a constant of it: dtype and device are, the caches are not.
+        if is_tracing():
             check(self.name, x, bits)
             by_kernel = planner.has_kernel(self.name, x.dtype, x.device.type)
             run = self.fused if by_kernel and not (self.fuses and x.device.type == "cuda") else self.plain
@@ -66,7 +65,7 @@ class Operation:
             facts = (
                 self.name, dim, x.shape, bits.shape, x.dtype, bits.dtype, x.device, bits.device, x.layout,
                 x.requires_grad and _is_grad_enabled(),
-                _transform() is not None or forward_ad._current_level >= 0,
+                is_transformed(),
             )
             # fmt: on
             recipe = _recipes.get(facts)

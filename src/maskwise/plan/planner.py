@@ -18,6 +18,7 @@ from maskwise.plan import calibration
 from maskwise.plan.capability import can_serve
 from maskwise.plan.cost import Work, microseconds
 from maskwise.plan.plan import ROUTES, Plan, Refusal
+from maskwise.tracing import is_exporting
 
 __all__ = [
     "cheapest",
@@ -109,22 +110,28 @@ def force(route: str | None) -> Iterator[None]:
 
 
 def forced() -> str | None:
-    """The route that `force` asks for at the moment, or None."""
-    return _forced
+    """The route that is forced at the moment, or None. An export forces the plain one: a graph that leaves this process
+    holds torch's own operators only.
+    """
+    return "plain" if is_exporting() else _forced
 
 
 def has_kernel(op: str, dtype: torch.dtype, device: str) -> bool:
     """Whether a kernel serves this op, dtype and device."""
-    return _forced != "plain" and can_serve(op, device, dtype)[0]
+    return forced() != "plain" and can_serve(op, device, dtype)[0]
+
+
+def is_served(op: str, dtype: torch.dtype) -> bool:
+    """The same for the CPU, remembered: for calls whose time is what is asked about them."""
+    return not is_exporting() and _is_served(op, dtype)
 
 
 @lru_cache(maxsize=256)
-def is_served(op: str, dtype: torch.dtype) -> bool:
-    """The same for the CPU, remembered: for calls whose time is what is asked about them."""
+def _is_served(op: str, dtype: torch.dtype) -> bool:
     return has_kernel(op, dtype, "cpu")
 
 
-on_forget(is_served.cache_clear)
+on_forget(_is_served.cache_clear)
 
 
 def make(

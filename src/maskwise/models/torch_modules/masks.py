@@ -10,7 +10,7 @@ from torch.nn.modules import module as hooks
 
 from maskwise.models.attention import PackedMask
 from maskwise.models.packing import Packing
-from maskwise.plan.tracing import is_tracing, is_transformed
+from maskwise.tracing import is_tracing, is_transformed
 
 __all__ = ["Padded", "hooked", "packed_mask"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from maskwise.errors import DeviceError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
@@ -17,6 +16,7 @@ from maskwise.ops.linear.registered import sparse_linear
 from maskwise.ops.linear.routes import hopeless
 from maskwise.ops.small import REFUSED, is_ordinary
 from maskwise.plan.explain import listeners, record
+from maskwise.tracing import is_tracing, is_transformed
 
 __all__ = ["linear"]
 
@@ -65,10 +65,10 @@ def linear(
         # As torch's own linear does under autocast: all in the lower precision.
         low = torch.get_autocast_dtype(device)
         x, weight, bias = x.to(low), weight.to(low), None if bias is None else bias.to(low)
-    if torch.compiler.is_compiling() or device != "cpu":
+    if is_tracing() or device != "cpu":
         return reference.linear(x, weight, bits, bias)
     remembered = mask_of(mask)
-    transformed = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    transformed = is_transformed()
     plan, layout = plan_for(x, weight, remembered, bias, transformed=transformed)
     if listeners:
         record(plan, weight, remembered)

@@ -21,6 +21,7 @@ from maskwise.ops.loss.routes import choose
 from maskwise.plan import Plan
 from maskwise.plan.explain import listeners, record
 from maskwise.plan.planner import with_cost
+from maskwise.tracing import is_tracing
 
 __all__ = ["loss"]
 
@@ -84,7 +85,7 @@ def loss(
         OutOfRangeError: a kept target is a class that does not exist (on a GPU the loss is NaN instead).
     """
     bits = mask.to_bool() if isinstance(mask, Mask) else mask
-    compiling = torch.compiler.is_compiling()
+    compiling = is_tracing()
     if not compiling and reduction in REDUCTIONS:
         quick = find(fn, input, target, bits, reduction, kwargs)
         if quick is not None:

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from maskwise.ops.loss import cross_entropy, reference
 from maskwise.ops.loss.call import check_mask, prepare
@@ -24,6 +23,7 @@ from maskwise.ops.loss.registered import REDUCTIONS, Code, code_of, elements
 from maskwise.plan import Plan, planner
 from maskwise.plan.plan import Refusal
 from maskwise.plan.remembered import Remembered
+from maskwise.tracing import is_transformed
 
 __all__ = ["Quick", "find"]
 
@@ -66,7 +66,7 @@ def find(
     facts = (
         *(x.shape, target.shape, bits.shape, x.dtype, target.dtype, x.device, bits.device),
         *(enabled and x.requires_grad, enabled and target.requires_grad),
-        torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0,
+        is_transformed(),
         x.device.type in SERVED and torch.is_autocast_enabled(x.device.type),
         None if weight is None else (weight.shape, weight.dtype, weight.device, weight.requires_grad),
     )

@@ -13,6 +13,7 @@ from maskwise.mask import Mask
 from maskwise.ops.arguments import Dim, MaskLike, dims_of
 from maskwise.ops.order import registered
 from maskwise.ops.order.reference import INTERPOLATIONS
+from maskwise.tracing import is_tracing
 
 __all__ = ["Ordered", "argsort", "median", "quantile", "sort", "topk"]
 
@@ -285,7 +286,7 @@ def quantiles_of(x: Tensor, q: Any) -> Tensor:
     if q.requires_grad:
         raise ArgumentError(say("quantile", "q", must="not ask for a gradient", got="one that does", hint="q.detach()"))
     # Only where to look does not make a device wait, nor break a graph; elsewhere such a q gives NaN, as torch does.
-    if type(q) is Tensor and q.device.type == "cpu" and not torch.compiler.is_compiling():
+    if type(q) is Tensor and q.device.type == "cpu" and not is_tracing():
         wrong = [number for number in q.reshape(-1).tolist() if not 0 <= number <= 1]
         if wrong:
             raise ArgumentError(say("quantile", "q", must="be in [0, 1]", got=wrong[0], hint="q=percent / 100"))

@@ -24,6 +24,7 @@ from maskwise.ops.select.routes import is_few, pack_plan
 from maskwise.ops.select.rows import line_up
 from maskwise.ops.small import is_ordinary
 from maskwise.plan.explain import listeners, record
+from maskwise.tracing import is_tracing
 
 __all__ = ["Packed", "collect", "pack"]
 
@@ -255,7 +256,7 @@ def pack(x: Tensor, mask: MaskLike, *, capacity: int | None = None, out: Tensor 
     if capacity is None and out is None and isinstance(mask, Mask) and (done := _at_once(x, mask)) is not None:
         return done
     lead = line_up("pack", x, mask)
-    if listeners and not torch.compiler.is_compiling():
+    if listeners and not is_tracing():
         record(pack_plan(x, lead), x, lead)
     return collect(x, lead, capacity=capacity, out=out)
 
@@ -278,12 +279,12 @@ def collect(x: Tensor, lead: Mask, *, capacity: int | None = None, out: Tensor |
     if out is not None:
         registered.pack_rows_out(x, bits, check_room("pack", out, (lead.count(), *x.shape[lead.dim() :]), x, bits))
         return Packed(out, lead)
-    if bits.device.type == DEVICE and not torch.compiler.is_compiling() and lead.facts.count is not None:
+    if bits.device.type == DEVICE and not is_tracing() and lead.facts.count is not None:
         # What the host knows already, the device need not be asked for.
         return Packed(registered.pack_capacity(x, bits, lead.facts.count), lead)
     if not _is_taped(x):
         return Packed(registered.pack_rows_forward(x, bits), lead)
-    if not torch.compiler.is_compiling() and is_few(x):
+    if not is_tracing() and is_few(x):
         return Packed(picked(x, bits), lead)
     return Packed(registered.pack_rows(x, bits), lead)
 
@@ -317,14 +318,14 @@ def by_kernel(bits: Tensor, op: Callable[..., Tensor], plain: Callable[..., Tens
 
 def _is_taped(*operands: Tensor) -> bool:
     """Whether there will be a gradient, or nobody can tell: in a compiled graph, and in forward mode."""
-    if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
+    if is_tracing() or forward_ad._current_level >= 0:
         return True
     return torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
 
 
 def _transformed() -> bool:
     """Whether a torch.func transform is at work, under which a shape must not depend on data; a graph may have such."""
-    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
+    return not is_tracing() and torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _enough(mask: Mask, capacity: int) -> int:
@@ -332,7 +333,7 @@ def _enough(mask: Mask, capacity: int) -> int:
     if not isinstance(capacity, (int, torch.SymInt)):
         must, hint = "be an int or None", "capacity=mask.numel()"
         raise DtypeError(say("pack", "capacity", must=must, got=type(capacity).__name__, hint=hint))
-    if torch.compiler.is_compiling() or not (mask.facts.on_host or mask.device.type == "cpu"):
+    if is_tracing() or not (mask.facts.on_host or mask.device.type == "cpu"):
         torch._assert_async(mask.to_bool().sum() <= capacity, "pack: the mask keeps more than `capacity`")
     elif (kept := mask.count()) > capacity:
         raise ArgumentError(

@@ -19,6 +19,7 @@ from maskwise.ops.select.routes import ELEMENTWISE, choose, is_few, with_work
 from maskwise.ops.select.rows import line_up
 from maskwise.ops.small import is_ordinary
 from maskwise.plan.explain import listeners, record
+from maskwise.tracing import is_tracing
 
 __all__ = ["apply", "apply_"]
 
@@ -160,7 +161,7 @@ def _runs_densely(fn: Callable[..., Any], arguments: list[Any], lead: Mask, othe
     bits = lead.to_bool()
     count = bits.numel()
     # Where nothing is dropped, nothing needs a stand-in, and nothing is put back.
-    full = not torch.compiler.is_compiling() and lead.facts.count == count
+    full = not is_tracing() and lead.facts.count == count
     apart = _keeps_apart(fn, learns)
     if apart and not full:
         # What it makes of dropped elements is written over; and of which shape they are, it does not mind.
@@ -195,7 +196,7 @@ def _keeps_apart(fn: Callable[..., Any], learns: bool) -> bool:
     In a gradient it would: a gradient of 0 times a dropped NaN is NaN. Graphs and transforms do not say whether there
     will be one.
     """
-    if learns or torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+    if learns or is_tracing() or torch._C._functorch.peek_interpreter_stack() is not None:
         return False
     return fn in ELEMENTWISE and forward_ad._current_level < 0
 

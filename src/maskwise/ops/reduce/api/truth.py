@@ -19,6 +19,7 @@ from maskwise.plan.cost import Work
 from maskwise.plan.explain import listeners, record
 from maskwise.plan.plan import Refusal
 from maskwise.plan.planner import describe, is_served
+from maskwise.tracing import is_tracing
 
 __all__ = ["all", "any", "count"]
 
@@ -136,7 +137,7 @@ def count(
     ):
         return done
     if isinstance(mask, Mask):
-        if listeners and not torch.compiler.is_compiling():
+        if listeners and not is_tracing():
             # The log wants to know a shape; the positions of a lazy mask may be more than memory holds.
             positions = torch.zeros((), dtype=torch.bool, device=mask.device).expand(mask.shape)
             record(_COUNTS_ITSELF, positions, mask)

@@ -13,7 +13,17 @@ import torch
 from torch import Tensor
 
 from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
-from maskwise.mask.checks import Device, Shape, as_ints, as_shape, check_range, check_size, device_of, readable
+from maskwise.mask.checks import (
+    Device,
+    Shape,
+    as_ints,
+    as_shape,
+    check_range,
+    check_size,
+    device_of,
+    need_dense,
+    readable,
+)
 from maskwise.mask.structures import Constant, Dense, Function, Indices, Intervals, Segments
 from maskwise.tracing import is_tracing
 
@@ -166,11 +176,14 @@ def from_values(cls: type[Mask], tokens: Tensor, values: Tensor | Sequence[Any] 
 
     Raises:
         DtypeError: ``tokens`` is not a tensor.
+        ArgumentError: ``tokens`` or ``values`` are nested or sparse.
 
     """
     if not isinstance(tokens, Tensor):
         hint = "torch.tensor(tokens)"
         raise DtypeError(say("Mask.from_values", "tokens", must="be a tensor", got=type(tokens).__name__, hint=hint))
+    need_dense("Mask.from_values", "tokens", tokens)
+    need_dense("Mask.from_values", "values", values)
     wanted = values if isinstance(values, Tensor) else torch.tensor(values, device=tokens.device)
     if not wanted.numel():
         return cls._wrap(Constant(tuple(tokens.shape), tokens.device, False))

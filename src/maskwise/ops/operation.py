@@ -69,8 +69,8 @@ class Operation:
             )
             # fmt: on
             recipe = _recipes.get(facts)
-        except (AttributeError, TypeError):
-            # Not tensors, which the checks say in full; or a list of dims, which cannot be a key.
+        except (AttributeError, TypeError, RuntimeError):
+            # Not tensors, or nested ones without a shape, which the checks say in full; or a list of dims, no key.
             if isinstance(dim, list):
                 return self(x, mask, tuple(dim), *rest)
             check(self.name, x, bits)

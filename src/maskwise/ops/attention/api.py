@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from maskwise.mask import Mask
-from maskwise.ops.arguments import MaskLike
+from maskwise.ops.arguments import MaskLike, need_dense
 from maskwise.ops.attention import reference
 from maskwise.ops.attention.arguments import check_options, lowered, recipe_for
 from maskwise.ops.attention.blocks import Piece, attend_blocks, is_finite
@@ -88,6 +88,8 @@ def attention(
     queries keep reaches only those, on the CPU outside of compiled graphs.
     """
     check_options(dropout_p)
+    for name, value in (("q", q), ("k", k), ("v", v), ("mask", mask)):
+        need_dense("attention", name, value)
     if isinstance(q, Packed) or isinstance(k, Packed) or isinstance(v, Packed):
         return attend_packed(q, k, v, mask, attention, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
     if torch.compiler.is_compiling():

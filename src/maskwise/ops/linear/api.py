@@ -7,7 +7,7 @@ from torch import Tensor
 
 from maskwise.errors import DeviceError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
-from maskwise.ops.arguments import MUST, MaskLike, input_hint, mask_hint
+from maskwise.ops.arguments import MUST, MaskLike, input_hint, mask_hint, need_dense
 from maskwise.ops.filling import filled
 from maskwise.ops.linear import reference
 from maskwise.ops.linear.known import OP, mask_of, plan_for, settled
@@ -51,7 +51,10 @@ def linear(
         ShapeError: shapes do not fit each other. For a mask of (inputs, outputs) the hint is ``mask.T``.
         DtypeError: the mask is not bool, or dtypes differ.
         DeviceError: devices differ.
+        ArgumentError: a tensor is nested or sparse.
     """
+    for name, value in (("x", x), ("weight", weight), ("mask", mask), ("bias", bias)):
+        need_dense(OP, name, value)
     if is_ordinary():
         done = _small(x, weight, mask, bias)
         if done is not None:

@@ -62,13 +62,16 @@ def find(
         weight = kwargs.get("weight")
         if weight is not None and type(weight) not in _PLAIN:
             return None
+    if any(each is not None and each.is_nested for each in (x, target, bits, weight)):
+        return None
     enabled = torch.is_grad_enabled()
     facts = (
         *(x.shape, target.shape, bits.shape, x.dtype, target.dtype, x.device, bits.device),
         *(enabled and x.requires_grad, enabled and target.requires_grad),
         is_transformed(),
         x.device.type in SERVED and torch.is_autocast_enabled(x.device.type),
-        None if weight is None else (weight.shape, weight.dtype, weight.device, weight.requires_grad),
+        None if weight is None else (weight.shape, weight.dtype, weight.device, weight.requires_grad, weight.layout),
+        *(x.layout, target.layout, bits.layout),
     )
     try:
         key = (fn, reduction, tuple(settings.items()), facts)
@@ -109,6 +112,11 @@ def plan(
     """Check and plan a call."""
     kind = KINDS.get(asked.fn)
     device = x.device.type
+    if any(each is not None and each.layout is not torch.strided for each in (x, target, bits, weight)):
+        return None
+    if kind is not None and len(kind.fills) > 2:
+        # A loss of three tensors that is given two.
+        return None
     if kind is None or transformed or autocast or device not in SERVED or planner.forced() == "plain":
         return None
     if bits.device != x.device or target.device != x.device or (weight is not None and weight.device != x.device):

@@ -251,7 +251,8 @@ def pack(x: Tensor, mask: MaskLike, *, capacity: int | None = None, out: Tensor 
         ShapeError: the mask does not line up with x, or ``out`` has another shape than the result.
         DtypeError: the mask is not bool, x is not a tensor, or ``out`` is of another dtype than x.
         DeviceError: the mask or ``out`` is on another device.
-        ArgumentError: the mask keeps more than ``capacity``; or ``out`` cannot be written.
+        ArgumentError: the mask keeps more than ``capacity``, or its count is not known and there is none (inside of
+            torch.func transforms, and on the meta device); ``out`` cannot be written; or x or the mask is sparse.
     """
     if capacity is None and out is None and isinstance(mask, Mask) and (done := _at_once(x, mask)) is not None:
         return done
@@ -270,16 +271,14 @@ def collect(x: Tensor, lead: Mask, *, capacity: int | None = None, out: Tensor |
         if out is not None:
             static = check_room("pack", out, tuple(static.shape), x, bits).copy_(static)
         return Packed(static, lead, capacity)
-    if _transformed():
-        raise ArgumentError(
-            say(
-                "pack", "capacity", must="be given inside torch.func transforms", got=None, hint="capacity=mask.numel()"
-            )
-        )
+    meta = bits.device.type == "meta" and not is_tracing()
+    if _transformed() or (meta and lead.facts.count is None):
+        must = "be given on the meta device" if meta else "be given inside torch.func transforms"
+        raise ArgumentError(say("pack", "capacity", must=must, got=None, hint="capacity=mask.numel()"))
     if out is not None:
         registered.pack_rows_out(x, bits, check_room("pack", out, (lead.count(), *x.shape[lead.dim() :]), x, bits))
         return Packed(out, lead)
-    if bits.device.type == DEVICE and not is_tracing() and lead.facts.count is not None:
+    if (meta or bits.device.type == DEVICE) and not is_tracing() and lead.facts.count is not None:
         # What the host knows already, the device need not be asked for.
         return Packed(registered.pack_capacity(x, bits, lead.facts.count), lead)
     if not _is_taped(x):
@@ -292,6 +291,8 @@ def collect(x: Tensor, lead: Mask, *, capacity: int | None = None, out: Tensor |
 def _at_once(x: Tensor, mask: Mask) -> Packed | None:
     """The call that is made most, a plain tensor on the CPU without a gradient: asked as little as can be."""
     if not is_ordinary() or type(x) is not Tensor or x.requires_grad or not x.is_cpu:
+        return None
+    if x.layout is not torch.strided or x.is_nested:
         return None
     shape = mask.shape
     if (x.shape != shape and x.shape[: len(shape)] != shape) or not (bits := mask.to_bool()).is_cpu:

@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
-from maskwise.ops.arguments import MaskLike
+from maskwise.ops.arguments import MaskLike, need_dense
 from maskwise.ops.filling import filled
 from maskwise.ops.select.packed import Packed, collect, fill_for, picked
 from maskwise.ops.select.registered import pack_rows_forward, unpack_rows_forward
@@ -61,7 +61,7 @@ def apply(
         ShapeError: the mask does not line up with x, or fn does not return one row for each it got.
         DtypeError: the mask is not bool, x is not a tensor, or fn returns something else than tensors.
         DeviceError: the mask is on another device.
-        ArgumentError: fn returns an empty tuple.
+        ArgumentError: fn returns an empty tuple, or a tensor is nested or sparse.
 
     Where skipping does not pay (nearly everything is kept, or fn is a cheap elementwise function), fn runs on all rows,
     with a kept row in the place of each dropped one, and the result is the same.
@@ -97,7 +97,7 @@ def apply_(fn: Callable[..., Any], x: Tensor, *more: Any, mask: MaskLike) -> Ten
         ShapeError: the mask does not line up with x, or fn does not return rows of x's own shape and dtype.
         DtypeError: the mask is not bool, x is not a tensor, or fn returns something else than tensors.
         DeviceError: the mask is on another device.
-        ArgumentError: fn returns an empty tuple.
+        ArgumentError: fn returns an empty tuple, or a tensor is nested or sparse.
     """
     out = apply(fn, x, *more, mask=mask, other=x)
     if not isinstance(out, Tensor) or out.shape != x.shape or out.dtype != x.dtype:
@@ -115,6 +115,7 @@ def _rows_of(value: Any, lead: Mask) -> Any:
     """An argument laid out as the mask is: tensors are expanded (not copied) to its dims, the rest is left alone."""
     if not isinstance(value, Tensor) or value.dim() == 0:
         return value
+    need_dense("apply", "more", value)
     shape = (*lead.shape, *value.shape[lead.ndim :])
     if value.shape == shape:
         return value

@@ -59,7 +59,7 @@ def test_import_pulls_in_nothing_that_torch_has_not_loaded_already(imported):
 
 def test_import_pulls_in_the_mask_and_the_errors_only(imported):
     packages = {name.split(".")[1] for name in imported if "." in name}
-    assert packages == {"errors", "mask"}
+    assert packages == {"errors", "mask", "tracing"}
 
 
 def test_first_use_pulls_in_no_command_line_and_no_benchmarks(used):

@@ -16,6 +16,7 @@ from tests.errors.row import Row
 X = torch.arange(6.0).reshape(2, 3)
 INTS, COMPLEX = X.long(), X.cfloat()
 BITS = torch.ones(2, 3, dtype=torch.bool)
+UNSIGNED = torch.ones(2, 3, dtype=torch.uint16)
 ON_META = BITS.to("meta")
 LOGITS, CLASSES = torch.zeros(64, 400), torch.zeros(64, dtype=torch.int64)
 KEPT = torch.ones(64, dtype=torch.bool)
@@ -143,6 +144,14 @@ ROWS = [
     *wrong(("loss",), F.mse_loss, X, X, ON_META, error=DeviceError, hint="mask.to(input.device)"),
     *wrong(("loss",), lambda a, b: a, X, X, BITS, error=DtypeError, hint="def fn(input, target, reduction="),
     *wrong(("loss",), lambda a, b, reduction: (a,), X, X, BITS, error=DtypeError, hint="fn(*args, **kwargs)[0]"),
+    *wrong(("sort", "median", "amax", "argmin"), UNSIGNED, BITS, error=DtypeError, hint="x.long()"),
+    *wrong(("topk", "cummax"), UNSIGNED, BITS, 1, error=DtypeError, hint="x.long()"),
+    Row("mw.loss", lambda: mw.loss(F.margin_ranking_loss, X, X, BITS), ArgumentError, "(input1, input2), target, mask"),
+    Row("mw.loss", lambda: mw.loss(F.mse_loss, (X, X), X, BITS), ArgumentError, "mw.loss(F.mse_loss, input, target"),
+    Row("mw.loss", lambda: mw.loss(F.cosine_embedding_loss, X, X, X, BITS), ArgumentError, "(input1, input2), target"),
+    Row("mw.loss", lambda: mw.loss(F.mse_loss, X, X.to("meta"), BITS), DeviceError, "target.to(input.device)"),
+    Row("mw.loss", lambda: mw.loss(F.mse_loss, X.to_sparse(), X, BITS), ArgumentError, "input.to_dense()"),
+    Row("mw.linear", lambda: mw.linear(X.to_sparse(), X, BITS), ArgumentError, "x.to_dense()"),
     Row("mw.loss", cross_entropy_of_a_class_that_is_not, OutOfRangeError, "mask & (target >= 0) & (target < 400)"),
     # -- plans
     *wrong(("plan",), F.relu, X, error=DtypeError, hint="with mw.explain() as log"),

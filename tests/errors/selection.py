@@ -50,6 +50,9 @@ def sampler(lengths: Any = (3, 4), budget: Any = 9, **options: Any) -> Callable[
 
 
 ROWS = [
+    Row("mw.pack", lambda: mw.pack(X.to("meta"), BITS.to("meta")), ArgumentError, "capacity=mask.numel()"),
+    Row("mw.pack", lambda: mw.pack(X.to_sparse(), BITS), ArgumentError, "x.to_dense()"),
+    Row("mw.apply", lambda: mw.apply(torch.neg, X.to_sparse(), mask=BITS), ArgumentError, "x.to_dense()"),
     # -- apply
     Row("mw.apply", lambda: mw.apply(torch.neg, [1.0], mask=BITS), DtypeError, "torch.as_tensor(x)"),
     Row("mw.apply", lambda: mw.apply(torch.neg, X, mask=X), DtypeError, "Mask.from_attention_mask(mask) for 0 and 1"),

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maskwise.errors import ArgumentError, DtypeError, OutOfRangeError, say
+from maskwise.errors import ArgumentError, DeviceError, DtypeError, OutOfRangeError, say
+from maskwise.tracing import is_tracing
 
 __all__ = [
     "Device",
@@ -19,6 +20,8 @@ __all__ = [
     "check_range",
     "check_size",
     "device_of",
+    "need_data",
+    "need_dense",
     "readable",
 ]
 
@@ -28,7 +31,25 @@ Shape = int | Sequence[int]
 
 def readable(tensor: Tensor) -> bool:
     """Return whether the values can be looked at: host memory, real numbers, and no graph being traced."""
-    return tensor.device.type == "cpu" and type(tensor) is Tensor and not torch.compiler.is_compiling()
+    return tensor.device.type == "cpu" and type(tensor) is Tensor and not is_tracing()
+
+
+def need_dense(op: str, name: str, value: Any) -> None:
+    """Raise for a tensor that is nested or sparse; what is no tensor at all is left to the checks that follow."""
+    if not isinstance(value, Tensor) or (value.layout is torch.strided and not value.is_nested):
+        return
+    if value.is_nested:
+        got, hint = "a nested tensor", f"{name}.to_padded_tensor(0), and Mask.from_lengths of its lengths"
+    else:
+        got, hint = str(value.layout), f"{name}.to_dense()"
+    raise ArgumentError(say(op, name, must="be a dense tensor", got=got, hint=hint))
+
+
+def need_data(op: str, device: torch.device) -> None:
+    """Raise for a mask on the meta device, where there are shapes and no values."""
+    if device.type == "meta":
+        hint = "ask before the mask goes to meta, or mw.count(mask), whose result is a tensor"
+        raise DeviceError(say(op, "mask", must="be on a device that holds values", got="meta", hint=hint))
 
 
 def device_of(device: Device, source: Any) -> torch.device:
@@ -38,12 +59,13 @@ def device_of(device: Device, source: Any) -> torch.device:
     if isinstance(source, Tensor):
         return source.device
     # Dynamo cannot trace the question, but it can trace a tensor that answers it.
-    return torch.empty(0).device if torch.compiler.is_compiling() else torch.get_default_device()
+    return torch.empty(0).device if is_tracing() else torch.get_default_device()
 
 
 def as_ints(op: str, name: str, values: Any) -> Tensor:
     """Return ints as an int64 tensor: device tensors where they are, everything else on the host."""
     if isinstance(values, Tensor):
+        need_dense(op, name, values)
         tensor = values
     else:
         try:
@@ -91,6 +113,7 @@ def as_shape(op: str, name: str, shape: Any) -> tuple[int, ...]:
 
 def bool_tensor(bits: Any) -> Tensor:
     """Return a bool tensor, or raise with the converter that was probably meant."""
+    need_dense("Mask", "bits", bits)
     if isinstance(bits, Tensor) and bits.dtype == torch.bool:
         return bits
     if not isinstance(bits, Tensor):

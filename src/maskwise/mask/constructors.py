@@ -13,8 +13,19 @@ import torch
 from torch import Tensor
 
 from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
-from maskwise.mask.checks import Device, Shape, as_ints, as_shape, check_range, check_size, device_of, readable
+from maskwise.mask.checks import (
+    Device,
+    Shape,
+    as_ints,
+    as_shape,
+    check_range,
+    check_size,
+    device_of,
+    need_dense,
+    readable,
+)
 from maskwise.mask.structures import Constant, Dense, Function, Indices, Intervals, Segments
+from maskwise.tracing import is_tracing
 
 if TYPE_CHECKING:
     from maskwise.mask.mask import Mask
@@ -165,11 +176,14 @@ def from_values(cls: type[Mask], tokens: Tensor, values: Tensor | Sequence[Any] 
 
     Raises:
         DtypeError: ``tokens`` is not a tensor.
+        ArgumentError: ``tokens`` or ``values`` are nested or sparse.
 
     """
     if not isinstance(tokens, Tensor):
         hint = "torch.tensor(tokens)"
         raise DtypeError(say("Mask.from_values", "tokens", must="be a tensor", got=type(tokens).__name__, hint=hint))
+    need_dense("Mask.from_values", "tokens", tokens)
+    need_dense("Mask.from_values", "values", values)
     wanted = values if isinstance(values, Tensor) else torch.tensor(values, device=tokens.device)
     if not wanted.numel():
         return cls._wrap(Constant(tuple(tokens.shape), tokens.device, False))
@@ -361,12 +375,12 @@ def none(cls: type[Mask], shape: Shape, device: Device = None) -> Mask:
 def _home(device: torch.device) -> torch.device:
     """Return where the bounds of a mask made from plain ints live: the host, unless a graph is being traced."""
     # In a graph the bounds are computed by the compiled code, which should not copy from the host each time.
-    return device if torch.compiler.is_compiling() else torch.device("cpu")
+    return device if is_tracing() else torch.device("cpu")
 
 
 def _triangle(q: int, k: int, offset: int) -> int | None:
     """Return how many (query, key) pairs have key <= query + offset, in closed form."""
-    if torch.compiler.is_compiling():
+    if is_tracing():
         return None
     # Queries see none, then one more each, then all k.
     first = min(max(-offset, 0), q)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
-from maskwise.mask.checks import as_ints, readable
+from maskwise.mask.checks import as_ints, need_data, need_dense, readable
 from maskwise.mask.structures import Constant, Dense
 
 if TYPE_CHECKING:
@@ -226,8 +226,12 @@ def to_cu_seqlens(mask: Mask) -> tuple[Tensor, int]:
     Returns:
         (rows + 1,) int32 over the flattened leading dims, and the most that a row keeps.
 
+    Raises:
+        DeviceError: the mask is on the meta device, which holds no values.
+
     """
     lengths = mask._host_lengths()
+    need_data("Mask.to_cu_seqlens", lengths.device)
     return mask.cu_seqlens, int(lengths.max()) if lengths.numel() else 0
 
 
@@ -272,8 +276,14 @@ def to_numpy(mask: Mask) -> np.ndarray[Any, Any]:
     >>> from maskwise import Mask
     >>> Mask.from_lengths([2], max_len=3).to_numpy().tolist()
     [[True, True, False]]
+
+    Raises:
+        DeviceError: the mask is on the meta device, which holds no values.
+
     """
-    array: np.ndarray[Any, Any] = mask.to_bool().cpu().numpy()
+    need_data("Mask.to_numpy", mask._local.device)
+    bits = mask._local.materialize() if mask.device.type == "meta" else mask.to_bool()
+    array: np.ndarray[Any, Any] = bits.cpu().numpy()
     return array
 
 
@@ -308,6 +318,7 @@ def _tensor(op: str, name: str, value: object) -> None:
     if not isinstance(value, Tensor):
         hint = f"torch.tensor({name})"
         raise DtypeError(say(op, name, must="be a tensor", got=type(value).__name__, hint=hint))
+    need_dense(op, name, value)
 
 
 def _refuse(op: str, name: str, values: Tensor, *, odd: Tensor, must: str, hint: str) -> None:

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from maskwise.errors import ArgumentError, say
+from maskwise.mask.checks import need_data
 from maskwise.mask.structures import Indices, Intervals, Structure
 from maskwise.mask.views import normalize_dim, subscript
+from maskwise.tracing import is_tracing
 
 if TYPE_CHECKING:
     from maskwise.mask.mask import Mask
@@ -63,7 +65,7 @@ def facts(mask: Mask) -> Facts:
             structure.known_prefix if prefix is None else prefix[0],
             structure.on_host,
         )
-        if not torch.compiler.is_compiling():
+        if not is_tracing():
             cache["facts"] = here
     return here
 
@@ -98,6 +100,7 @@ def row_counts(structure: Structure, bits: Tensor | None = None) -> Tensor:
 
 def count_all(structure: Structure, bits: Tensor | None = None) -> int:
     """Return how many positions are kept in all."""
+    need_data("Mask.count", structure.device)
     closed = structure.closed_count()
     if closed is not None:
         return closed
@@ -114,6 +117,7 @@ def is_prefix(structure: Structure, bits: Tensor | None = None) -> bool:
     known = structure.known_prefix
     if known is not None:
         return known
+    need_data("Mask.is_prefix", structure.device)
     if isinstance(structure, Intervals):
         return bool(structure.starts_at_zero().all())
     if not structure.shape:
@@ -146,6 +150,7 @@ def count(mask: Mask, dim: int | Sequence[int] | None = None, keepdim: bool = Fa
     Raises:
         OutOfRangeError: there is no such dim.
         ArgumentError: a dim is named twice.
+        DeviceError: the mask is on the meta device, where nothing can be counted.
         StaleMaskError: the tensor that the mask was made of has been changed in place.
 
     """
@@ -175,6 +180,10 @@ def indices(mask: Mask) -> Tensor:
     tensor([[0, 0],
             [1, 0],
             [1, 1]])
+
+    Raises:
+        DeviceError: the mask is on the meta device, which holds no values.
+
     """
 
     def compute() -> Tensor:
@@ -183,7 +192,10 @@ def indices(mask: Mask) -> Tensor:
             columns = torch.unravel_index(structure.flat, structure.shape)
             found = torch.stack(columns, -1).to(mask.device, non_blocking=True)
         else:
-            found = mask.to_bool().nonzero()
+            need_data("Mask.indices", mask._local.device)
+            # On meta the positions are those of what lies on the host.
+            bits = mask._local.materialize() if mask.device.type == "meta" else mask.to_bool()
+            found = bits.nonzero().to(mask.device)
         return found.squeeze(-1) if mask.ndim == 1 else found
 
     return mask._once("indices", compute)

@@ -12,9 +12,10 @@ from torch import Tensor
 from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
 from maskwise.mask import algebra, block_mask, constructors, convert, draw, interop, joining, shaping
 from maskwise.mask import facts as known
-from maskwise.mask.checks import bool_tensor
+from maskwise.mask.checks import bool_tensor, need_dense
 from maskwise.mask.facts import Facts
 from maskwise.mask.structures import Dense, Structure
+from maskwise.tracing import is_tracing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,6 +46,7 @@ class Mask:
 
     Raises:
         DtypeError: it is not a bool tensor; the hint names the converter to use.
+        ArgumentError: they are nested or sparse.
         StaleMaskError: the tensor was changed in place since; whatever is asked of the mask raises it.
 
     """
@@ -70,6 +72,7 @@ class Mask:
     def _coerce(cls, value: Any, symbol: str) -> Mask:
         if isinstance(value, Mask):
             return value
+        need_dense(f"Mask {symbol}", "other", value)
         if isinstance(value, Tensor) and value.dtype == torch.bool:
             return cls._wrap(Dense(value))
         got = value.dtype if isinstance(value, Tensor) else type(value).__name__
@@ -312,7 +315,8 @@ class Mask:
 
     def __bool__(self) -> bool:
         if self.numel() == 1:
-            return bool(self.to_bool())
+            # On meta only the structure may know.
+            return bool(self.count() if self.device.type == "meta" else self.to_bool())
         must = f"have one position to be True or False, not {tuple(self.shape)}"
         hint = "mask.is_full, mask.is_empty or mask.equal(other)"
         raise ArgumentError(say("bool(mask)", "mask", must=must, got=f"{self.numel()} positions", hint=hint))
@@ -350,7 +354,7 @@ class Mask:
     def _once(self, name: str, compute: Callable[[], Fact]) -> Fact:
         """Return what was computed before under this name, or compute it and remember it."""
         # A graph that is recorded holds how a fact is computed, and not what it was: the next input has others.
-        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        if is_tracing():
             return compute()
         if isinstance(self._structure, Dense):
             self._structure.current()
@@ -375,8 +379,9 @@ class Mask:
 
     @property
     def _seen(self) -> Tensor | None:
-        """The bool tensor, if it is there already."""
-        return self.to_bool() if self._bits is not None or "bits" in self._cache else None
+        """The bool tensor, if it is there already, and has values."""
+        there = self._bits is not None or "bits" in self._cache
+        return self.to_bool() if there and self.device.type != "meta" else None
 
     def _host_lengths(self) -> Tensor:
         """Return the lengths where they were computed: on the host for host data, without any device."""

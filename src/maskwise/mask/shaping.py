@@ -14,6 +14,7 @@ from torch import Tensor
 
 from maskwise.errors import ArgumentError, ShapeError, say
 from maskwise.mask import views
+from maskwise.mask.checks import need_data
 from maskwise.mask.structures import Dense
 from maskwise.mask.structures.base import assemble, take_apart
 
@@ -290,10 +291,14 @@ def to(mask: Mask, device: torch.device | str | int | Tensor) -> Mask:
     Args:
         device: a device, or a tensor whose device is meant.
 
+    Raises:
+        DeviceError: the mask is on the meta device, which holds no values.
+
     """
     target = device.device if isinstance(device, Tensor) else torch.device(device)
     if target == mask.device:
         return mask
+    need_data("Mask.to", mask._local.device)
     return mask._wrap(mask._structure.to(target))
 
 

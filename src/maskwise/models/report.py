@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from maskwise.errors import caller_level
@@ -50,8 +49,6 @@ def tell(module: nn.Module, x: Tensor, mask: Any, padded: str | None, change: st
         record(Plan(f"unpad {type(module).__name__}", route, reason, 0.0, skips=skips), x, mask)
 
 
-# A graph that is being compiled holds no warning: it is given while the graph is made.
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def warn_once(module: nn.Module, reason: str, change: str) -> None:
     """Warn that an unpadded module runs padded: once for each module and reason, its copies included.
 
@@ -78,6 +75,11 @@ def warn_once(module: nn.Module, reason: str, change: str) -> None:
     warned.add(reason)
     message = f"unpad: this {type(module).__name__} runs padded, because {reason}. Hint: {change}."
     warnings.warn(message, PaddedRunWarning, stacklevel=caller_level())
+
+
+# A graph that is being compiled holds no warning: it is given while the graph is made. This is what
+# torch.compiler.assume_constant_result does, which would import all of torch._dynamo.
+warn_once._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def forget_warnings(module: nn.Module) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.amp import is_autocast_available
 
 from maskwise.errors import DeviceError, DtypeError, ShapeError, say
-from maskwise.ops.arguments import input_hint
+from maskwise.ops.arguments import input_hint, need_dense
 
 __all__ = ["check_channels", "check_dims", "check_features", "check_tensor"]
 
@@ -17,6 +17,7 @@ def check_tensor(op: str, input: object) -> None:
     if not isinstance(input, Tensor):
         hint = "torch.as_tensor(input)"
         raise DtypeError(say(op, "input", must="be a tensor", got=type(input).__name__, hint=hint))
+    need_dense(op, "input", input)
 
 
 def check_features(

@@ -19,6 +19,7 @@ from maskwise.nn.remembered import Remembered
 from maskwise.ops.arguments import MaskLike
 from maskwise.ops.linear import linear
 from maskwise.plan.explain import is_heard, record
+from maskwise.tracing import is_tracing
 
 __all__ = ["MaskedLinear"]
 
@@ -142,8 +143,8 @@ class MaskedLinear(nn.Linear):
             held = gate.held
             if held is None:
                 return F.linear(input, gate(weight), bias)
-            if input.numel() * weight.shape[0] < WORTHWHILE:
-                # What the gate itself would do, without the calls in between.
+            if is_tracing() or input.numel() * weight.shape[0] < WORTHWHILE:
+                # What the gate itself would do, without the calls in between. A graph is not bound to a size of batch.
                 return F.linear(input, kept_only(weight, held), bias)
             return linear(input, weight, held, bias)
         out, plan, computed = forms.run(input, bias)

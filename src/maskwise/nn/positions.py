@@ -10,14 +10,15 @@ from torch import Tensor
 
 from maskwise.errors import ShapeError, say
 from maskwise.mask import Mask
-from maskwise.ops.arguments import MaskLike, check, fits
+from maskwise.ops.arguments import MaskLike, check, fits, need_dense
+from maskwise.tracing import is_tracing
 
 __all__ = ["along_dims", "beside_channels", "keeps_all", "leading"]
 
 
 def keeps_all(mask: MaskLike) -> bool:
     """Whether everything is known to be kept; never waits for a device to find out, and a graph cannot know."""
-    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+    if is_tracing() or torch._C._functorch.peek_interpreter_stack() is not None:
         return False
     if isinstance(mask, Mask):
         known = mask.facts
@@ -81,6 +82,7 @@ _LEADING = "a mask of fewer dims lines up from the left, as input[mask] does"
 
 def _bits(op: str, x: Tensor, mask: MaskLike) -> Tensor:
     bits = mask.to_bool() if isinstance(mask, Mask) else mask
+    need_dense(op, "mask", bits)
     if not isinstance(bits, Tensor) or bits.dtype is not torch.bool or not isinstance(x, Tensor):
         check(op, x, bits, "input")
     return bits

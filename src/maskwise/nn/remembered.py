@@ -7,9 +7,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
 from maskwise.nn.gates import Gate
+from maskwise.tracing import is_tracing, is_transformed
 
 __all__ = ["Remembered"]
 
@@ -62,12 +62,7 @@ class Remembered(Generic[T]):
             or ((gate._parameters or gate._modules) and any(each.requires_grad for each in gate.parameters()))
         ):
             return None
-        if (
-            torch.compiler.is_compiling()
-            or torch._C._functorch.peek_interpreter_stack() is not None
-            or forward_ad._current_level >= 0
-            or gate.random
-        ):
+        if is_tracing() or is_transformed() or gate.random:
             return None
         place = _place(weight, gate)
         known = self._known

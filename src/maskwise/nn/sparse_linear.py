@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
 from maskwise.errors import ArgumentError, ShapeError, StaleMaskError, say
 from maskwise.mask import Mask
@@ -20,6 +19,7 @@ from maskwise.ops.linear import BLOCKS, Block, Indices, Sizes, SparseLayout, cho
 from maskwise.plan import planner
 from maskwise.plan.explain import is_heard, record
 from maskwise.plan.plan import Skips
+from maskwise.tracing import is_tracing, is_transformed
 
 __all__ = ["SparseLinear"]
 
@@ -335,13 +335,13 @@ class SparseLinear(nn.Module):
 
     def _is_sparse(self, input: Tensor, kept: int) -> bool:
         """Whether the kernel is the faster way, which it is up to about half of the weights."""
-        if torch.compiler.is_compiling():
+        if is_tracing():
             # The choice is a constant of the graph, so it does not ask for the size of the batch.
             few = 2 * kept < self.in_features * self.out_features
             return few and planner.has_kernel("linear", input.dtype, input.device.type)
         inputs = self.in_features
         sizes = Sizes(input.numel() // max(1, inputs), inputs, self.out_features, kept, self.block)
-        transformed = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+        transformed = is_transformed()
         plan = choose("SparseLinear", sizes, input.dtype, input.device.type, transformed=transformed)
         if is_heard():
             mask = self.mask
@@ -355,7 +355,7 @@ class SparseLinear(nn.Module):
     def _dense(self, held: Tensor, values: Tensor) -> Tensor:
         """The dense weight; remembered as long as the values stay what they are and no gradient is asked for."""
         needed = values.requires_grad and torch.is_grad_enabled()
-        if needed or torch.compiler.is_compiling() or values.is_inference():
+        if needed or is_tracing() or is_transformed() or values.is_inference():
             return self.layout.dense(values)
         key = (held._version, held.data_ptr(), values.dtype)
         if self._cached is None or self._cached[0] != key:

@@ -10,6 +10,7 @@ import torch
 
 from maskwise.errors import ArgumentError, DeviceError, DtypeError, OutOfRangeError, ShapeError, say
 from maskwise.mask import Mask
+from maskwise.mask.checks import need_dense
 
 __all__ = [
     "MUST",
@@ -20,6 +21,8 @@ __all__ = [
     "fits",
     "input_hint",
     "mask_hint",
+    "need_dense",
+    "need_ordered",
     "number",
     "shape_hint",
     "to_dtype",
@@ -44,9 +47,8 @@ def check(
         raise DtypeError(say(op, "mask", must=MUST, got=type(bits).__name__, hint=mask_hint(bits, f"{name}.shape")))
     if not isinstance(x, torch.Tensor):
         raise DtypeError(say(op, name, must="be a tensor", got=type(x).__name__, hint=f"torch.as_tensor({name})"))
-    if x.layout is not torch.strided or bits.layout is not torch.strided:
-        which, tensor = (name, x) if x.layout is not torch.strided else ("mask", bits)
-        raise ArgumentError(say(op, which, must="be a dense tensor", got=tensor.layout, hint=f"{which}.to_dense()"))
+    need_dense(op, name, x)
+    need_dense(op, "mask", bits)
     if bits.dtype is not torch.bool:
         raise DtypeError(say(op, "mask", must=MUST, got=bits.dtype, hint=mask_hint(bits)))
     if bits.shape != x.shape and not fits(bits.shape, x.shape):
@@ -155,6 +157,23 @@ def to_dtype(op: str, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if not isinstance(dtype, torch.dtype):
         raise DtypeError(say(op, "dtype", must="be a torch.dtype", got=repr(dtype), hint="dtype=torch.float32"))
     return x.to(dtype) if isinstance(x, torch.Tensor) else x
+
+
+#: Integers for which torch has neither maxima nor indexing, so that nothing could put them in order.
+UNORDERED = (torch.uint16, torch.uint32, torch.uint64)
+
+
+def need_ordered(op: str, x: torch.Tensor, *, or_bool: bool = True, or_unsigned: bool = False) -> None:
+    """Raise unless the values of x have an order. What is not a tensor at all is left to the checks that follow."""
+    if not isinstance(x, torch.Tensor):
+        return
+    if x.dtype.is_complex:
+        raise DtypeError(say(op, "x", must="be floating or integer", got=x.dtype, hint="x.abs() or x.real"))
+    if x.dtype is torch.bool and not or_bool:
+        raise DtypeError(say(op, "x", must="be floating or integer", got=x.dtype, hint="x.to(torch.uint8)"))
+    if x.dtype in UNORDERED and not or_unsigned:
+        hint = "x.long()" if x.dtype.itemsize < 8 else "x.long(), for values below 2**63"
+        raise DtypeError(say(op, "x", must="be of a dtype that torch can order", got=x.dtype, hint=hint))
 
 
 def number(op: str, argument: str, value: float) -> float:

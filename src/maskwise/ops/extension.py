@@ -16,6 +16,7 @@ import torch
 from maskwise.errors import caller_level
 from maskwise.ops.gpu.status import INTERPRETED
 from maskwise.plan.capability import register_probe
+from maskwise.tracing import is_tracing
 
 __all__ = ["ExtensionStatus", "status"]
 
@@ -77,7 +78,7 @@ def why_not() -> str | None:
     """Why no CPU kernel can run, or None. Warns the first time that it has to say so."""
     global _warned
     # A graph that is being traced cannot warn; the first eager call will.
-    if _error is not None and not _warned and not torch.compiler.is_compiling():
+    if _error is not None and not _warned and not is_tracing():
         _warned = True
         message = f"maskwise runs without its kernels, and slower: {_error}. To mend it: {FIX}"
         warnings.warn(message, stacklevel=caller_level())

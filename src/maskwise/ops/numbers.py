@@ -8,6 +8,8 @@ from math import copysign
 import torch
 from torch import Tensor
 
+from maskwise.tracing import is_tracing
+
 __all__ = ["number"]
 
 _modes = torch._C._len_torch_dispatch_stack
@@ -23,7 +25,7 @@ def number(value: float | complex, dtype: torch.dtype, device: torch.device | st
         RuntimeError: the dtype cannot hold it.
     """
     # A tensor made under a mode, such as that of fake tensors, belongs there; and inference tensors to inference.
-    if type(value) is not float or torch.compiler.is_compiling() or _modes() or torch.is_inference_mode_enabled():
+    if type(value) is not float or is_tracing() or _modes() or torch.is_inference_mode_enabled():
         return torch.full((), value, dtype=dtype, device=device)
     return _remembered(value, copysign(1.0, value), dtype, device)
 

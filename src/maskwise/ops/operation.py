@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd import forward_ad
 
 from maskwise.mask import Mask
 from maskwise.ops.arguments import Dim, MaskLike, check, dims_of
@@ -19,6 +18,7 @@ from maskwise.plan import Plan, planner
 from maskwise.plan.explain import listeners, record
 from maskwise.plan.plan import Skips
 from maskwise.plan.remembered import Remembered
+from maskwise.tracing import is_tracing, is_transformed
 
 __all__ = ["Operation", "Recipe", "dropped_rows"]
 
@@ -33,10 +33,9 @@ class Recipe(NamedTuple):
 
 _recipes: Remembered[Recipe] = Remembered()
 
-# Bound here, because to find them anew takes a tiny call longer than to ask them.
-_is_compiling, _is_grad_enabled, _forced = torch.compiler.is_compiling, torch.is_grad_enabled, planner.forced
-_is_any_forced = planner.is_any_forced
-_transform, _is_any_listening = torch._C._functorch.peek_interpreter_stack, listeners.any
+# Bound here, because to find them anew takes a tiny call longer than to call them.
+_is_grad_enabled, _forced = torch.is_grad_enabled, planner.forced
+_is_any_forced, _is_any_listening = planner.is_any_forced, listeners.any
 
 
 @dataclass(frozen=True)
@@ -60,8 +59,8 @@ class Operation:
     def __call__(self, x: torch.Tensor, mask: MaskLike, dim: Dim, *rest: Any) -> Any:
         """Check and plan the call, or find that it was, and run it."""
         bits = mask.to_bool() if isinstance(mask, Mask) else mask
-        # Inside a compiled graph the choice must be a constant of the graph: dtype and device are, the caches are not.
-        if _is_compiling():
+        # Inside of a graph the choice must be a constant of it: dtype and device are, the caches are not.
+        if is_tracing():
             check(self.name, x, bits)
             by_kernel = planner.has_kernel(self.name, x.dtype, x.device.type)
             run = self.fused if by_kernel and not (self.fuses and x.device.type == "cuda") else self.plain
@@ -71,12 +70,12 @@ class Operation:
             facts = (
                 self.name, dim, x.shape, bits.shape, x.dtype, bits.dtype, x.device, bits.device, x.layout, bits.layout,
                 x.requires_grad and _is_grad_enabled(),
-                _transform() is not None or forward_ad._current_level >= 0, _is_any_forced() and _forced(),
+                is_transformed(), _is_any_forced() and _forced(),
             )
             # fmt: on
             recipe = _recipes.get(facts)
-        except (AttributeError, TypeError):
-            # Not tensors, which the checks say in full; or a list of dims, which cannot be a key.
+        except (AttributeError, TypeError, RuntimeError):
+            # Not tensors, or nested ones without a shape, which the checks say in full; or a list of dims, no key.
             if isinstance(dim, list):
                 return self(x, mask, tuple(dim), *rest)
             check(self.name, x, bits)

@@ -19,6 +19,7 @@ from maskwise.plan.blocks import Blocks
 from maskwise.plan.capability import can_serve
 from maskwise.plan.cost import Work, microseconds
 from maskwise.plan.plan import ROUTES, Plan, Refusal
+from maskwise.tracing import is_exporting
 
 __all__ = [
     "cheapest",
@@ -108,7 +109,14 @@ def force(route: str | None) -> Iterator[None]:
 
 
 def forced() -> str | None:
-    """The route that `force` requires in this context, or None. It is a part of the key of every cache of decisions."""
+    """The route that `force` requires in this context, or None. It is a part of the key of every cache of decisions.
+
+    An export requires the plain one: a graph that leaves this process holds torch's own operators only.
+    """
+    return "plain" if is_exporting() else _forced_here()
+
+
+def _forced_here() -> str | None:
     if not is_any_forced():
         return None
     routes = _routes.values()
@@ -119,7 +127,7 @@ def forced() -> str | None:
 is_any_forced = _routes.any
 # What torch.compiler.assume_constant_result sets, which would import the compiler: a graph keeps what it was traced
 # with, and the compiler does not trace context variables.
-forced._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_forced_here._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def has_kernel(op: str, dtype: torch.dtype, device: str) -> bool:

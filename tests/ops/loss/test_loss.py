@@ -9,8 +9,9 @@ import torch.nn.functional as F
 
 import maskwise as mw
 from maskwise.errors import ArgumentError, DeviceError, DtypeError, ShapeError
+from maskwise.ops.loss.kinds import KINDS, TAKES
 from maskwise.plan.planner import force
-from tests.ops.loss.table import LOSSES, expected, sample
+from tests.ops.loss.table import LOSSES, TABLE, expected, sample
 
 REDUCTIONS = ("none", "sum", "mean", "sequence")
 ROUTES = ("plain", "filled", "kernel")
@@ -362,3 +363,66 @@ def test_a_users_loss_without_a_target_or_with_a_table_keeps_its_table():
 
     out = mw.loss(lookup, (torch.zeros(3, 3), ids), table, torch.tensor([True, False, True]), reduction="sum")
     torch.testing.assert_close(out, table[[0, 3]].pow(2).sum())
+
+
+# -- batchmean, and losses of several inputs ---------------------------------------------------------------------------
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_batchmean_divides_by_the_rows_that_keep_something(route, dtype):
+    x = torch.randn(5, 3, 4, dtype=torch.float64).log_softmax(-1).to(dtype).requires_grad_()
+    target = torch.randn(5, 3, 4, dtype=torch.float64).softmax(-1).to(dtype)
+    keep = torch.tensor([[1, 1, 0], [0, 0, 0], [1, 0, 1], [1, 1, 1], [0, 0, 0]]).bool()[..., None]
+    poisoned = torch.where(keep, x, torch.nan)
+    with force(route):
+        out = mw.loss(F.kl_div, poisoned, target, keep, reduction="batchmean")
+    (mine,) = torch.autograd.grad(out, x)
+    wide = x.double()
+    whole = torch.where(keep, F.kl_div(wide, target.double(), reduction="none"), 0.0).sum() / 3
+    (theirs,) = torch.autograd.grad(whole, x)
+    torch.testing.assert_close(out, whole.to(dtype))
+    torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("shape", [(6,), (6, 4), (6, 1), (1, 4), (4,)])
+def test_batchmean_of_everything_and_of_whole_rows_is_that_of_torch(shape):
+    x, target = torch.randn(6, 4).log_softmax(-1), torch.randn(6, 4).softmax(-1)
+    full = torch.ones(shape if shape != (6,) else (6, 1), dtype=torch.bool)
+    expected = F.kl_div(x, target, reduction="batchmean")
+    torch.testing.assert_close(mw.loss(F.kl_div, x, target, full, reduction="batchmean"), expected)
+    rows = torch.tensor([1, 0, 1, 1, 0, 1]).bool()
+    expected = F.kl_div(x[rows], target[rows], reduction="batchmean")
+    for fn in (F.kl_div, functools.partial(F.kl_div)):
+        torch.testing.assert_close(mw.loss(fn, x, target, rows[:, None], reduction="batchmean"), expected)
+
+
+def test_batchmean_of_nothing_is_a_zero_in_the_graph():
+    x = torch.randn(2, 3, requires_grad=True)
+    out = mw.loss(F.kl_div, x, torch.ones(2, 3), torch.zeros(2, 3, dtype=torch.bool), reduction="batchmean")
+    out.backward()
+    assert out == 0
+    assert torch.equal(x.grad, torch.zeros(2, 3))
+
+
+def test_batchmean_compiles_into_one_graph():
+    x, target, keep = torch.randn(4, 3), torch.rand(4, 3), torch.rand(4, 3) < 0.5
+    compiled = torch.compile(
+        lambda x: mw.loss(F.kl_div, x, target, keep, reduction="batchmean"), fullgraph=True, backend="aot_eager"
+    )
+    torch.testing.assert_close(compiled(x), mw.loss(F.kl_div, x, target, keep, reduction="batchmean"))
+
+
+def test_every_loss_of_torch_is_in_the_table_of_what_is_known():
+    others = {"ctc_loss"}  # refused, with what to write instead
+    named = {
+        name for name in dir(F) if name.endswith(("_loss", "cross_entropy", "with_logits", "kl_div")) and name[0] != "_"
+    }
+    assert named - others == {fn.__name__ for fn in KINDS}
+    assert {loss.fn for loss in TABLE} >= {*KINDS}
+
+
+def test_a_loss_of_three_tensors_that_is_given_two_says_how_it_is_called():
+    for fn, takes in TAKES.items():
+        if len(takes) == 3:
+            with pytest.raises(ArgumentError, match=rf"takes {', '.join(takes)}, got 2 in all") as error:
+                mw.loss(fn, X, X, FULL)
+            assert f"mw.loss(F.{fn.__name__}, ({takes[0]}, {takes[1]}), {takes[2]}, mask)" in str(error.value)

@@ -12,6 +12,7 @@ from typing_extensions import override
 from maskwise.errors import StaleMaskError
 from maskwise.mask.structures.affine import Affine
 from maskwise.mask.structures.base import Structure
+from maskwise.tracing import is_tracing
 
 __all__ = ["Dense"]
 
@@ -19,7 +20,7 @@ __all__ = ["Dense"]
 def _version(bits: Tensor) -> int | None:
     """Return the in-place counter of a tensor, or None where there is none to read."""
     # In a compiled graph a version would be an output, inference tensors have none, and pytrees may hold non-tensors.
-    if torch.compiler.is_compiling() or not isinstance(bits, Tensor) or bits.is_inference():
+    if is_tracing() or not isinstance(bits, Tensor) or bits.is_inference():
         return None
     return bits._version
 
@@ -52,7 +53,7 @@ class Dense(Structure):
 
     def current(self) -> Tensor:
         """Return the bits, or raise StaleMaskError if they were changed after the mask was made."""
-        if self.version is not None and not torch.compiler.is_compiling() and self.bits._version != self.version:
+        if self.version is not None and not is_tracing() and self.bits._version != self.version:
             raise StaleMaskError(
                 "Mask: the bool tensor behind this mask was changed in place after the mask was made, so what the mask "
                 "knows (count, lengths, ...) is no longer true. Hint: Mask(t.clone()) before changing t."

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from maskwise.mask.structures.base import Structure
 from maskwise.mask.structures.intervals import Intervals
+from maskwise.tracing import is_tracing
 
 __all__ = ["Segments"]
 
@@ -61,7 +62,7 @@ class Segments(Structure):
     def as_intervals(self) -> Structure | None:
         """Return the same mask as Intervals where every id stands in one run; None where not, or on a device."""
         ids = self.ids
-        if torch.compiler.is_compiling() or type(ids) is not Tensor or ids.device.type != "cpu" or not ids.numel():
+        if is_tracing() or type(ids) is not Tensor or ids.device.type != "cpu" or not ids.numel():
             return None
         length = ids.shape[-1]
         position = torch.arange(length).expand_as(ids)

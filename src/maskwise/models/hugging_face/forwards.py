@@ -28,13 +28,13 @@ from maskwise.models.hugging_face.state import (
     state_of,
 )
 from maskwise.models.report import Padded, tell, warn_once
-from maskwise.plan.tracing import is_tracing, is_transformed
+from maskwise.tracing import is_tracing, is_transformed
 
 __all__ = ["cover", "uncover"]
 
 IGNORED = -100
 """The label that every loss of transformers skips."""
-COMPILED = Padded("a graph that is being compiled has no sizes that depend on data", "mw.unpad without torch.compile")
+COMPILED = "a graph that is being compiled has no sizes that depend on data"
 TOKENWISE_LOSSES = ("ForMaskedLM", "ForTokenClassification", "ForPreTraining")
 """Heads whose loss reads the logits at the label's own position. Any other may predict a token from the one before."""
 
@@ -42,7 +42,7 @@ TOKENWISE_LOSSES = ("ForMaskedLM", "ForTokenClassification", "ForPreTraining")
 def base_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
     """The model without its head: packs, if the call can run packed, and gives its outputs in the padded layout."""
     if torch.compiler.is_compiling():
-        warn_once(module, *COMPILED)
+        warn_once(module, COMPILED, "call the model itself, not what torch.compile makes of it")
         return original(module, *args, **kwargs)
     state, named = state_of(module), arguments(module, args, kwargs)
     check_once(module)

@@ -6,10 +6,10 @@ from torch import Tensor, nn
 
 from maskwise.models.attention import PackedMask
 from maskwise.models.binding import is_bound
-from maskwise.models.report import tell
+from maskwise.models.report import Padded, tell
 from maskwise.models.torch_modules import layer as layers
 from maskwise.models.torch_modules.forward_adapter import ForwardAdapter, Parts, not_torchs_own
-from maskwise.models.torch_modules.masks import Padded, packed_mask
+from maskwise.models.torch_modules.masks import packed_mask
 
 __all__ = ["adapter"]
 

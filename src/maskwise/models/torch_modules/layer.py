@@ -7,10 +7,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from maskwise.models.attention import PackedMask
-from maskwise.models.report import tell
+from maskwise.models.report import Padded, tell
 from maskwise.models.torch_modules import multihead
 from maskwise.models.torch_modules.forward_adapter import ForwardAdapter, Parts, not_torchs_own
-from maskwise.models.torch_modules.masks import Padded, hooked, packed_mask
+from maskwise.models.torch_modules.masks import hooked, packed_mask
 
 __all__ = ["TOKENWISE", "adapter", "inner_forward", "layer_reason", "parts"]
 

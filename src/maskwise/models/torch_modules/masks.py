@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 
 from maskwise.models.attention import PackedMask
 from maskwise.models.packing import Packing
-from maskwise.plan.tracing import is_tracing, is_transformed
+from maskwise.models.report import Padded
+from maskwise.tracing import is_tracing, is_transformed
 
-__all__ = ["Padded", "hooked", "packed_mask"]
-
-
-class Padded(NamedTuple):
-    """Why a call runs padded, and what its caller can change about it, if anything."""
-
-    reason: str
-    change: str | None = None
+__all__ = ["hooked", "packed_mask"]
 
 
 def hooked(module: nn.Module) -> bool:

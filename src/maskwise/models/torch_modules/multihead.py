@@ -6,10 +6,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from maskwise.models.attention import PackedMask
-from maskwise.models.report import tell
+from maskwise.models.report import Padded, tell
 from maskwise.models.torch_modules.forward_adapter import ForwardAdapter, not_torchs_own
-from maskwise.models.torch_modules.masks import Padded, packed_mask
-from maskwise.plan.tracing import is_tracing, is_transformed
+from maskwise.models.torch_modules.masks import packed_mask
+from maskwise.tracing import is_tracing, is_transformed
 
 __all__ = ["adapter", "attention_reason", "inner_forward"]
 

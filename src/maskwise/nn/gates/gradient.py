@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from maskwise.ops.fill import fill
+from maskwise.tracing import is_tracing
 
 __all__ = ["kept_only", "straight_through"]
 
@@ -67,7 +68,7 @@ def straight_through(
     >>> out.tolist(), torch.autograd.grad(out.sum(), weight)[0].tolist()
     ([1.0, 0.0], [1.0, 1.0])
     """
-    function = _StraightThrough if torch.compiler.is_compiling() else _WithForwardMode
+    function = _StraightThrough if is_tracing() else _WithForwardMode
     # Torch's own apply carries no types.
     out: Tensor = function.apply(weight, bits)  # type: ignore[no-untyped-call]
     return out

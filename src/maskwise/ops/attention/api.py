@@ -10,7 +10,7 @@ from torch import Tensor
 
 from maskwise.errors import ArgumentError, say
 from maskwise.mask import Mask
-from maskwise.ops.arguments import MaskLike
+from maskwise.ops.arguments import MaskLike, need_dense
 from maskwise.ops.attention import reference
 from maskwise.ops.attention.arguments import check_options, lowered, recipe_for, without_queries
 from maskwise.ops.attention.blocks import Piece, attend_blocks, is_finite
@@ -99,6 +99,8 @@ def attention(
     read it. With ``query_mask`` the loss may read it, and its gradient may be anything.
     """
     check_options(dropout_p)
+    for name, value in (("q", q), ("k", k), ("v", v), ("mask", mask)):
+        need_dense("attention", name, value)
     if isinstance(q, Packed) or isinstance(k, Packed) or isinstance(v, Packed):
         if query_mask is not None:
             must, hint = "be None for Packed tokens, which are the queries that are kept", "mw.pack(q, query_mask)"

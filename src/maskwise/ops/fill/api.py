@@ -63,10 +63,10 @@ def fill(
 
 def _at_once(x: Tensor, mask: MaskLike, value: float) -> Tensor | None:
     """The call that is made most, a plain x on the CPU and a number; None where more must be asked."""
-    if x.requires_grad or not x.is_cpu or not registered.is_held(value, x.dtype):
+    if x.requires_grad or not x.is_cpu or x.is_nested or not registered.is_held(value, x.dtype):
         return None
     bits = mask.to_bool() if isinstance(mask, Mask) else mask
-    if type(bits) is not Tensor or bits.dtype is not torch.bool:
+    if type(bits) is not Tensor or bits.dtype is not torch.bool or bits.is_nested:
         return None
     if bits.shape == x.shape:
         # Kernels believe what they are told, so they are told only what needs no more checks.

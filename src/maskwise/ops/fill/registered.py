@@ -18,6 +18,7 @@ from maskwise.ops.operation import Operation
 from maskwise.ops.register import register
 from maskwise.plan.capability import FLOATING, INTEGRAL
 from maskwise.plan.cost import Work
+from maskwise.tracing import is_tracing
 
 __all__ = ["fill", "is_held"]
 
@@ -59,7 +60,7 @@ def fill_work(route: str, elements: int, size: int, grad: bool) -> Work:
 def value_for(x: Tensor, value: float | complex) -> Tensor:
     """A number as a tensor of x's dtype and no dims; torch knows what fits."""
     # A number stays on the host: to hand it over with the launch is cheaper than a launch to write it.
-    device = "cpu" if x.device.type == "cuda" and not torch.compiler.is_compiling() else x.device
+    device = "cpu" if x.device.type == "cuda" and not is_tracing() else x.device
     # torch would make a number infinite that is too large for a float.
     too_large = isinstance(value, float) and x.is_floating_point() and torch.finfo(x.dtype).max < abs(value) < math.inf
     try:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from maskwise.errors import DeviceError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
-from maskwise.ops.arguments import MUST, MaskLike, input_hint, mask_hint
+from maskwise.ops.arguments import MUST, MaskLike, input_hint, mask_hint, need_dense
 from maskwise.ops.filling import filled
 from maskwise.ops.linear import reference
 from maskwise.ops.linear.known import OP, mask_of, plan_for, settled
@@ -18,6 +17,7 @@ from maskwise.ops.linear.routes import hopeless
 from maskwise.ops.small import REFUSED, is_ordinary
 from maskwise.plan import planner
 from maskwise.plan.explain import is_heard, record
+from maskwise.tracing import is_tracing, is_transformed
 
 __all__ = ["linear"]
 
@@ -52,7 +52,10 @@ def linear(
         ShapeError: shapes do not fit each other. For a mask of (inputs, outputs) the hint is ``mask.T``.
         DtypeError: the mask is not bool, or dtypes differ.
         DeviceError: devices differ.
+        ArgumentError: a tensor is nested or sparse.
     """
+    for name, value in (("x", x), ("weight", weight), ("mask", mask), ("bias", bias)):
+        need_dense(OP, name, value)
     if is_ordinary():
         done = _small(x, weight, mask, bias)
         if done is not None:
@@ -66,10 +69,10 @@ def linear(
         # As torch's own linear does under autocast: all in the lower precision.
         low = torch.get_autocast_dtype(device)
         x, weight, bias = x.to(low), weight.to(low), None if bias is None else bias.to(low)
-    if torch.compiler.is_compiling() or device != "cpu":
+    if is_tracing() or device != "cpu":
         return reference.linear(x, weight, bits, bias)
     remembered = mask_of(mask)
-    transformed = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    transformed = is_transformed()
     plan, layout = plan_for(x, weight, remembered, bias, transformed=transformed)
     if is_heard():
         record(plan, weight, remembered)

@@ -116,8 +116,10 @@ class SparseLayout:
         height = -(-self.shape[0] // self.block[0])
         pieces = (self.starts.numel() - 1) // max(height, 1)
         ends = self.starts[::pieces] if height else self.starts
-        counts = ends.diff().long()
-        return torch.repeat_interleave(torch.arange(height, device=self.device), counts)
+        # How many rows have ended before each block. Unlike repeat_interleave, it has a size that no data decide.
+        ended = torch.zeros(self.columns.shape[0] + 1, dtype=torch.long, device=self.device)
+        ended = ended.index_add(0, ends[1:].long(), torch.ones_like(ends[1:], dtype=torch.long))
+        return ended.cumsum(0)[:-1]
 
     @cached_property
     def coordinates(self) -> tuple[Tensor, Tensor]:
@@ -177,11 +179,12 @@ class SparseLayout:
     def dense(self, values: Tensor) -> Tensor:
         """The dense matrix of these values, 0 elsewhere: (outputs, inputs). It can be differentiated."""
         outputs, inputs = self.shape
-        positions = self.positions
-        if not self.is_exact:
-            positions, values = positions[self._inside], values[self._inside]
-        flat = values.new_zeros(outputs * inputs)
-        return flat.index_copy(0, positions, values).reshape(outputs, inputs)
+        size, positions = outputs * inputs, self.positions
+        if self.is_exact:
+            return values.new_zeros(size).index_copy(0, positions, values).reshape(outputs, inputs)
+        # What is outside goes to one place more, which is left out: no size depends on data.
+        positions = torch.where(positions < 0, size, positions)
+        return values.new_zeros(size + 1).index_copy(0, positions, values)[:size].reshape(outputs, inputs)
 
     def to_bool(self) -> Tensor:
         """The mask: (outputs, inputs), True where kept."""

@@ -15,6 +15,7 @@ from maskwise.ops.linear import reference
 from maskwise.ops.linear.layouts import Block, SparseLayout
 from maskwise.ops.register import define, differentiate, tape
 from maskwise.plan import capability, planner
+from maskwise.tracing import is_tracing
 
 __all__ = ["Indices", "product", "sampled", "sparse_linear", "with_indices"]
 
@@ -96,7 +97,7 @@ def sparse_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     outputs, rows, width = ctx.sizes
     of_x = of_values = of_bias = None
     # Where a second derivative is asked for, plain operations: torch differentiates them again.
-    again = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    again = torch.is_grad_enabled() and not is_tracing()
     grad = grad.contiguous()
     if ctx.needs_input_grad[0]:
         if again:
@@ -160,7 +161,7 @@ def with_indices(
     tensors = (x, values) if bias is None else (x, values, bias)
     if not planner.has_kernel("linear", x.dtype, x.device.type):
         out = reference.product(flat, values, *indices[:2], bias, outputs, *block)
-    elif torch.compiler.is_compiling():
+    elif is_tracing():
         out = _fused(flat, values, bias, *indices, outputs, *block)
     elif torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         out = _taped(flat, values, bias, *indices, outputs, *block)

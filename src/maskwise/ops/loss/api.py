@@ -11,22 +11,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from maskwise.errors import ArgumentError, DtypeError, say
+from maskwise.errors import ArgumentError, DeviceError, DtypeError, say
 from maskwise.mask import Mask
-from maskwise.ops.arguments import MUST, MaskLike, mask_hint
+from maskwise.ops.arguments import MUST, MaskLike, mask_hint, need_dense
 from maskwise.ops.loss import reference, unknown
 from maskwise.ops.loss.call import prepare
-from maskwise.ops.loss.kinds import KINDS
+from maskwise.ops.loss.kinds import KINDS, TAKES
 from maskwise.ops.loss.quick import find
 from maskwise.ops.loss.routes import choose
 from maskwise.plan import Plan
 from maskwise.plan.explain import is_heard, record
 from maskwise.plan.plan import Skips
 from maskwise.plan.planner import with_cost
+from maskwise.tracing import is_tracing
 
 __all__ = ["loss"]
 
 REDUCTIONS = ("none", "sum", "mean", "sequence")
+BATCHMEAN = "batchmean"
+"""The one more that torch has, for kl_div."""
 
 
 def loss(
@@ -62,14 +65,17 @@ def loss(
     Args:
         fn: called as ``fn(input, target, reduction="none", **kwargs)``. Each element of what it returns may depend on
             its own elements of input and target only (for cross_entropy and such: on its own row of them).
-        input: what ``fn`` takes first; or several tensors, for a loss of several inputs.
+        input: what ``fn`` takes first; or several tensors, for a loss of several inputs: ``(input1, input2)`` of
+            margin_ranking_loss and cosine_embedding_loss, ``(anchor, positive)`` of triplet_margin_loss, whose
+            ``negative`` is the target here.
         target: what ``fn`` takes next; None for a loss without one.
         mask: a Mask or a bool tensor that broadcasts to the unreduced loss; True means keep. For cross_entropy with
             input (N, C, L) that is (N, L).
         reduction: "none" gives the unreduced loss, with 0 where it is dropped; "sum"; "mean" divides by how many are
             kept, or as torch does by their weights, where classes (or for mse_loss and l1_loss elements) have them;
             "sequence" is the mean of each row, which is an index of dim 0 with all further dims, and then the mean of
-            the rows that keep something.
+            the rows that keep something. kl_div has "batchmean" as well, as in torch: the sum divided by the number of
+            rows, here of those that keep something.
         **kwargs: go to ``fn``, with torch's meaning. Where ``ignore_index`` is met, the element is dropped too. One
             with a value for each element of the loss, such as ``var`` of gaussian_nll_loss, is made harmless also; for
             your own functions, hand such tensors over in ``input``.
@@ -81,13 +87,14 @@ def loss(
     Raises:
         ShapeError: the mask does not broadcast to the unreduced loss, or the target not with the input.
         DtypeError: the mask is not bool; an input is not a tensor; ``fn`` does not take ``reduction``.
-        DeviceError: the mask is on another device.
-        ArgumentError: a reduction that does not exist, or a loss that is not one of elements.
+        DeviceError: the mask, or another input, is on another device than the first input.
+        ArgumentError: a reduction that does not exist, a loss that is not one of elements, another number of tensors
+            than the loss takes, or a tensor that is nested or sparse.
         OutOfRangeError: a kept target is a class that does not exist (on a GPU the loss is NaN instead).
     """
     bits = mask.to_bool() if isinstance(mask, Mask) else mask
-    compiling = torch.compiler.is_compiling()
-    if not compiling and reduction in REDUCTIONS:
+    compiling = is_tracing()
+    if not compiling and type(reduction) is str and reduction in REDUCTIONS:
         quick = find(fn, input, target, bits, reduction, kwargs)
         if quick is not None:
             if is_heard():
@@ -96,9 +103,14 @@ def loss(
             return quick.run(input, target, bits, kwargs.get("weight"))
     if isinstance(fn, functools.partial) and not fn.args:
         return loss(fn.func, input, target, mask, reduction, **{**fn.keywords, **kwargs})
-    operands = tensors_of(input, target)
+    operands = tensors_of(input, target, reduction)
     check(fn, bits, reduction, kwargs)
+    for name, value in (*(("input", each) for each in operands), ("mask", bits), *kwargs.items()):
+        need_dense("loss", name, value)
+    check_devices(operands)
     kind = KINDS.get(fn)
+    if kind is not None:
+        check_number(fn, operands, kwargs)
     if kind is None:
         if is_heard():
             told(Plan("loss", "plain", "nothing is known of this loss", 0.0), operands[0], mask)
@@ -119,8 +131,11 @@ def told(plan: Plan, x: Tensor, mask: MaskLike) -> None:
     record(with_cost(plan, x, grad=x.requires_grad and torch.is_grad_enabled()), x, mask)
 
 
-def tensors_of(input: Tensor | Sequence[Tensor], target: Tensor | None) -> tuple[Tensor, ...]:
+def tensors_of(input: Tensor | Sequence[Tensor], target: Tensor | None, reduction: object) -> tuple[Tensor, ...]:
     """The operands in the order in which the loss takes them, or raise."""
+    if isinstance(reduction, (Tensor, Mask)):
+        must, hint = "hold every input of a loss of several", "mw.loss(fn, (input1, input2), target, mask)"
+        raise ArgumentError(say("loss", "input", must=must, got="a tensor too many behind it", hint=hint))
     inputs = (input,) if isinstance(input, Tensor) else input
     if not isinstance(inputs, Sequence) or not inputs or not all(isinstance(x, Tensor) for x in inputs):
         must, hint = "be a tensor, or several", "torch.as_tensor(input)"
@@ -133,6 +148,29 @@ def tensors_of(input: Tensor | Sequence[Tensor], target: Tensor | None) -> tuple
     return (*inputs, target)
 
 
+def check_devices(operands: tuple[Tensor, ...]) -> None:
+    """Raise where operands are on several devices; a single number may be on the CPU, as in torch."""
+    wanted = operands[0].device
+    for other in operands[1:]:
+        if other.device != wanted and other.dim():
+            must, hint = f"be on the first input's device {wanted}", "target.to(input.device)"
+            raise DeviceError(say("loss", "target", must=must, got=other.device, hint=hint))
+
+
+def check_number(fn: Callable[..., Tensor], operands: tuple[Tensor, ...], kwargs: dict[str, Any]) -> None:
+    """Raise unless one of torch's losses gets each tensor that it takes, and no more."""
+    takes = TAKES[fn]
+    given, missing = len(operands), [name for name in takes[len(operands) :] if name not in kwargs]
+    if given <= len(takes) and not missing:
+        return
+    name, inputs = fn.__name__, ", ".join(takes[:-1])
+    first = f"({inputs})" if len(takes) > 2 else inputs
+    must = f"make {len(takes)} tensors with `target`, since {name} takes {', '.join(takes)}"
+    raise ArgumentError(
+        say("loss", "input", must=must, got=f"{given} in all", hint=f"mw.loss(F.{name}, {first}, {takes[-1]}, mask)")
+    )
+
+
 def check(fn: Callable[..., Tensor], bits: Tensor, reduction: str, kwargs: dict[str, Any]) -> None:
     """Raise where an argument cannot be meant."""
     if not isinstance(bits, Tensor):
@@ -140,7 +178,7 @@ def check(fn: Callable[..., Tensor], bits: Tensor, reduction: str, kwargs: dict[
         raise DtypeError(say("loss", "mask", must=MUST, got=type(bits).__name__, hint=hint))
     if bits.dtype is not torch.bool:
         raise DtypeError(say("loss", "mask", must=MUST, got=bits.dtype, hint=mask_hint(bits)))
-    if reduction not in REDUCTIONS:
+    if reduction not in REDUCTIONS and not (reduction == BATCHMEAN and fn is F.kl_div):
         must, hint = f"be one of {', '.join(map(repr, REDUCTIONS))}", 'reduction="mean"'
         raise ArgumentError(say("loss", "reduction", must=must, got=repr(reduction), hint=hint))
     for legacy in ("size_average", "reduce"):

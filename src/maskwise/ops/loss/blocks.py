@@ -17,7 +17,7 @@ from torch import Tensor
 from maskwise.ops.loss.call import Call, harmless
 from maskwise.ops.loss.filled import fill, total
 from maskwise.ops.loss.forms import Form, Piece, Place, cells_of, part, rows_of
-from maskwise.ops.loss.reference import scales
+from maskwise.ops.loss.reference import UNDIVIDED, scales
 
 __all__ = ["form_of", "loss"]
 
@@ -33,7 +33,7 @@ def form_of(call: Call, reduction: str) -> Form | None:
 
 def loss(call: Call, form: Form, reduction: str) -> Tensor:
     """The loss of what is kept."""
-    divisors = None if reduction in ("none", "sum") else call.divisors(divisible(call))
+    divisors = None if reduction in UNDIVIDED else call.divisors(divisible(call))
     scale = scales(call, reduction, divisors)
     if scale.dim():
         scale = scale.repeat_interleave(form.repeats) if form.repeats > 1 else scale

@@ -14,7 +14,7 @@ from maskwise.errors import DeviceError, ShapeError, say
 from maskwise.ops.arguments import fits, shape_hint
 from maskwise.ops.loss.kinds import Kind
 
-__all__ = ["Call", "Fill", "check_mask", "harmless", "prepare"]
+__all__ = ["Call", "Fill", "check_device", "check_mask", "harmless", "prepare"]
 
 #: (x, keep, value) -> x with the value where it is dropped.
 Fill: TypeAlias = Callable[[Tensor, Tensor, float], Tensor]
@@ -177,6 +177,11 @@ def check_mask(bits: Tensor, shape: tuple[int, ...], x: Tensor) -> None:
             hint = "the mask must not be larger than the loss"
         must = f"broadcast to the unreduced loss, whose shape is {shape}"
         raise ShapeError(say("loss", "mask", must=must, got=tuple(bits.shape), hint=hint))
+    check_device(bits, x)
+
+
+def check_device(bits: Tensor, x: Tensor) -> None:
+    """Raise unless the mask is on the input's device."""
     if bits.device != x.device:
         must = f"be on input's device {x.device}"
         raise DeviceError(say("loss", "mask", must=must, got=bits.device, hint="mask.to(input.device)"))

@@ -22,10 +22,10 @@ def loss(call: Call, reduction: str) -> Tensor:
     """The loss of what is kept."""
     tensors = call.filled(fill)
     out = call.run(tensors)
-    divisors = None if reduction in ("none", "sum") else call.divisors(tensors)
+    divisors = None if reduction in reference.UNDIVIDED else call.divisors(tensors)
     # Sums of halves do not fit a half; a weighted mean has more to sum up than the loss.
     wide = torch.promote_types(out.dtype, torch.float32)
-    if reduction in ("none", "sequence") or divisors is not None or out.dtype != wide:
+    if reduction in ("none", "sequence", "batchmean") or divisors is not None or out.dtype != wide:
         return reference.reduce(fill(out, call.keep, 0.0), call.keep, reduction, divisors)
     return total(out, call.keep) / (1 if reduction == "sum" else kept_in(call).clamp(min=1))
 

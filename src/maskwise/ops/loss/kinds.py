@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any, Literal
 
 import torch.nn.functional as F
 
-__all__ = ["KINDS", "Kind"]
+__all__ = ["KINDS", "TAKES", "Kind"]
 
 
 @dataclass(frozen=True)
@@ -64,3 +65,8 @@ _KNOWN: dict[str, Kind] = {
 
 #: The losses of torch.nn.functional that this torch has.
 KINDS: dict[Callable[..., Any], Kind] = {getattr(F, name): kind for name, kind in _KNOWN.items() if hasattr(F, name)}
+
+#: What each of them must be given, by name. Read here, since a graph that is being compiled cannot look.
+TAKES: dict[Callable[..., Any], tuple[str, ...]] = {
+    fn: tuple(name for name, each in signature(fn).parameters.items() if each.default is each.empty) for fn in KINDS
+}

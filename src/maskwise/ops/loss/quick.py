@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from maskwise.ops.loss import cross_entropy, reference
 from maskwise.ops.loss.call import check_mask, prepare
@@ -25,6 +24,7 @@ from maskwise.ops.operation import dropped_rows
 from maskwise.plan import Plan, planner
 from maskwise.plan.plan import Refusal, Skips
 from maskwise.plan.remembered import Remembered
+from maskwise.tracing import is_transformed
 
 __all__ = ["Quick", "find"]
 
@@ -65,13 +65,16 @@ def find(
         weight = kwargs.get("weight")
         if weight is not None and type(weight) not in _PLAIN:
             return None
+    if any(each is not None and each.is_nested for each in (x, target, bits, weight)):
+        return None
     enabled = torch.is_grad_enabled()
     facts = (
         *(x.shape, target.shape, bits.shape, x.dtype, target.dtype, x.device, bits.device),
         *(enabled and x.requires_grad, enabled and target.requires_grad),
-        torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0,
+        is_transformed(),
         x.device.type in SERVED and torch.is_autocast_enabled(x.device.type),
-        None if weight is None else (weight.shape, weight.dtype, weight.device, weight.requires_grad),
+        None if weight is None else (weight.shape, weight.dtype, weight.device, weight.requires_grad, weight.layout),
+        *(x.layout, target.layout, bits.layout),
     )
     try:
         key = (fn, reduction, tuple(settings.items()), facts, planner.forced())
@@ -113,6 +116,11 @@ def plan(
     """Check and plan a call."""
     kind = KINDS.get(asked.fn)
     device = x.device.type
+    if any(each is not None and each.layout is not torch.strided for each in (x, target, bits, weight)):
+        return None
+    if kind is not None and len(kind.fills) > 2:
+        # A loss of three tensors that is given two.
+        return None
     if kind is None or transformed or autocast or device not in SERVED or planner.forced() == "plain":
         return None
     if bits.device != x.device or target.device != x.device or (weight is not None and weight.device != x.device):

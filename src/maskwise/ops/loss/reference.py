@@ -14,14 +14,17 @@ from torch import Tensor
 
 from maskwise.ops.loss.call import Call, harmless
 
-__all__ = ["loss", "reduce", "scales"]
+__all__ = ["UNDIVIDED", "loss", "reduce", "scales"]
+
+UNDIVIDED = ("none", "sum", "batchmean")
+"""The reductions in which no weight of an element or a class divides."""
 
 
 def loss(call: Call, reduction: str) -> Tensor:
     """The loss of what is kept."""
     tensors = call.filled()
     out = harmless(call.run(tensors), call.keep, 0.0)
-    divisors = None if reduction in ("none", "sum") else call.divisors(tensors)
+    divisors = None if reduction in UNDIVIDED else call.divisors(tensors)
     return reduce(out, call.keep, reduction, divisors)
 
 
@@ -38,6 +41,8 @@ def reduce(
         return out.sum()
     # Sums of many halves do not fit a half, their means do.
     wide = torch.promote_types(out.dtype, torch.float32)
+    if reduction == "batchmean":
+        return (out.sum(dtype=wide) / kept_rows(keep, out.shape).clamp(min=1)).to(out.dtype)
     counts = counted(keep, out.shape, divisors, rows=reduction == "sequence")
     if reduction == "sequence":
         sums = out.sum(row_dims(out.shape), dtype=wide) if out.dim() > 1 else out.to(wide)
@@ -60,6 +65,14 @@ def counted(keep: Tensor, shape: Sequence[int], divisors: Tensor | None, rows: b
     return held.sum()
 
 
+def kept_rows(keep: Tensor, shape: Sequence[int]) -> Tensor:
+    """How many rows, which are the indices of dim 0, keep something."""
+    keep = keep.reshape((1,) * (len(shape) - keep.dim()) + tuple(keep.shape))
+    rows = keep.reshape(keep.shape[0], -1).any(1) if keep.dim() else keep.reshape(1)
+    # A mask that all rows share is looked at once.
+    return rows.sum() * (shape[0] if shape and keep.shape[0] == 1 else 1)
+
+
 def row_dims(shape: Sequence[int]) -> tuple[int, ...]:
     """The dims within a row: all but the first."""
     return tuple(range(1, len(shape)))
@@ -70,6 +83,8 @@ def scales(call: Call, reduction: str, divisors: Tensor | None) -> Tensor:
     one = torch.ones((), dtype=torch.float64, device=call.keep.device)
     if reduction in ("none", "sum"):
         return one
+    if reduction == "batchmean":
+        return one / kept_rows(call.keep, call.shape).clamp(min=1)
     counts = counted(call.keep, call.shape, divisors, rows=reduction == "sequence")
     each = one / counts.where(counts != 0, 1)
     if reduction == "mean":

@@ -12,12 +12,12 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from maskwise.ops.loss import blocks, filled, reference
 from maskwise.ops.loss.call import Call
 from maskwise.plan import Plan, planner
 from maskwise.plan.plan import Refusal, Skips
+from maskwise.tracing import is_transformed
 
 __all__ = ["choose"]
 
@@ -54,7 +54,7 @@ def obstacle(call: Call) -> str:
         return "forced"
     if x.device.type != "cpu":
         return f"what is kept cannot be gathered on {x.device.type} without waiting for it"
-    if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+    if is_transformed():
         return "torch.func transforms and forward-mode AD see through plain torch operations only"
     if torch.is_autocast_enabled("cpu"):
         return "autocast decides on dtypes inside of the loss"

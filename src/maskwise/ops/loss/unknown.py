@@ -14,7 +14,7 @@ from torch import Tensor
 
 from maskwise.errors import DtypeError, say
 from maskwise.ops.arguments import fits
-from maskwise.ops.loss.call import check_mask, harmless
+from maskwise.ops.loss.call import check_device, check_mask, harmless
 from maskwise.ops.loss.reference import reduce
 
 __all__ = ["loss"]
@@ -29,8 +29,10 @@ def loss(
 
     Raises:
         ShapeError: the mask does not broadcast to what ``fn`` returned.
+        DeviceError: the mask is on another device.
         DtypeError: ``fn`` returned no tensor, or does not take ``reduction``.
     """
+    check_device(bits, operands[0])
     guess = next((shape for shape in guesses(operands, bits) if fits(bits.shape, shape)), None)
     out = run(fn, operands if guess is None else kept_only(operands, bits, guess), kwargs)
     shape = tuple(out.shape)

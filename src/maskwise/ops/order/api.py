@@ -10,9 +10,10 @@ from torch import Tensor
 
 from maskwise.errors import ArgumentError, DeviceError, DtypeError, OutOfRangeError, ShapeError, say
 from maskwise.mask import Mask
-from maskwise.ops.arguments import Dim, MaskLike, dims_of
+from maskwise.ops.arguments import Dim, MaskLike, dims_of, need_dense, need_ordered
 from maskwise.ops.order import registered
 from maskwise.ops.order.reference import INTERPOLATIONS
+from maskwise.tracing import is_tracing
 
 __all__ = ["Ordered", "argsort", "median", "quantile", "sort", "topk"]
 
@@ -28,11 +29,7 @@ def check_one(op: str, x: Tensor, dim: int, *, bools: bool = True) -> None:
     """Raise unless ``dim`` is one dim and x has values that can be ordered."""
     if not isinstance(dim, int):
         raise DtypeError(say(op, "dim", must="be an int", got=repr(dim), hint="dim=-1, or x.flatten() for all"))
-    if isinstance(x, Tensor):
-        if x.dtype.is_complex:
-            raise DtypeError(say(op, "x", must="be floating or integer", got=x.dtype, hint="x.abs() or x.real"))
-        if x.dtype is torch.bool and not bools:
-            raise DtypeError(say(op, "x", must="be floating or integer", got=x.dtype, hint="x.to(torch.uint8)"))
+    need_ordered(op, x, or_bool=bools, or_unsigned=op == "argsort")
 
 
 def sort(
@@ -64,7 +61,7 @@ def sort(
 
     Raises:
         ShapeError: the mask does not broadcast to x.
-        DtypeError: the mask is not bool, x is complex, or ``dim`` is not an int.
+        DtypeError: the mask is not bool, x is complex or one of uint16, uint32 and uint64, or ``dim`` is not an int.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
         ArgumentError: x or the mask is sparse.
@@ -144,7 +141,8 @@ def topk(
 
     Raises:
         ShapeError: the mask does not broadcast to x.
-        DtypeError: the mask is not bool, x is complex or bool, or ``dim`` or ``k`` is not an int.
+        DtypeError: the mask is not bool, x is complex, bool or one of uint16, uint32 and uint64, or
+            ``dim`` or ``k`` is not an int.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have, or a k that is negative or above its size.
         ArgumentError: x or the mask is sparse.
@@ -152,6 +150,7 @@ def topk(
     check_one("topk", x, dim, bools=False)
     if isinstance(k, bool) or not isinstance(k, (int, torch.SymInt)):
         raise DtypeError(say("topk", "k", must="be an int", got=type(k).__name__, hint="k=int(k)"))
+    need_dense("topk", "x", x)
     if isinstance(x, Tensor):
         size = x.shape[dim] if -x.dim() <= dim < x.dim() else 1
         if not 0 <= k <= size:
@@ -194,7 +193,7 @@ def median(
 
     Raises:
         ShapeError: the mask does not broadcast to x.
-        DtypeError: the mask is not bool, or x is complex or bool.
+        DtypeError: the mask is not bool, or x is complex, bool or one of uint16, uint32 and uint64.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
         ArgumentError: a dim is named twice, or x or the mask is sparse.
@@ -285,7 +284,7 @@ def quantiles_of(x: Tensor, q: Any) -> Tensor:
     if q.requires_grad:
         raise ArgumentError(say("quantile", "q", must="not ask for a gradient", got="one that does", hint="q.detach()"))
     # Only where to look does not make a device wait, nor break a graph; elsewhere such a q gives NaN, as torch does.
-    if type(q) is Tensor and q.device.type == "cpu" and not torch.compiler.is_compiling():
+    if type(q) is Tensor and q.device.type == "cpu" and not is_tracing():
         wrong = [number for number in q.reshape(-1).tolist() if not 0 <= number <= 1]
         if wrong:
             raise ArgumentError(say("quantile", "q", must="be in [0, 1]", got=wrong[0], hint="q=percent / 100"))

@@ -12,6 +12,8 @@ from math import inf, nan, prod
 import torch
 from torch import Tensor
 
+from maskwise.tracing import is_exporting
+
 __all__ = ["INTERPOLATIONS", "argsort", "median", "nothing", "quantile", "quantile_places", "sort", "topk", "worst"]
 
 #: The ways to take a quantile between two values; the kernels know them by their place here.
@@ -29,11 +31,19 @@ def only(x: Tensor, mask: Tensor, value: float) -> Tensor:
 def ranked(x: Tensor, mask: Tensor, dim: int, descending: bool) -> tuple[Tensor, Tensor]:
     """Indices along ``dim`` that put what is kept first, in order, and whether what each points at is kept."""
     clean = only(x.detach(), mask, 0)
-    order = torch.sort(clean, dim=dim, descending=descending, stable=True).indices
+    order = stable_order(clean, dim, descending)
     kept = mask.expand(x.shape).gather(dim, order)
     # A value to fill in could equal a kept one; a second sort, by the mask, is right for every value.
-    front = torch.sort(kept, dim=dim, descending=True, stable=True).indices
+    front = stable_order(kept, dim, True)
     return order.gather(dim, front), kept.gather(dim, front)
+
+
+def stable_order(x: Tensor, dim: int, descending: bool) -> Tensor:
+    """The indices that sort x; equal values stay in their order."""
+    if is_exporting() and torch.onnx.is_in_onnx_export():
+        # The exporter knows no stable sort; what it makes of the other, ONNX's TopK, is one. It takes no bools.
+        return torch.sort(x.int() if x.dtype is torch.bool else x, dim=dim, descending=descending).indices
+    return torch.sort(x, dim=dim, descending=descending, stable=True).indices
 
 
 def sort(x: Tensor, mask: Tensor, dim: list[int], descending: bool) -> tuple[Tensor, Tensor]:

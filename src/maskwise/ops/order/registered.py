@@ -14,6 +14,7 @@ from maskwise.ops.register import define, register
 from maskwise.plan import capability, planner
 from maskwise.plan.capability import FLOATING, INTEGRAL
 from maskwise.plan.cost import Work
+from maskwise.tracing import is_tracing
 
 __all__ = ["argsort", "median", "quantile", "sort", "topk"]
 
@@ -100,7 +101,7 @@ def taken(x: Tensor, dim: int, indices: Tensor, value: float) -> Tensor:
 
 def sort_with_gradient(x: Tensor, mask: Tensor, dim: list[int], descending: bool) -> Any:
     """Sort by the kernel; the gradient by torch's gather where x is small, else by a kernel."""
-    if x.numel() > _SMALL or torch.compiler.is_compiling():
+    if x.numel() > _SMALL or is_tracing():
         return _ops.sort_fused.default(x, mask, dim, descending)
     indices = _ops.argsort_fused_forward.default(x.detach(), mask, dim, descending)
     return taken(x, dim[0], indices, 0.0), indices
@@ -108,7 +109,7 @@ def sort_with_gradient(x: Tensor, mask: Tensor, dim: list[int], descending: bool
 
 def topk_with_gradient(x: Tensor, mask: Tensor, dim: list[int], k: int, largest: bool) -> Any:
     """Topk by the kernel; the gradient by torch's gather where x is small, else by a kernel."""
-    if x.numel() > _SMALL or torch.compiler.is_compiling():
+    if x.numel() > _SMALL or is_tracing():
         return _ops.topk_fused.default(x, mask, dim, k, largest)
     _, indices = _ops.topk_fused_forward.default(x.detach(), mask, dim, k, largest)
     return taken(x, dim[0], indices, reference.worst(x.dtype, largest)), indices

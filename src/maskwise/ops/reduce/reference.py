@@ -11,7 +11,8 @@ from math import prod as product
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
+
+from maskwise.tracing import is_tracing, is_transformed
 
 __all__ = [
     "all", "amax", "amin", "any", "argmax", "argmin", "counts", "dropped", "logsumexp", "mean", "norm", "prod", "std",
@@ -27,7 +28,10 @@ def dropped(x: Tensor, mask: Tensor, value: float) -> Tensor:
     # A Python scalar of x's own kind: any other would make torch promote, and copy, x.
     if x.dtype.is_floating_point or x.dtype.is_complex:
         return torch.where(mask, x, float(value))
-    return torch.where(mask, x, bool(value) if x.dtype is torch.bool else int(value))
+    if x.dtype is torch.bool:
+        # ONNX Runtime has no choice between bools, and torch.jit none between a tensor of them and a Python one.
+        return x | ~mask if value else x & mask
+    return torch.where(mask, x, int(value))
 
 
 def wide(x: Tensor) -> torch.dtype:
@@ -70,9 +74,9 @@ def may_hold(x: Tensor, out: Tensor, value: float) -> bool:
     if not x.dtype.is_floating_point:
         return False
     asked = x.requires_grad and torch.is_grad_enabled()
-    if torch.compiler.is_compiling():
+    if is_tracing():
         return asked
-    if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+    if is_transformed():
         return True
     return asked and (x.device.type != "cpu" or bool((out == value).any()))
 

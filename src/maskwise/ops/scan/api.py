@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from maskwise.errors import DtypeError, say
-from maskwise.ops.arguments import MaskLike, to_dtype
+from maskwise.ops.arguments import MaskLike, need_ordered, to_dtype
 from maskwise.ops.operation import Operation
 from maskwise.ops.scan import registered
 
@@ -113,12 +113,12 @@ def cummax(
 
     Raises:
         ShapeError: the mask does not broadcast to x.
-        DtypeError: the mask is not bool, dim is not an int, or x is complex.
+        DtypeError: the mask is not bool, dim is not an int, or x is complex or one of uint16, uint32 and uint64.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
         ArgumentError: x or the mask is sparse.
     """
-    refuse_complex("cummax", x)
+    need_ordered("cummax", x)
     return named(torch.return_types.cummax, run(registered.cummax, x, mask, dim))
 
 
@@ -149,12 +149,12 @@ def cummin(
 
     Raises:
         ShapeError: the mask does not broadcast to x.
-        DtypeError: the mask is not bool, dim is not an int, or x is complex.
+        DtypeError: the mask is not bool, dim is not an int, or x is complex or one of uint16, uint32 and uint64.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
         ArgumentError: x or the mask is sparse.
     """
-    refuse_complex("cummin", x)
+    need_ordered("cummin", x)
     return named(torch.return_types.cummin, run(registered.cummin, x, mask, dim))
 
 
@@ -200,12 +200,6 @@ def run(scan: Operation, x: Tensor, mask: MaskLike, dim: int, dtype: torch.dtype
         return scan(x, mask, dim)
     # Integers scan to int64, and from there to the dtype that was asked for: modulo arithmetic is the same either way.
     return scan(to_dtype(scan.name, x, dtype), mask, dim).to(dtype)
-
-
-def refuse_complex(op: str, x: Tensor) -> None:
-    """Raise for x that has no order."""
-    if isinstance(x, Tensor) and x.dtype.is_complex:
-        raise DtypeError(say(op, "x", must="be floating or integer", got=x.dtype, hint="x.abs() or x.real"))
 
 
 def named(kind: Callable[[tuple[Tensor, Tensor]], Pair], found: tuple[Tensor, Tensor]) -> Pair:

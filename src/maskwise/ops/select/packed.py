@@ -24,6 +24,7 @@ from maskwise.ops.select.routes import is_few, pack_plan
 from maskwise.ops.select.rows import line_up
 from maskwise.ops.small import is_ordinary
 from maskwise.plan.explain import is_heard, record
+from maskwise.tracing import is_tracing
 
 __all__ = ["Packed", "collect", "pack"]
 
@@ -250,12 +251,13 @@ def pack(x: Tensor, mask: MaskLike, *, capacity: int | None = None, out: Tensor 
         ShapeError: the mask does not line up with x, or ``out`` has another shape than the result.
         DtypeError: the mask is not bool, x is not a tensor, or ``out`` is of another dtype than x.
         DeviceError: the mask or ``out`` is on another device.
-        ArgumentError: the mask keeps more than ``capacity``; or ``out`` cannot be written.
+        ArgumentError: the mask keeps more than ``capacity``, or its count is not known and there is none (inside of
+            torch.func transforms, and on the meta device); ``out`` cannot be written; or x or the mask is sparse.
     """
     if capacity is None and out is None and isinstance(mask, Mask) and (done := _at_once(x, mask)) is not None:
         return done
     lead = line_up("pack", x, mask)
-    if is_heard():
+    if not is_tracing() and is_heard():
         record(pack_plan(x, lead), x, lead)
     return collect(x, lead, capacity=capacity, out=out)
 
@@ -269,21 +271,19 @@ def collect(x: Tensor, lead: Mask, *, capacity: int | None = None, out: Tensor |
         if out is not None:
             static = check_room("pack", out, tuple(static.shape), x, bits).copy_(static)
         return Packed(static, lead, capacity)
-    if _transformed():
-        raise ArgumentError(
-            say(
-                "pack", "capacity", must="be given inside torch.func transforms", got=None, hint="capacity=mask.numel()"
-            )
-        )
+    meta = bits.device.type == "meta" and not is_tracing()
+    if _transformed() or (meta and lead.facts.count is None):
+        must = "be given on the meta device" if meta else "be given inside torch.func transforms"
+        raise ArgumentError(say("pack", "capacity", must=must, got=None, hint="capacity=mask.numel()"))
     if out is not None:
         registered.pack_rows_out(x, bits, check_room("pack", out, (lead.count(), *x.shape[lead.dim() :]), x, bits))
         return Packed(out, lead)
-    if bits.device.type == DEVICE and not torch.compiler.is_compiling() and lead.facts.count is not None:
+    if (meta or bits.device.type == DEVICE) and not is_tracing() and lead.facts.count is not None:
         # What the host knows already, the device need not be asked for.
         return Packed(registered.pack_capacity(x, bits, lead.facts.count), lead)
     if not _is_taped(x):
         return Packed(registered.pack_rows_forward(x, bits), lead)
-    if not torch.compiler.is_compiling() and is_few(x):
+    if not is_tracing() and is_few(x):
         return Packed(picked(x, bits), lead)
     return Packed(registered.pack_rows(x, bits), lead)
 
@@ -291,6 +291,8 @@ def collect(x: Tensor, lead: Mask, *, capacity: int | None = None, out: Tensor |
 def _at_once(x: Tensor, mask: Mask) -> Packed | None:
     """The call that is made most, a plain tensor on the CPU without a gradient: asked as little as can be."""
     if not is_ordinary() or type(x) is not Tensor or x.requires_grad or not x.is_cpu:
+        return None
+    if x.layout is not torch.strided or x.is_nested:
         return None
     shape = mask.shape
     if (x.shape != shape and x.shape[: len(shape)] != shape) or not (bits := mask.to_bool()).is_cpu:
@@ -317,14 +319,14 @@ def by_kernel(bits: Tensor, op: Callable[..., Tensor], plain: Callable[..., Tens
 
 def _is_taped(*operands: Tensor) -> bool:
     """Whether there will be a gradient, or nobody can tell: in a compiled graph, and in forward mode."""
-    if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
+    if is_tracing() or forward_ad._current_level >= 0:
         return True
     return torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
 
 
 def _transformed() -> bool:
     """Whether a torch.func transform is at work, under which a shape must not depend on data; a graph may have such."""
-    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
+    return not is_tracing() and torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _enough(mask: Mask, capacity: int) -> int:
@@ -332,7 +334,7 @@ def _enough(mask: Mask, capacity: int) -> int:
     if not isinstance(capacity, (int, torch.SymInt)):
         must, hint = "be an int or None", "capacity=mask.numel()"
         raise DtypeError(say("pack", "capacity", must=must, got=type(capacity).__name__, hint=hint))
-    if torch.compiler.is_compiling() or not (mask.facts.on_host or mask.device.type == "cpu"):
+    if is_tracing() or not (mask.facts.on_host or mask.device.type == "cpu"):
         torch._assert_async(mask.to_bool().sum() <= capacity, "pack: the mask keeps more than `capacity`")
     elif capacity < mask.numel() and (kept := mask.count()) > capacity:
         raise ArgumentError(

@@ -18,6 +18,7 @@ from maskwise.mask import Mask
 from maskwise.plan import Plan, planner
 from maskwise.plan.cost import Work, microseconds
 from maskwise.plan.plan import Refusal, Skips
+from maskwise.tracing import is_tracing
 
 __all__ = ["ELEMENTWISE", "choose", "declared", "is_few", "pack_plan"]
 
@@ -54,7 +55,7 @@ def choose(fn: Callable[..., Any], x: Tensor, lead: Mask, *, learns: bool) -> Pl
     """The plan of one call of apply, of which ``learns`` tells whether a gradient is asked for; never waits for a
     device to find out.
     """
-    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+    if is_tracing() or torch._C._functorch.peek_interpreter_stack() is not None:
         return _DENSE["static"]
     forced = planner.forced()
     if forced == "plain":

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from maskwise.errors import DeviceError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
-from maskwise.ops.arguments import MUST, MaskLike, fits, mask_hint
+from maskwise.ops.arguments import MUST, MaskLike, fits, mask_hint, need_dense
 
 __all__ = ["as_mask", "is_layout", "line_up"]
 
@@ -32,6 +32,8 @@ def line_up(
     """The mask over x's leading dims. One with as many dims as x may broadcast, and then selects single elements."""
     if not isinstance(x, Tensor):
         raise DtypeError(say(op, "x", must="be a tensor", got=type(x).__name__, hint="torch.as_tensor(x)"))
+    need_dense(op, "x", x)
+    need_dense(op, "mask", mask)
     lead = mask if isinstance(mask, Mask) else as_mask(op, mask)
     device, wanted = lead.device, x.device
     if device != wanted:

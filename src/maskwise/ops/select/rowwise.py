@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
-from maskwise.ops.arguments import MaskLike
+from maskwise.ops.arguments import MaskLike, need_dense
 from maskwise.ops.filling import filled
 from maskwise.ops.select.packed import Packed, collect, fill_for, picked
 from maskwise.ops.select.registered import pack_rows_forward, unpack_rows_forward
@@ -20,6 +20,7 @@ from maskwise.ops.select.rows import line_up
 from maskwise.ops.select.verdicts import run
 from maskwise.ops.small import is_ordinary
 from maskwise.plan.explain import is_heard, record
+from maskwise.tracing import is_tracing
 
 __all__ = ["apply", "apply_"]
 
@@ -61,7 +62,7 @@ def apply(
         ShapeError: the mask does not line up with x, or fn does not return one row for each it got.
         DtypeError: the mask is not bool, x is not a tensor, or fn returns something else than tensors.
         DeviceError: the mask is on another device.
-        ArgumentError: fn returns an empty tuple, or does not treat each row by itself.
+        ArgumentError: fn returns an empty tuple, or does not treat each row by itself; or a tensor is nested or sparse.
 
     Rows are computed in any order and number, so what fn makes of one must not depend on others: ``t - t.mean(0)``,
     batch norm in training mode and whatever else mixes along dim 0 is refused. For that, fn is called once more when it
@@ -102,7 +103,7 @@ def apply_(fn: Callable[..., Any], x: Tensor, *more: Any, mask: MaskLike) -> Ten
         ShapeError: the mask does not line up with x, or fn does not return rows of x's own shape and dtype.
         DtypeError: the mask is not bool, x is not a tensor, or fn returns something else than tensors.
         DeviceError: the mask is on another device.
-        ArgumentError: fn returns an empty tuple, or does not treat each row by itself.
+        ArgumentError: fn returns an empty tuple, or does not treat each row by itself; or a tensor is nested or sparse.
     """
     out = apply(fn, x, *more, mask=mask, other=x)
     if not isinstance(out, Tensor) or out.shape != x.shape or out.dtype != x.dtype:
@@ -120,6 +121,7 @@ def _rows_of(value: Any, lead: Mask) -> Any:
     """An argument laid out as the mask is: tensors are expanded (not copied) to its dims, the rest is left alone."""
     if not isinstance(value, Tensor) or value.dim() == 0:
         return value
+    need_dense("apply", "more", value)
     shape = (*lead.shape, *value.shape[lead.ndim :])
     if value.shape == shape:
         return value
@@ -166,7 +168,7 @@ def _runs_densely(fn: Callable[..., Any], arguments: list[Any], lead: Mask, othe
     bits = lead.to_bool()
     count = bits.numel()
     # Where nothing is dropped, nothing needs a stand-in, and nothing is put back.
-    full = not torch.compiler.is_compiling() and lead.facts.count == count
+    full = not is_tracing() and lead.facts.count == count
     apart = _keeps_apart(fn, learns)
     if apart and not full:
         # What it makes of dropped elements is written over; and of which shape they are, it does not mind.
@@ -206,7 +208,7 @@ def _keeps_apart(fn: Callable[..., Any], learns: bool) -> bool:
     In a gradient it would: a gradient of 0 times a dropped NaN is NaN. Graphs and transforms do not say whether there
     will be one.
     """
-    if learns or torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+    if learns or is_tracing() or torch._C._functorch.peek_interpreter_stack() is not None:
         return False
     return fn in ELEMENTWISE and forward_ad._current_level < 0
 

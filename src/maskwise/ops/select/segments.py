@@ -15,6 +15,7 @@ from maskwise.ops.gpu.status import DEVICE
 from maskwise.ops.register import define, differentiate
 from maskwise.plan import capability
 from maskwise.plan.capability import FLOATING
+from maskwise.tracing import is_tracing
 
 __all__ = ["reduce_segments", "served"]
 
@@ -109,4 +110,4 @@ def served(values: Tensor) -> bool:
     """Whether a kernel reduces these rows: never under torch.func transforms, which see plain operations only."""
     if not capability.can_serve("segments", values.device.type, values.dtype)[0]:
         return False
-    return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is None
+    return is_tracing() or torch._C._functorch.peek_interpreter_stack() is None

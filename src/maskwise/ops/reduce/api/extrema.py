@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from maskwise.errors import DtypeError, say
-from maskwise.ops.arguments import Dim, MaskLike
+from maskwise.ops.arguments import Dim, MaskLike, need_ordered
 from maskwise.ops.reduce import registered
-from maskwise.ops.reduce.api.shared import need_ordered, replace_empty
+from maskwise.ops.reduce.api.shared import replace_empty
 
 __all__ = ["amax", "amin", "argmax", "argmin"]
 
@@ -41,7 +41,7 @@ def amax(
 
     Raises:
         ShapeError: the mask does not broadcast to x.
-        DtypeError: the mask is not bool, or x is complex.
+        DtypeError: the mask is not bool, or x is complex or one of uint16, uint32 and uint64.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
         ArgumentError: a dim is named twice, or x or the mask is sparse.
@@ -80,7 +80,7 @@ def amin(
 
     Raises:
         ShapeError: the mask does not broadcast to x.
-        DtypeError: the mask is not bool, or x is complex.
+        DtypeError: the mask is not bool, or x is complex or one of uint16, uint32 and uint64.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
         ArgumentError: a dim is named twice, or x or the mask is sparse.
@@ -120,7 +120,8 @@ def argmax(
 
     Raises:
         ShapeError: the mask does not broadcast to x.
-        DtypeError: the mask is not bool, x is complex or bool, or dim is neither an int nor None.
+        DtypeError: the mask is not bool, x is complex, bool or one of uint16, uint32 and uint64, or
+            dim is neither an int nor None.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
         ArgumentError: x or the mask is sparse.
@@ -161,7 +162,8 @@ def argmin(
 
     Raises:
         ShapeError: the mask does not broadcast to x.
-        DtypeError: the mask is not bool, x is complex or bool, or dim is neither an int nor None.
+        DtypeError: the mask is not bool, x is complex, bool or one of uint16, uint32 and uint64, or
+            dim is neither an int nor None.
         DeviceError: the mask is on another device.
         OutOfRangeError: a dim that x does not have.
         ArgumentError: x or the mask is sparse.

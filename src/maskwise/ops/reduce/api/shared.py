@@ -9,7 +9,7 @@ from maskwise.errors import DtypeError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import Dim, MaskLike, dims_of
 
-__all__ = ["need_floating", "need_ordered", "replace_empty"]
+__all__ = ["need_floating", "replace_empty"]
 
 
 def replace_empty(op: str, out: Tensor, x: Tensor, mask: MaskLike, dim: Dim, keepdim: bool, empty: float) -> Tensor:
@@ -31,10 +31,3 @@ def need_floating(op: str, x: Tensor, hint: str, *, or_complex: bool = False) ->
     if isinstance(x, Tensor) and not (x.dtype.is_floating_point or (or_complex and x.dtype.is_complex)):
         kinds = "floating or complex" if or_complex else "floating"
         raise DtypeError(say(op, "x", must=f"be {kinds}", got=x.dtype, hint=hint))
-
-
-def need_ordered(op: str, x: Tensor, *, or_bool: bool) -> None:
-    """Raise unless the values of x have an order."""
-    if isinstance(x, Tensor) and (x.dtype.is_complex or (x.dtype is torch.bool and not or_bool)):
-        hint = "x.abs() or x.real" if x.dtype.is_complex else "x.to(torch.uint8)"
-        raise DtypeError(say(op, "x", must="be floating or integer", got=x.dtype, hint=hint))

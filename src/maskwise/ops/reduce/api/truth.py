@@ -7,7 +7,7 @@ from torch import Tensor
 
 from maskwise.errors import DtypeError, say
 from maskwise.mask import Mask
-from maskwise.ops.arguments import MUST, Dim, MaskLike, mask_hint
+from maskwise.ops.arguments import MUST, Dim, MaskLike, mask_hint, need_dense
 from maskwise.ops.gpu.status import DEVICE
 from maskwise.ops.operation import Operation
 from maskwise.ops.reduce import registered
@@ -19,6 +19,7 @@ from maskwise.plan.cost import Work
 from maskwise.plan.explain import is_heard, record
 from maskwise.plan.plan import Refusal
 from maskwise.plan.planner import describe, is_served
+from maskwise.tracing import is_tracing
 
 __all__ = ["all", "any", "count"]
 
@@ -136,11 +137,12 @@ def count(
     ):
         return done
     if isinstance(mask, Mask):
-        if is_heard():
+        if not is_tracing() and is_heard():
             # The log wants to know a shape; the positions of a lazy mask may be more than memory holds.
             positions = torch.zeros((), dtype=torch.bool, device=mask.device).expand(mask.shape)
             record(_COUNTS_ITSELF, positions, mask)
         return count_of(mask, dim, keepdim)
+    need_dense("count", "mask", mask)
     if not isinstance(mask, Tensor) or mask.dtype is not torch.bool:
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise DtypeError(say("count", "mask", must=MUST, got=got, hint=mask_hint(mask)))
@@ -153,6 +155,8 @@ def _at_once(mask: Tensor, dim: int, keepdim: bool) -> Tensor | None:
     """The call that is made most, a plain tensor on the CPU along one dim; None where more must be asked."""
     ndim = mask.dim()
     if mask.dtype is not torch.bool or mask.layout is not torch.strided or not mask.is_cpu or not -ndim <= dim < ndim:
+        return None
+    if mask.is_nested:
         return None
     route = forced()
     if mask.numel() <= small("count", torch.bool, route):

@@ -39,6 +39,8 @@ def is_exporting() -> bool:
 def is_transformed() -> bool:
     """Whether torch.func or forward-mode AD look through the call: they know torch's own operators only.
 
+    For calls outside of compiled graphs: inside of one torch answers otherwise, and the graph's maker transforms it.
+
     >>> torch.vmap(lambda x: x + is_transformed())(torch.zeros(2)), is_transformed()
     (tensor([1., 1.]), False)
     """

@@ -226,7 +226,12 @@ BY_CLASS = {
     "Gemma4UnifiedTextConfig": {"global_head_dim": HEAD},
     "Glm4vMoeTextConfig": {"rope_parameters": {**MROPE, "partial_rotary_factor": 0.5, "mrope_section": [2, 0, 0]}},
     "Glm4vTextConfig": {"rope_parameters": MROPE},
-    "Glm5NextTextConfig": {"num_key_value_heads": HEADS, "index_kpool": 2},
+    "Glm5NextTextConfig": {
+        "num_key_value_heads": HEADS,
+        "index_kpool": 2,
+        "qk_rope_head_dim": 0,
+        "qk_nope_head_dim": HEAD,
+    },
     "GlmImageTextConfig": {"rope_parameters": MROPE},
     "GlmOcrTextConfig": {"rope_parameters": MROPE},
     "GraniteMoeHybridConfig": {"layer_types": ["linear_attention", "full_attention"]},
@@ -247,6 +252,12 @@ BY_CLASS = {
     "LukeConfig": {"entity_vocab_size": 32, "entity_emb_size": HIDDEN},
     "Mamba2Config": {"num_heads": 8, "state_size": 16},
     "MarkupLMConfig": {"max_depth": 4, "xpath_unit_hidden_size": 8},
+    "XCLIPVisionConfig": {
+        "mit_hidden_size": HIDDEN,
+        "mit_intermediate_size": INNER,
+        "mit_num_attention_heads": HEADS,
+        "mit_num_hidden_layers": LAYERS,
+    },
     "MLukeConfig": {"entity_vocab_size": 32, "entity_emb_size": HIDDEN},
     "MobileBertConfig": {"embedding_size": 16, "intra_bottleneck_size": 16},
 }

@@ -34,7 +34,7 @@ def entry(row):
 def steady(reason):
     """A reason without sizes of differences and without lines of code, which change with machines and versions."""
     reason = re.sub(r",? by \S+ of (the|its) largest( value| gradient)?", "", reason)
-    return re.sub(r" \['.*?\]", "", reason)
+    return re.sub(r" \[('.*?')?\]", "", reason)
 
 
 def read():

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ import torch
 
 pytest.importorskip("transformers", reason="the extra maskwise[transformers] is not installed")
 
-from .sweep import page, table
-from .sweep.examine import compare, distance, summary
+from .sweep import page, run, table
+from .sweep.cases import Case
+from .sweep.examine import compare, distance, exact, summary
 
 ROOT = Path(__file__).parents[2]
 SHARE = 22
@@ -82,6 +84,25 @@ def test_the_worst_check_is_the_verdict_of_a_class():
     refused = {"verdict": "refused", "reason": "mixes tokens"}
     assert summary({"unpad": refused, "meta": {"verdict": "wrong", "reason": "logits"}})["verdict"] == "wrong"
     assert summary({"unpad": refused, "meta": refused}) == refused
+
+
+def test_a_class_whose_process_dies_or_hangs_is_a_row_and_the_others_go_on(monkeypatch):
+    def examine(pipe, group, folder):
+        for case in group:
+            if case.name == "Dies":
+                os._exit(3)
+            if case.name == "Hangs":
+                threading.Event().wait()
+            pipe.send(None if case.name == "Image" else {"name": case.name, **exact()})
+
+    monkeypatch.setattr(run, "_examine", examine)
+    monkeypatch.setattr(run, "PATIENCE", 1)
+    listed = [Case("AutoModel", "one", name) for name in ("First", "Dies", "Image", "Hangs", "Last")]
+    rows = {case.name: row for case, row in run._Pool(listed, 2, None, lambda row: None).run().items()}
+    assert rows.keys() == {"First", "Dies", "Hangs", "Last"}
+    assert rows["Dies"]["reason"] == "the process ended with 3"
+    assert rows["Hangs"]["reason"] == "no answer in 1 s"
+    assert rows["Last"]["verdict"] == "exact"
 
 
 def test_sizes_of_differences_and_lines_of_code_are_not_part_of_a_reason():

@@ -100,8 +100,9 @@ def flat(value, path=""):
 
 def kept(value, keep):
     """What of an output is compared: kept tokens where it has one row for each token, else all."""
-    if value.shape[:2] == keep.shape:
-        return value[keep]
+    for dim in range(value.dim() - 1):
+        if value.shape[dim : dim + 2] == keep.shape:
+            return value.movedim((dim, dim + 1), (0, 1))[keep]
     if value.dim() and value.shape[0] == keep.numel():
         return value[keep.flatten()]
     return value

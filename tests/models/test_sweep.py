@@ -33,7 +33,7 @@ def test_a_sample_of_all_classes_comes_out_as_the_table_says(tmp_path):
     assert table.differences(rows) == []
 
 
-def test_no_class_is_wrong_crashes_or_runs_padded_without_a_word():
+def test_no_class_is_wrong_crashes_or_runs_padded_without_a_warning():
     assert [line for line in table.read().values() if line["verdict"] in table.BAD] == []
 
 
@@ -45,6 +45,19 @@ def test_as_many_classes_are_exact_as_ever(mapping):
 def test_the_page_is_fresh():
     found = (ROOT / "docs" / "supported-models.md").read_text(encoding="utf-8")
     assert found == page.page(), "run `make models-page`"
+
+
+def test_a_class_that_is_gone_or_that_changed_is_a_difference_from_the_table(monkeypatch, tmp_path):
+    monkeypatch.setattr(table, "TABLE", tmp_path / "table.json")
+    row = {"auto": "AutoModel", "kind": "bert", "name": "BertModel", "checks": {}, **exact()}
+    table.write([row, {**row, "kind": "gpt2", "name": "GPT2Model"}])
+    assert table.differences([row]) == []
+    assert table.differences([row], whole=True) == ["AutoModel gpt2 GPT2Model: in the table, and not found"]
+    (found,) = table.differences([{**row, "verdict": "refused", "reason": "its mask"}])
+    assert '"verdict": "refused"' in found
+    assert 'the table says {"verdict": "exact"}' in found
+    (found,) = table.differences([{**row, "verdict": "crash", "reason": "KeyError"}])
+    assert found == "AutoModel bert BertModel: crash, KeyError"
 
 
 KEEP = torch.tensor([[True, True, False], [False, True, True]])

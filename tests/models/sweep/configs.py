@@ -93,9 +93,9 @@ LAYER_LISTS = ("layer_types", "mlp_layer_types", "layers_block_type", "block_typ
 """One entry for each layer; a few of them, with every entry that the default has."""
 
 
-def small(kind, wanted=None):
+def small(kind, wanted=None, **more):
     """A small config of this kind, or of the part of it that a class of its own has (the text of Llama 4, say)."""
-    config = shrink(CONFIG_MAPPING[kind](), OVERRIDES.get(kind))
+    config = shrink(CONFIG_MAPPING[kind](), {**OVERRIDES.get(kind, {}), **more})
     if wanted is not None and not isinstance(config, wanted):
         config = next((each for each in vars(config).values() if isinstance(each, wanted)), config)
     # The default of experts, a grouped product, knows no float64.
@@ -111,7 +111,9 @@ def shrink(default, overrides=None):
     """The same class of config, small."""
     given = {**BY_CLASS.get(type(default).__name__, {}), **(overrides or {})}
     fields = {field.name: _value(default, field) for field in dataclasses.fields(default)}
-    values = {}
+    # What the whole sets in its parts (a decoder that attends across, say) stays.
+    usual = {field.name: field.default for field in dataclasses.fields(default)}
+    values = {name: value for name, value in fields.items() if isinstance(value, bool) and value != usual[name]}
     for name, value in fields.items():
         if isinstance(value, PreTrainedConfig):
             values[name] = shrink(value, given.pop(name, None))

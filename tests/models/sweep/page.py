@@ -43,7 +43,9 @@ def _counts(lines, mappings):
     for mapping in mappings:
         found = [line["verdict"] for line in lines if line["auto"] == mapping]
         rows.append(
-            f"| [`{mapping}`](#{mapping.lower()}) | " + " | ".join(str(found.count(v)) for v in VERDICTS) + " |"
+            f"| [{mapping}](#{mapping.lower().replace(' ', '-')}) | "
+            + " | ".join(str(found.count(v)) for v in VERDICTS)
+            + " |"
         )
     return "\n".join(rows) + "\n"
 

@@ -4,10 +4,12 @@ import inspect
 
 import torch
 
-from .configs import EOS, SPECIAL, VOCABULARY
+from .cases import CROSS
+from .configs import EOS, HIDDEN, SPECIAL, VOCABULARY
 
 BATCH, LENGTH, LENGTHS = 3, 12, (12, 7, 4)
 WITH_TOKEN_LABELS = {
+    CROSS,
     "AutoModelForCausalLM",
     "AutoModelForMultimodalLM",
     "AutoModelForMaskedLM",
@@ -32,23 +34,37 @@ def keep_of(padding):
     return holes
 
 
+def encoder_keep(keep):
+    """What an encoder keeps, where `keep` is the decoder's: the same lengths, of other rows."""
+    return keep.flip(0)
+
+
+def ids_of(config, keep, seed=0):
+    """Random tokens, each sequence with its end, which some heads look for."""
+    pad = getattr(config.get_text_config(), "pad_token_id", None)
+    ids = torch.randint(SPECIAL, VOCABULARY - 4, keep.shape, generator=torch.Generator().manual_seed(seed))
+    ids[torch.arange(BATCH), LENGTH - 1 - keep.flip(1).long().argmax(1)] = EOS
+    return ids.masked_fill(~keep, pad if isinstance(pad, int) else 0)
+
+
 def inputs(model, case, keep, *, image=False):
     """What the model is called with; an image, where it gives nothing without one."""
     parameters = inspect.signature(type(model).forward).parameters
     config = model.config
-    pad = getattr(config.get_text_config(), "pad_token_id", None)
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(SPECIAL, VOCABULARY - 4, keep.shape, generator=generator)
-    # The end of each sequence, which some heads look for.
-    ids[torch.arange(BATCH), LENGTH - 1 - keep.flip(1).long().argmax(1)] = EOS
-    ids = ids.masked_fill(~keep, pad if isinstance(pad, int) else 0)
+    generator = torch.Generator().manual_seed(2)
+    ids = ids_of(config, keep)
     given = {"input_ids": ids, "attention_mask": keep.long(), **_labels(case, ids, keep)}
-    if config.is_encoder_decoder:
-        # Padded alike, so that nothing tells one sequence's mask from the other's by its shape.
-        if "decoder_input_ids" in parameters and case.auto not in WITH_TOKEN_LABELS:
+    if config.is_encoder_decoder and case.auto in {"AutoModel", *WITH_TOKEN_LABELS}:
+        # Padded to the same length, so that no shape says which mask belongs to which sequence.
+        seen = encoder_keep(keep)
+        given.update(input_ids=ids_of(config, seen, seed=1), attention_mask=seen.long())
+        if "decoder_input_ids" in parameters and case.auto == "AutoModel":
             given["decoder_input_ids"] = ids
         if "decoder_attention_mask" in parameters:
             given["decoder_attention_mask"] = keep.long()
+    if case.auto == CROSS:
+        encoded = torch.randn(*keep.shape, HIDDEN, generator=generator, dtype=model.dtype)
+        given.update(encoder_hidden_states=encoded, encoder_attention_mask=encoder_keep(keep).long())
     if "bbox" in parameters:
         corner = torch.randint(0, 30, (*keep.shape, 2), generator=generator)
         given["bbox"] = torch.cat([corner, corner + torch.randint(1, 20, corner.shape, generator=generator)], -1)

@@ -9,6 +9,8 @@ import transformers
 from transformers.models.auto import modeling_auto as auto
 from transformers.models.auto.configuration_auto import model_type_to_module_name
 
+CROSS = "AutoModelForCausalLM with cross attention"
+"""The decoders that an encoder's output can be given to, with the output of an encoder that is padded as they are."""
 MAPPINGS = {
     "AutoModel": auto.MODEL_MAPPING_NAMES,
     "AutoModelForCausalLM": auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -18,6 +20,7 @@ MAPPINGS = {
     "AutoModelForQuestionAnswering": auto.MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES,
     "AutoModelForSeq2SeqLM": auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
     "AutoModelForMultimodalLM": auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+    CROSS: auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     "AutoModelForTextEncoding": auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES,
 }
 
@@ -58,4 +61,8 @@ def class_of(case):
         return None
     found = getattr(transformers, case.name)
     parameters = inspect.signature(found.forward).parameters
+    if case.auto == CROSS and not (
+        "encoder_hidden_states" in parameters and hasattr(found.config_class, "add_cross_attention")
+    ):
+        return None
     return found if "input_ids" in parameters else None

@@ -93,9 +93,9 @@ LAYER_LISTS = ("layer_types", "mlp_layer_types", "layers_block_type", "block_typ
 """One entry for each layer; a few of them, with every entry that the default has."""
 
 
-def small(kind, wanted=None):
+def small(kind, wanted=None, **more):
     """A small config of this kind, or of the part of it that a class of its own has (the text of Llama 4, say)."""
-    config = shrink(CONFIG_MAPPING[kind](), OVERRIDES.get(kind))
+    config = shrink(CONFIG_MAPPING[kind](), {**OVERRIDES.get(kind, {}), **more})
     if wanted is not None and not isinstance(config, wanted):
         config = next((each for each in vars(config).values() if isinstance(each, wanted)), config)
     # The default of experts, a grouped product, knows no float64.
@@ -111,7 +111,9 @@ def shrink(default, overrides=None):
     """The same class of config, small."""
     given = {**BY_CLASS.get(type(default).__name__, {}), **(overrides or {})}
     fields = {field.name: _value(default, field) for field in dataclasses.fields(default)}
-    values = {}
+    # What the whole sets in its parts (a decoder that attends across, say) stays.
+    usual = {field.name: field.default for field in dataclasses.fields(default)}
+    values = {name: value for name, value in fields.items() if isinstance(value, bool) and value != usual[name]}
     for name, value in fields.items():
         if isinstance(value, PreTrainedConfig):
             values[name] = shrink(value, given.pop(name, None))
@@ -226,7 +228,12 @@ BY_CLASS = {
     "Gemma4UnifiedTextConfig": {"global_head_dim": HEAD},
     "Glm4vMoeTextConfig": {"rope_parameters": {**MROPE, "partial_rotary_factor": 0.5, "mrope_section": [2, 0, 0]}},
     "Glm4vTextConfig": {"rope_parameters": MROPE},
-    "Glm5NextTextConfig": {"num_key_value_heads": HEADS, "index_kpool": 2},
+    "Glm5NextTextConfig": {
+        "num_key_value_heads": HEADS,
+        "index_kpool": 2,
+        "qk_rope_head_dim": 0,
+        "qk_nope_head_dim": HEAD,
+    },
     "GlmImageTextConfig": {"rope_parameters": MROPE},
     "GlmOcrTextConfig": {"rope_parameters": MROPE},
     "GraniteMoeHybridConfig": {"layer_types": ["linear_attention", "full_attention"]},
@@ -247,6 +254,12 @@ BY_CLASS = {
     "LukeConfig": {"entity_vocab_size": 32, "entity_emb_size": HIDDEN},
     "Mamba2Config": {"num_heads": 8, "state_size": 16},
     "MarkupLMConfig": {"max_depth": 4, "xpath_unit_hidden_size": 8},
+    "XCLIPVisionConfig": {
+        "mit_hidden_size": HIDDEN,
+        "mit_intermediate_size": INNER,
+        "mit_num_attention_heads": HEADS,
+        "mit_num_hidden_layers": LAYERS,
+    },
     "MLukeConfig": {"entity_vocab_size": 32, "entity_emb_size": HIDDEN},
     "MobileBertConfig": {"embedding_size": 16, "intra_bottleneck_size": 16},
 }

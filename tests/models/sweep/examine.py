@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .batch import PADDINGS, inputs, keep_of
-from .cases import class_of
+from .batch import PADDINGS, encoder_keep, inputs, keep_of
+from .cases import CROSS, class_of
 from .configs import small
 
 ATTEMPTS = [(torch.float64, False), (torch.float64, True), (torch.float32, False), (torch.float32, True)]
@@ -56,7 +56,8 @@ def build(case, device="cpu", dtype=torch.float64, seed=0):
     """The model, with weights as transformers draws them."""
     torch.manual_seed(seed)
     model_class = class_of(case)
-    config = small(case.kind, model_class.config_class)
+    more = {"is_decoder": True, "add_cross_attention": True} if case.auto == CROSS else {}
+    config = small(case.kind, model_class.config_class, **more)
     with torch.device(device):
         model = model_class(config)
     return model.to(dtype).eval()
@@ -98,10 +99,13 @@ def flat(value, path=""):
     return found
 
 
-def kept(value, keep):
+def kept(name, value, keep):
     """What of an output is compared: kept tokens where it has one row for each token, else all."""
-    if value.shape[:2] == keep.shape:
-        return value[keep]
+    if name.startswith("encoder_"):
+        keep = encoder_keep(keep)
+    for dim in range(value.dim() - 1):
+        if value.shape[dim : dim + 2] == keep.shape:
+            return value.movedim((dim, dim + 1), (0, 1))[keep]
     if value.dim() and value.shape[0] == keep.numel():
         return value[keep.flatten()]
     return value
@@ -115,7 +119,7 @@ def compare(expected, found, keep):
     for name, padded in expected.items():
         if padded.shape != found[name].shape:
             return f"{name} has shape {tuple(found[name].shape)} instead of {tuple(padded.shape)}", float("inf")
-        wanted, other = kept(padded, keep), kept(found[name], keep)
+        wanted, other = kept(name, padded, keep), kept(name, found[name], keep)
         if wanted.numel() == 0 or not wanted.is_floating_point():
             if not torch.equal(wanted, other):
                 return f"{name} differs", float("inf")
@@ -143,9 +147,9 @@ def objective(output, keep):
     if output.get("loss") is not None and output["loss"].requires_grad:
         return output["loss"].sum()
     total = 0.0
-    for value in output.values():
+    for name, value in output.items():
         if value.is_floating_point() and value.requires_grad:
-            rows = kept(value, keep)
+            rows = kept(name, value, keep)
             finite = rows[torch.isfinite(rows)]
             total = total + (finite * torch.sin(torch.arange(finite.numel(), dtype=finite.dtype))).sum()
     return total
@@ -254,7 +258,7 @@ class Examination:
             given = inputs(self.model, self.case, keep, image=image)
             self.references[padding] = (given, *with_gradients(self.model, given, keep, **self.options))
         for padding, (_, output, _) in self.references.items():
-            if bad := [n for n, each in output.items() if not torch.isfinite(kept(each, keep_of(padding))).any()]:
+            if bad := [n for n, each in output.items() if not torch.isfinite(kept(n, each, keep_of(padding))).any()]:
                 self.row.setdefault("notes", []).append(f"{bad[0]} is not finite in the padded model")
         self.given_right = self.references["right"][0]
         with torch.no_grad():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import transformers
 
-from .table import read
+from .table import BAD, read
 
 VERDICTS = ("exact", "padded", "refused", "not built")
 INTRODUCTION = f"""# Which models are served
@@ -37,11 +37,15 @@ def page(lines=None):
 
 
 def _counts(lines, mappings):
-    rows = ["| auto class | " + " | ".join(VERDICTS) + " |", "|---" * (len(VERDICTS) + 1) + "|"]
+    # The last ones are to be nowhere; while they are, the page shows them.
+    verdicts = [*VERDICTS, *sorted({line["verdict"] for line in lines} & BAD)]
+    rows = ["| auto class | " + " | ".join(verdicts) + " |", "|---" * (len(verdicts) + 1) + "|"]
     for mapping in mappings:
         found = [line["verdict"] for line in lines if line["auto"] == mapping]
         rows.append(
-            f"| [`{mapping}`](#{mapping.lower()}) | " + " | ".join(str(found.count(v)) for v in VERDICTS) + " |"
+            f"| [{mapping}](#{mapping.lower().replace(' ', '-')}) | "
+            + " | ".join(str(found.count(v)) for v in VERDICTS)
+            + " |"
         )
     return "\n".join(rows) + "\n"
 
@@ -60,7 +64,7 @@ def _section(listed):
                 "\n".join(f"- {_call(call)}, {reason}: {_names(found)}" for (call, reason), found in notes.items())
                 + "\n"
             )
-    for verdict in VERDICTS[1:]:
+    for verdict in (*VERDICTS[1:], *sorted(BAD)):
         reasons = {}
         for line in listed:
             if line["verdict"] == verdict:

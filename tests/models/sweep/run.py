@@ -4,6 +4,7 @@ A child that dies or hangs is a row of the table, and not the end. What is pickl
 never seen Maskwise: they are forked before it is imported.
 """
 
+import importlib
 import multiprocessing
 import os
 import pickle
@@ -15,8 +16,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 import torch
-import transformers.models.bert.modeling_bert
-import transformers.models.llava.modeling_llava  # what every model imports, once for all children
+import transformers
 
 from .batch import keep_of
 from .cases import class_of
@@ -24,58 +24,85 @@ from .examine import Examination, call, compare, exact, finding, short, summary,
 
 PATIENCE = 90
 """Seconds for one class; the slowest takes ten."""
+PRELOADED = ("transformers.models.bert.modeling_bert", "transformers.models.llava.modeling_llava")
+"""They import what every model imports: once in the parent takes three seconds, and not three for each kind."""
 FORK = multiprocessing.get_context("fork")
 
 
-def sweep(cases, jobs=2, report=None):
-    """The rows of all cases, in their order."""
+def sweep(cases, jobs=2, report=lambda row: None):
+    """The rows of all cases, in their order; `report` is called with each as it comes."""
     torch.set_num_threads(1)
-    rows = {}
+    for name in PRELOADED:
+        importlib.import_module(name)
     mine, theirs = FORK.Pipe()
     pristine = FORK.Process(target=_unpickle_all, args=(theirs,))
     pristine.start()
-    import maskwise  # noqa: F401  in the parent, for all children but that one
+    try:
+        import maskwise  # noqa: F401  in the parent, for all children but that one
 
-    with tempfile.TemporaryDirectory() as folder:
-        groups = [list(g) for _, g in groupby(sorted(cases, key=lambda c: (c.kind, c.auto)), key=lambda c: c.kind)]
-        waiting, running = deque(groups), {}
-        while waiting or running:
-            while waiting and len(running) < jobs:
-                group = waiting.popleft()
-                pipe, child = _start(_examine, group, folder)
-                running[pipe] = [group, child, time.monotonic(), 0]
-            for pipe in wait(list(running), timeout=1):
-                group, child, _, done = running[pipe]
-                try:
-                    row = pipe.recv()
-                except EOFError:
-                    child.join()
-                    del running[pipe]
-                    if done < len(group):
-                        rows[group[done]] = _lost(group[done], f"the process ended with {child.exitcode}")
-                        if group[done + 1 :]:
-                            waiting.appendleft(group[done + 1 :])
-                    continue
-                if row is not None:
-                    rows[group[done]] = row
-                    if report:
-                        report(row)
-                running[pipe][2:] = [time.monotonic(), done + 1]
-            for pipe, (group, child, since, done) in list(running.items()):
-                if time.monotonic() - since > PATIENCE:
-                    child.kill()
-                    child.join()
-                    del running[pipe]
-                    rows[group[done]] = _lost(group[done], f"no answer in {PATIENCE} s")
-                    if group[done + 1 :]:
-                        waiting.appendleft(group[done + 1 :])
-        pickled = [case for case, row in rows.items() if row["checks"].get("pickled", {}).get("pickle")]
-        mine.send([rows[case]["checks"]["pickled"]["pickle"] for case in pickled])
-        for case, found in zip(pickled, mine.recv(), strict=True):
-            rows[case]["checks"]["pickled"] = found
-            rows[case].update({"reason": None}, **summary(rows[case]["checks"]))
-    pristine.join()
+        with tempfile.TemporaryDirectory() as folder:
+            rows = _Pool(cases, jobs, folder, report).run()
+            pickled = [row for row in rows.values() if row["checks"].get("pickled", {}).get("pickle")]
+            mine.send([row["checks"]["pickled"]["pickle"] for row in pickled])
+            for row, found in zip(pickled, mine.recv(), strict=True):
+                row["checks"]["pickled"] = found
+                row.update({"reason": None}, **summary(row["checks"]))
+    finally:
+        pristine.kill()
     return [rows[case] for case in cases if case in rows]
+
+
+class _Pool:
+    """So many children at a time, each with the classes of one kind."""
+
+    def __init__(self, cases, jobs, folder, report):
+        ordered = sorted(cases, key=lambda case: (case.kind, case.auto))
+        self.waiting = deque(list(group) for _, group in groupby(ordered, key=lambda case: case.kind))
+        self.jobs, self.folder, self.report = jobs, folder, report
+        self.running, self.rows = {}, {}
+
+    def run(self):
+        """The row of each case that reads text."""
+        while self.waiting or self.running:
+            while self.waiting and len(self.running) < self.jobs:
+                group = self.waiting.popleft()
+                pipe, child = _start(_examine, group, self.folder)
+                self.running[pipe] = (child, deque(group), time.monotonic())
+            for pipe in wait(list(self.running), timeout=1):
+                self.take(pipe)
+            for pipe, (_, _, since) in list(self.running.items()):
+                if time.monotonic() - since > PATIENCE:
+                    self.end(pipe, f"no answer in {PATIENCE} s")
+        return self.rows
+
+    def take(self, pipe):
+        """One answer of a child, or its end."""
+        child, todo, _ = self.running[pipe]
+        try:
+            row = pipe.recv()
+        except EOFError:
+            child.join()
+            self.end(pipe, f"the process ended with {child.exitcode}")
+            return
+        self.running[pipe] = (child, todo, time.monotonic())
+        self.keep(todo.popleft(), row)
+
+    def end(self, pipe, reason):
+        """A child is no more: the class that it held is lost, and others go on with the rest."""
+        child, todo, _ = self.running.pop(pipe)
+        child.kill()
+        child.join()
+        if todo:
+            case = todo.popleft()
+            self.keep(case, _lost(case, reason))
+        if todo:
+            self.waiting.appendleft(list(todo))
+
+    def keep(self, case, row):
+        """A class that does not read text has no row."""
+        if row is not None:
+            self.rows[case] = row
+            self.report(row)
 
 
 def _lost(case, reason):

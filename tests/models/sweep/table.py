@@ -1,15 +1,20 @@
-"""The committed table: one line for each class, without what may differ from machine to machine."""
+"""The committed table: one line for each class, without what may differ from machine to machine.
+
+``python -m tests.models.sweep.table a.json b.json`` makes it from the outputs of several runs, each of some classes.
+"""
 
 import json
 import re
+import sys
 from collections import Counter
 from pathlib import Path
 
 from .batch import PADDINGS
+from .cases import MAPPINGS
 
 TABLE = Path(__file__).with_name("table.json")
 BAD = {"wrong", "crash", "silent"}
-"""What must be nowhere: a wrong number, an error that is not a refusal, a padded run that nothing tells of."""
+"""What must be nowhere: a wrong number, an error that is not a refusal, a padded run without a warning."""
 FLOOR = {
     "AutoModel": 169,
     "AutoModelForCausalLM": 83,
@@ -34,7 +39,7 @@ def entry(row):
 def steady(reason):
     """A reason without sizes of differences and without lines of code, which change with machines and versions."""
     reason = re.sub(r",? by \S+ of (the|its) largest( value| gradient)?", "", reason)
-    return re.sub(r" \['.*?\]", "", reason)
+    return re.sub(r" \[('.*?')?\]", "", reason)
 
 
 def read():
@@ -43,8 +48,10 @@ def read():
 
 
 def write(rows):
-    """Commit these rows: one line each, so that a change shows as what it is."""
-    lines = [json.dumps(entry(row), ensure_ascii=False) for row in rows]
+    """Write these rows: one line each, so that a change shows as what it is."""
+    order = list(MAPPINGS)
+    ordered = sorted(rows, key=lambda row: (order.index(row["auto"]), row["kind"], row["name"]))
+    lines = [json.dumps(entry(row), ensure_ascii=False) for row in ordered]
     TABLE.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
 
 
@@ -53,10 +60,11 @@ def key(line):
     return line["auto"], line["kind"], line["name"]
 
 
-def differences(rows):
-    """What is not as committed, and what must never be: a line each."""
+def differences(rows, *, whole=False):
+    """What is not as committed, and what must never be: a line each. The whole sweep has every class of the table."""
     committed = read()
-    found = []
+    missing = committed.keys() - {key(row) for row in rows} if whole else ()
+    found = [f"{' '.join(each)}: in the table, and not found" for each in sorted(missing)]
     for row in rows:
         line, before = entry(row), committed.get(key(row))
         if line["verdict"] in BAD:
@@ -86,3 +94,7 @@ def sample(share):
         if line["verdict"] != "not built":
             groups.setdefault((line["auto"], line["verdict"]), []).append(line)
     return [key(line) for group in groups.values() for line in group[share // 2 :: share]]
+
+
+if __name__ == "__main__":
+    write([row for path in sys.argv[1:] for row in json.loads(Path(path).read_text(encoding="utf-8"))])

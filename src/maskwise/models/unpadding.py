@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeVar
+import inspect
+from typing import TypeVar
 
 from torch import nn
 
@@ -14,15 +15,6 @@ from maskwise.nn.modules import check_module
 __all__ = ["repad", "unpad"]
 
 Model = TypeVar("Model", bound=nn.Module)
-
-
-class Refused(NamedTuple):
-    """Why a part of a model is not served, and whether that was found by trying: it looked as if it could be."""
-
-    reason: str
-    tried: bool = False
-
-
 MARK = "_maskwise_adapter"
 """The attribute that names the adapter which serves a module."""
 
@@ -60,12 +52,13 @@ def unpad(model: Model) -> Model:
         UnsupportedModelError: no adapter serves it or a part of it; says why, and how to write one.
     """
     check_module("unpad", model)
-    refused: dict[str, Refused] = {}
+    refused: dict[str, str] = {}
     if not _install(model, "", refused):
         raise UnsupportedModelError(_refusal(model, refused))
-    for path, (reason, tried) in refused.items():
-        if tried:
-            warn_once(model.get_submodule(path), reason, "help(maskwise.models.Adapter) shows how to serve it")
+    for path, reason in refused.items():
+        part = model.get_submodule(path)
+        if _takes_padding(part) and not any(hasattr(each, MARK) for each in part.modules()):
+            warn_once(part, reason, "help(maskwise.models.Adapter) shows how to serve it")
     return model
 
 
@@ -94,7 +87,7 @@ def repad(model: Model) -> Model:
     return model
 
 
-def _install(module: nn.Module, path: str, refused: dict[str, Refused]) -> int:
+def _install(module: nn.Module, path: str, refused: dict[str, str]) -> int:
     """Serve the module, or else its children, and return how many were served."""
     if hasattr(module, MARK):
         return 1
@@ -103,21 +96,23 @@ def _install(module: nn.Module, path: str, refused: dict[str, Refused]) -> int:
         try:
             adapter.install(module)
         except UnsupportedModelError as error:
-            refused[path] = Refused(f"{adapter.name}: {error.reason}", tried=True)
+            refused[path] = f"{adapter.name}: {error.reason}"
         else:
             setattr(module, MARK, adapter.name)
             return 1
     served = sum(
         _install(child, f"{path}.{name}" if path else name, refused) for name, child in module.named_children()
     )
-    if not served or not _enclose(module, path, refused):
-        return 0
-    # What is served in it is all that there is to serve.
-    refused.pop(path, None)
-    return served
+    return served if served and _enclose(module, path, refused) else 0
 
 
-def _enclose(module: nn.Module, path: str, refused: dict[str, Refused]) -> bool:
+def _takes_padding(module: nn.Module) -> bool:
+    """Whether a module is called with tokens of which a mask says which are padding."""
+    names = set(inspect.signature(module.forward).parameters)
+    return bool(names & {"input_ids", "src", "query"}) and any("mask" in name for name in names)
+
+
+def _enclose(module: nn.Module, path: str, refused: dict[str, str]) -> bool:
     """Let adapters know of a module that holds served ones; where one objects, the served ones are undone."""
     for adapter in adapters().values():
         enclose = getattr(adapter, "enclose", None)
@@ -125,7 +120,7 @@ def _enclose(module: nn.Module, path: str, refused: dict[str, Refused]) -> bool:
             if enclose is not None and enclose(module):
                 setattr(module, MARK, adapter.name)
         except UnsupportedModelError as error:
-            refused[path] = Refused(f"{adapter.name}: {error.reason}", tried=True)
+            refused[path] = f"{adapter.name}: {error.reason}"
             _undo(module)
             return False
     return True
@@ -142,20 +137,20 @@ def _undo(model: nn.Module) -> int:
     return len(served)
 
 
-def _adapter_of(module: nn.Module, path: str, refused: dict[str, Refused]) -> Adapter | None:
+def _adapter_of(module: nn.Module, path: str, refused: dict[str, str]) -> Adapter | None:
     for adapter in adapters().values():
         served, reason = adapter.serves(module)
         if served:
             return adapter
         # An adapter that does not know the module at all has nothing to say of it.
         if reason:
-            refused[path] = Refused(f"{adapter.name}: {reason}")
+            refused[path] = f"{adapter.name}: {reason}"
     return None
 
 
-def _refusal(model: nn.Module, refused: dict[str, Refused]) -> str:
+def _refusal(model: nn.Module, refused: dict[str, str]) -> str:
     kind = type(model).__name__
-    found = [f"  {path or kind}: {reason}" for path, (reason, _) in refused.items()][:8]
+    found = [f"  {path or kind}: {reason}" for path, reason in refused.items()][:8]
     listed = "\n".join(found) if found else f"  no part of it is of a kind that {', '.join(adapters())} know"
     return (
         f"unpad: no adapter serves this {kind}.\n{listed}\n"

@@ -52,8 +52,8 @@ class HuggingFaceAdapter:
         for argument in ("input_ids", "attention_mask", "position_ids"):
             if not takes(base, argument):
                 return False, f"{type(base).__name__}.forward takes no {argument}"
-        if base is module and takes(base, "labels") and any(map(is_pretrained, base.children())):
-            return False, "it computes a loss itself; the model in it has none"
+        if any(self.serves(each)[0] for each in base.modules() if each is not base and is_pretrained(each)):
+            return False, "a model in it is served instead"
         if (name := implementation(base.config)) not in ORIGINALS:
             return False, f"its attention is {name!r}; model.set_attn_implementation('sdpa') can be served"
         if special(base) is None and of_home(base, "ALL_ATTENTION_FUNCTIONS") is None:

@@ -18,8 +18,8 @@ from .configs import small
 ATTEMPTS = [(torch.float64, False), (torch.float64, True), (torch.float32, False), (torch.float32, True)]
 """The dtype, and whether an image is given: the first that runs padded."""
 TOLERANCE, COARSE_TOLERANCE = 1e-5, 1e-3
-"""Of the largest value, in float64 and in what is coarser. Many models compute norms, rotations or routers in float32 whatever their dtype, which moves
-what is exact by up to 6e-8; the smallest wrong number that the sweep has found in float64 is 7e-4."""
+"""Of the largest value, in float64 and in what is coarser. Many models compute norms, rotations or routers in float32
+whatever their dtype, which was seen to move what is exact by 6e-8; the smallest wrong number that was seen is 7e-4."""
 
 
 class NotBuiltError(Exception):

@@ -17,7 +17,9 @@ from .configs import small
 
 ATTEMPTS = [(torch.float64, False), (torch.float64, True), (torch.float32, False), (torch.float32, True)]
 """The dtype, and whether an image is given: the first that runs padded."""
-TOLERANCE = 1e-4
+TOLERANCE, COARSE_TOLERANCE = 1e-5, 1e-3
+"""Of the largest value, in float64 and in what is coarser. Many models compute norms, rotations or routers in float32
+whatever their dtype, which was seen to move what is exact by 6e-8; the smallest wrong number that was seen is 7e-4."""
 
 
 class NotBuiltError(Exception):
@@ -126,9 +128,14 @@ def compare(expected, found, keep):
             continue
         difference = distance(wanted, other)
         worst = max(worst, difference)
-        if not difference <= TOLERANCE:
+        if not difference <= tolerance(wanted.dtype):
             return f"{name} differs by {difference:.1e} of its largest value", difference
     return None, worst
+
+
+def tolerance(dtype):
+    """How far apart two equal results may lie."""
+    return TOLERANCE if dtype == torch.float64 else COARSE_TOLERANCE
 
 
 def distance(wanted, found):
@@ -180,7 +187,7 @@ def compare_gradients(expected, found):
         difference = float(torch.nan_to_num((mine - theirs).abs().max(), nan=torch.inf)) / scale
         if difference > worst:
             worst, name = difference, each
-    if worst > TOLERANCE:
+    if name is not None and worst > tolerance((expected | found)[name].dtype):
         return f"the gradient of {name} differs by {worst:.1e} of the largest gradient", worst
     return None, worst
 

@@ -44,7 +44,7 @@ def _counts(lines, mappings):
         found = [line["verdict"] for line in lines if line["auto"] == mapping]
         rows.append(
             f"| [{mapping}](#{mapping.lower().replace(' ', '-')}) | "
-            + " | ".join(str(found.count(v)) for v in VERDICTS)
+            + " | ".join(str(found.count(v)) for v in verdicts)
             + " |"
         )
     return "\n".join(rows) + "\n"

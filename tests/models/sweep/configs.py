@@ -76,7 +76,7 @@ GROUPS = [
     (4, "qk_rope_head_dim qk_nope_head_dim rotary_dim"),
     (8, "local_attention patch_size hidden_size_per_layer_input"),
     (16, "moe_intermediate_size expert_dim moe_shared_expert_intermediate_size kv_lora_rank q_lora_rank num_patches"),
-    (32, "image_size num_hash_buckets"),
+    (32, "image_size num_hash_buckets encoder_hash_byte_group_vocab"),
 ]
 SIZES = {name: value for value, names in GROUPS for name in names.split()}
 REQUIRED = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 REASON = "becomes a reason in the refusal of mw.unpad, which has its own hint"
 EXEMPT: dict[tuple[str, str], str] = {
     ("models/hugging_face/adapter.py", "HuggingFaceAdapter.install"): REASON,
+    ("models/hugging_face/adapter.py", "HuggingFaceAdapter.enclose"): REASON,
     ("models/hugging_face/mixing.py", "MixingWatch.__torch_dispatch__"): REASON,
     ("models/hugging_face/mixing.py", "MixingWatch._convolution"): REASON,
     ("models/hugging_face/probe.py", "check"): REASON,

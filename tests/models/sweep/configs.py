@@ -262,6 +262,13 @@ BY_CLASS = {
     },
     "MLukeConfig": {"entity_vocab_size": 32, "entity_emb_size": HIDDEN},
     "MobileBertConfig": {"embedding_size": 16, "intra_bottleneck_size": 16},
+    "PerceiverConfig": {
+        "num_latents": 8,
+        "d_latents": HIDDEN,
+        "num_self_attends_per_block": LAYERS,
+        "num_self_attention_heads": HEADS,
+        "num_cross_attention_heads": HEADS,
+    },
 }
 # By kind, for the outermost config.
 OVERRIDES = {

@@ -84,8 +84,12 @@ class HuggingFaceAdapter:
 
     def enclose(self, module: Any) -> bool:
         """Watch what a model reads that holds served ones, its labels for one; whether there is something to watch."""
+        if not is_pretrained(module) or getattr(module.config, "is_encoder_decoder", False):
+            return False
         parts = packed_parts(module)
-        if not parts or not is_pretrained(module) or getattr(module.config, "is_encoder_decoder", False):
+        if not parts and takes(module, "input_ids") and takes(module, "attention_mask"):
+            raise UnsupportedModelError("nothing in it that takes its attention_mask is served")
+        if not parts:
             return False
         cover(module, State(state_of(parts[0]).implementation, base=False))
         try:

@@ -96,7 +96,9 @@ def padded_reason(module: Any, named: dict[str, Any]) -> Padded | None:
         return Padded(
             "attention_mask is not one flag for each token of the input", "an attention_mask of (batch, length)"
         )
-    if named.get("past_key_values") is not None:
+    if (cache := named.get("past_key_values")) is not None and (
+        not hasattr(cache, "get_seq_length") or cache.get_seq_length()
+    ):
         return Padded("the call continues from a cache")
     if named.get("output_attentions") or (named.get("output_attentions") is None and module.config.output_attentions):
         return Padded("the attention weights are requested", "output_attentions=False")
@@ -118,9 +120,9 @@ def returns_cache(module: Any, named: dict[str, Any], *, labelled: bool) -> Padd
     A cache that nobody requested by name is left out where nobody reads it: in training, and beside a loss.
     """
     requested = named.get("use_cache")
-    if requested or (
-        requested is None and getattr(module.config, "use_cache", False) and not (labelled or module.training)
-    ):
+    # A model around this one may hand it an empty cache to fill.
+    by_default = named.get("past_key_values") is not None or getattr(module.config, "use_cache", False)
+    if requested or (requested is None and by_default and not (labelled or module.training)):
         return Padded("it returns a cache of keys and values", "use_cache=False, or model.config.use_cache = False")
     return None
 
@@ -148,6 +150,8 @@ def pack_arguments(module: nn.Module, named: dict[str, Any], layout: Layout, emb
         if name == "attention_mask":
             # All ones, not None: without a mask transformers looks for packed sequences in the position ids.
             packed[name] = value.new_ones((layout.rows, layout.width))
+        elif name == "past_key_values":
+            packed[name] = None
         elif not isinstance(value, Tensor) or value.dim() == 0:
             packed[name] = value
         elif name == "position_ids":

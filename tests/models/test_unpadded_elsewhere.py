@@ -154,6 +154,34 @@ def test_a_model_whose_parts_would_never_run_packed_is_refused_and_left_as_it_wa
     assert model.config._attn_implementation == implementation
 
 
+class Dismembered(transformers.PreTrainedModel):
+    """Calls the parts of a text model one by one; needs more than text, so that nothing can be tried."""
+
+    config_class = transformers.BertConfig
+
+    def __init__(self, settings):
+        super().__init__(settings)
+        self.text = transformers.BertModel(settings)
+
+    def forward(self, input_ids=None, attention_mask=None, pixel_values=None):
+        hidden = self.text.embeddings(input_ids) + pixel_values[:, None]
+        sees = attention_mask[:, None, None].bool()
+        for layer in self.text.encoder.layer:
+            hidden = layer(hidden, sees)
+            hidden = hidden[0] if isinstance(hidden, tuple) else hidden
+        return (hidden,)
+
+
+def test_a_model_that_calls_only_parts_of_the_models_in_it_says_so():
+    model = Dismembered(config("Bert", **BERT)).eval()
+    pixels = torch.ones(3, 32)
+    wanted = expected(model, pixel_values=pixels)
+    mw.unpad(model)
+    with pytest.warns(PaddedRunWarning, match="only parts of them"):
+        found = expected(model, pixel_values=pixels)
+    assert torch.equal(found, wanted)
+
+
 def test_a_part_that_turns_out_not_to_work_is_named_while_others_are_served():
     class Both(nn.Module):
         def __init__(self):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from maskwise.models.adapter import UnsupportedModelError
 from maskwise.models.binding import bind, unbind
-from maskwise.models.hugging_face.frames import Frame, call, is_recorded, layout_of, running
+from maskwise.models.hugging_face.frames import Frame, call, calls, is_recorded, layout_of, running
 from maskwise.models.hugging_face.inputs import arguments, padded_reason, returns_cache, tokens_of
 from maskwise.models.hugging_face.outputs import unpacked
 from maskwise.models.hugging_face.probe import check
@@ -98,7 +98,11 @@ def head_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
     padded = outer.padded if outer is not None and outer.padded is not None else _read_dropped(module, named)
     labelled = named.get("labels") is not None or (outer is not None and outer.labelled)
     with call(Frame(padded=padded, labelled=labelled)):
-        return original(module, *args, **kwargs)
+        begun = calls()
+        output = original(module, *args, **kwargs)
+    if calls() == begun and named.get("attention_mask") is not None and not is_recorded():
+        warn_once(module, "it does not call the models in it, only parts of them", "mw.models.repad(model)")
+    return output
 
 
 def _read_dropped(module: Any, named: dict[str, Any]) -> Padded | None:

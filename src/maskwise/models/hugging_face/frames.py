@@ -11,7 +11,7 @@ from maskwise.models.hugging_face.layout import Layout
 from maskwise.models.packing import Packing
 from maskwise.models.report import Padded
 
-__all__ = ["Frame", "call", "is_recorded", "layout_of", "packing_of", "recording", "running"]
+__all__ = ["Frame", "call", "calls", "is_recorded", "layout_of", "packing_of", "recording", "running"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +32,7 @@ class Frame:
 class _Stack(threading.local):
     def __init__(self) -> None:
         self.frames: list[Frame] = []
+        self.calls = 0
         self.record: list[Frame] | None = None
 
 
@@ -42,6 +43,7 @@ _stack = _Stack()
 def call(frame: Frame) -> Iterator[None]:
     """The time in which a call runs."""
     _stack.frames.append(frame)
+    _stack.calls += 1
     if _stack.record is not None:
         _stack.record.append(frame)
     try:
@@ -64,6 +66,11 @@ def recording() -> Iterator[list[Frame]]:
 def is_recorded() -> bool:
     """Whether calls are collected."""
     return _stack.record is not None
+
+
+def calls() -> int:
+    """How many calls of unpadded models this thread has begun."""
+    return _stack.calls
 
 
 def running() -> Frame | None:

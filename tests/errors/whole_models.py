@@ -132,25 +132,6 @@ def attend(mask: Any, **asked: Any) -> Callable[[], Any]:
     return run
 
 
-def call_what_is_refused_late() -> None:
-    """A model that was unpadded without weights, and mixes tokens once it has some."""
-    import transformers
-
-    class Mean(transformers.BertModel):  # type: ignore[misc]
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
-            out = super().forward(*args, **kwargs)
-            out.last_hidden_state = out.last_hidden_state + out.last_hidden_state.mean(1, keepdim=True)
-            return out
-
-    sizes = {"vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
-    with torch.device("meta"):
-        model = mw.unpad(Mean(transformers.BertConfig(**sizes, intermediate_size=8)))
-    model.to_empty(device="cpu").load_state_dict(Mean(model.config).state_dict())
-    for name in ("position_ids", "token_type_ids"):
-        getattr(model.embeddings, name).zero_()
-    model(input_ids=torch.ones(2, 3, dtype=torch.long), attention_mask=torch.tensor([[1, 1, 1], [1, 0, 0]]))
-
-
 ROWS = [
     # -- unpad
     Row("mw.unpad", lambda: mw.unpad(X), DtypeError, "torch.nn.Sequential(...)"),
@@ -172,7 +153,6 @@ ROWS = [
     Row(
         "mw.models.unregister", lambda: mw.models.unregister("none"), ArgumentError, "list(maskwise.models.adapters())"
     ),
-    Row("hugging_face.forwards", call_what_is_refused_late, UnsupportedModelError, "mw.models.repad(model)"),
     Row("hugging_face.interface", attend(None), UnsupportedModelError, "mw.models.repad(model)"),
     Row(
         "hugging_face.interface",

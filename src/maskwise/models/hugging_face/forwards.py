@@ -66,6 +66,8 @@ def _padded(module: Any, state: State, named: dict[str, Any]) -> Padded | None:
     outer = running()
     if outer is not None and outer.padded is not None:
         return outer.padded
+    if state.refused is not None:
+        return state.refused
     if module.config._attn_implementation != state.implementation:
         return Padded("its attention implementation was changed after unpad", "mw.unpad(mw.models.repad(model))")
     if (padded := padded_reason(module, named)) is not None:
@@ -107,7 +109,10 @@ def head_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _read_dropped(module: Any, named: dict[str, Any]) -> Padded | None:
     """Why the head reads the outputs of dropped tokens, or None."""
-    if (padded := _routers(module, state_of(module), named)) is not None:
+    state = state_of(module)
+    if state.refused is not None:
+        return state.refused
+    if (padded := _routers(module, state, named)) is not None:
         return padded
     if named.get("start_positions") is not None:
         return Padded("the loss of question answering reads the logits of every position", "a loss of the kept logits")
@@ -151,11 +156,12 @@ def _is_named(module: nn.Module, *endings: str) -> bool:
 def check_once(module: nn.Module) -> None:
     """Compare a model that was unpadded without weights with its padded self, now that it has some."""
     state = state_of(module)
-    if not state.checked and running() is None and all(each.device.type != "meta" for each in module.parameters()):
-        try:
-            check(module)
-        except UnsupportedModelError as error:
-            raise UnsupportedModelError(f"unpad: {error.reason}. Hint: mw.models.repad(model).") from error
+    if state.checked or running() is not None or any(each.device.type == "meta" for each in module.parameters()):
+        return
+    try:
+        check(module)
+    except UnsupportedModelError as error:
+        state.checked, state.refused = True, Padded(error.reason, "mw.models.repad(model)")
 
 
 class UnpackOutput:

@@ -64,9 +64,9 @@ _HOME = str(Path(__file__).parent)
 
 
 def caller_level() -> int:
-    """The ``stacklevel`` of the first frame outside of this package and of torch: a warning names the user's line."""
-    torch = sys.modules.get("torch")
-    packages = (_HOME, str(Path(torch.__file__).parent)) if torch is not None and torch.__file__ else (_HOME,)
+    """The ``stacklevel`` of the first frame that is the user's own: not of this package, torch or transformers."""
+    found = (sys.modules.get(name) for name in ("torch", "transformers"))
+    packages = (_HOME, *(str(Path(each.__file__).parent) for each in found if each is not None and each.__file__))
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(packages):
         frame, level = frame.f_back, level + 1

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 import maskwise as mw
 from maskwise.models import Packing, PaddedRunWarning, UnsupportedModelError
@@ -414,6 +415,110 @@ def test_a_users_own_subclass_is_served():
         found = mw.unpad(model)(TOKENS, KEEP.long()).last_hidden_state
     assert routes(log) == ["packed"]
     assert_close_where(KEEP, found, expected)
+
+
+class KeywordBert(transformers.BertModel):
+    def forward(self, input_ids, **kwargs):
+        return super().forward(input_ids, **kwargs)
+
+
+def test_a_subclass_that_hands_its_keywords_on_is_served():
+    model = larger(KeywordBert(config("Bert", **BERT)))
+    expected = model(TOKENS, attention_mask=KEEP.long()).last_hidden_state
+    found, ways = run(mw.unpad(model), input_ids=TOKENS, attention_mask=KEEP.long())
+    assert ways == ["packed"]
+    assert_close_where(KEEP, found.last_hidden_state, expected)
+
+
+class LargestOfAll(transformers.BertPreTrainedModel):
+    """A head that reads dropped tokens, with a forward that takes no more than it needs."""
+
+    def __init__(self, settings):
+        super().__init__(settings)
+        self.bert = transformers.BertModel(settings)
+        self.post_init()
+
+    def forward(self, input_ids, attention_mask=None):
+        return self.bert(input_ids, attention_mask=attention_mask).last_hidden_state.amax(1)
+
+
+class NeedsMore(LargestOfAll):
+    def forward(self, input_ids, attention_mask, more):
+        return super().forward(input_ids, attention_mask) + more
+
+
+def test_a_users_head_that_reads_dropped_tokens_is_refused_or_said_not_to_be_comparable():
+    with pytest.raises(UnsupportedModelError, match="something other than attention"):
+        mw.unpad(LargestOfAll(config("Bert", **BERT)))
+    with pytest.warns(UserWarning, match="could not be compared"):
+        mw.unpad(NeedsMore(config("Bert", **BERT)))
+
+
+class TokenNorm(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(width)
+
+    def forward(self, x):
+        return self.norm(x.flatten(0, -2)).view_as(x)
+
+
+def test_a_batch_norm_over_tokens_is_refused():
+    model = transformers.BertModel(config("Bert", **BERT))
+    model.encoder.layer[0].output.LayerNorm = TokenNorm(32)
+    with pytest.raises(UnsupportedModelError, match="a norm counts all tokens"):
+        mw.unpad(model)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+def test_a_model_that_quantizes_by_the_largest_of_a_batch_is_refused():
+    model = transformers.BertModel(config("Bert", **BERT)).eval()
+    quantized = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, torch.qint8)
+    with pytest.raises(UnsupportedModelError, match="by the largest of all"):
+        mw.unpad(quantized)
+
+
+@pytest.mark.parametrize("given", ["embeddings", "no padding token"])
+def test_a_decoder_that_classifies_by_its_last_column_runs_padded(given):
+    padding = {"pad_token_id": 0} if given == "embeddings" else {}
+    model = larger(transformers.LlamaForSequenceClassification(config("Llama", **SIZE, use_cache=False, **padding)))
+    inputs = {"attention_mask": KEEP[1:2].long(), "input_ids": TOKENS[1:2]}
+    if given == "embeddings":
+        inputs["inputs_embeds"] = model.get_input_embeddings()(inputs.pop("input_ids")).detach()
+    expected = model(**inputs).logits
+    mw.unpad(model)
+    with pytest.warns(PaddedRunWarning, match="as the last one"):
+        found = model(**inputs).logits
+    assert torch.equal(found, expected)
+
+
+class OwnTargets(transformers.LlamaForCausalLM):
+    def forward(self, input_ids=None, attention_mask=None, targets=None, **kwargs):
+        out = super().forward(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
+        if targets is not None:
+            out.loss = nn.functional.cross_entropy(out.logits[:, :-1].flatten(0, 1), targets[:, 1:].flatten())
+        return out
+
+
+def test_targets_of_any_name_that_count_dropped_tokens_run_padded():
+    model, keep = larger(OwnTargets(config("Llama", **SIZE, use_cache=False))), SIDES["left"]
+    given = {"input_ids": TOKENS, "attention_mask": keep.long(), "targets": torch.where(keep, TOKENS, -100)}
+    expected = model(**given).loss
+    mw.unpad(model)
+    with pytest.warns(PaddedRunWarning, match="targets count predictions of dropped tokens"):
+        found = model(**given).loss
+    assert torch.equal(found, expected)
+
+
+def test_generation_is_as_before_and_says_that_its_cache_is_why_it_runs_padded():
+    model = larger(transformers.LlamaForCausalLM(config("Llama", **SIZE, pad_token_id=0)))
+    given = {"input_ids": TOKENS, "attention_mask": SIDES["left"].long(), "max_new_tokens": 3, "do_sample": False}
+    expected = model.generate(**given)
+    mw.unpad(model)
+    with pytest.warns(PaddedRunWarning, match="it returns a cache of keys and values"):
+        found = model.generate(**given)
+    assert torch.equal(found, expected)
 
 
 def clip():

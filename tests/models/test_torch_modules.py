@@ -226,3 +226,61 @@ def test_a_layer_with_a_forward_of_its_own_is_served_by_its_attention():
 def test_only_a_module_can_be_unpadded():
     with pytest.raises(TypeError, match=r"unpad: `model` must be a torch\.nn\.Module, got function"):
         mw.unpad(lambda x: x)
+
+
+class DoubledAttention(nn.TransformerEncoderLayer):
+    def _sa_block(self, *args, **kwargs):
+        return 2 * super()._sa_block(*args, **kwargs)
+
+
+class MeanNorm(nn.LayerNorm):
+    def forward(self, x):
+        return super().forward(x) + x.mean(-2, keepdim=True)
+
+
+class MeanLinear(nn.Linear):
+    def forward(self, x):
+        return super().forward(x - x.mean(-2, keepdim=True))
+
+
+def changed(**parts):
+    layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True)
+    for name, part in parts.items():
+        setattr(layer, name, part)
+    return layer
+
+
+MIXING = {
+    "may mix tokens": lambda: changed(norm1=MeanNorm(16)),
+    "normalizes more than a token": lambda: changed(norm2=nn.LayerNorm([11, 16])),
+    "feed-forward block reads more": lambda: changed(linear1=MeanLinear(16, 32)),
+    "block reads more than one": lambda: changed(activation=lambda x: x - x.mean(-2, keepdim=True)),
+    "dropout1 reads more": lambda: changed(dropout1=MeanNorm(16)),
+}
+
+
+@pytest.mark.parametrize("reason", MIXING)
+def test_a_layer_with_parts_that_mix_tokens_is_refused(reason):
+    with pytest.raises(UnsupportedModelError, match=reason):
+        mw.unpad(MIXING[reason]())
+
+
+def test_a_layer_with_an_attention_block_of_its_own_keeps_it_around_packed_attention():
+    layer = DoubledAttention(16, 4, 32, dropout=0.0, batch_first=True).train()
+    x, padding = torch.randn(2, 5, 16), mw.Mask.from_lengths([5, 2]).to_key_padding()
+    expected = layer(x, src_key_padding_mask=padding)
+    mw.unpad(layer)
+    with mw.explain() as log:
+        found = layer(x, src_key_padding_mask=padding)
+    assert [(call.op, call.route) for call in log] == [("unpad MultiheadAttention", "packed")]
+    torch.testing.assert_close(found[~padding], expected[~padding], rtol=1e-4, atol=1e-5)
+
+
+def test_a_layer_with_an_activation_of_its_own_is_served():
+    activation = nn.functional.silu
+    layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True, activation=activation).eval()
+    x, padding = torch.randn(2, 5, 16), mw.Mask.from_lengths([5, 2]).to_key_padding()
+    with torch.no_grad():
+        expected = layer(x, src_key_padding_mask=padding)
+        found = mw.unpad(layer)(x, src_key_padding_mask=padding)
+    torch.testing.assert_close(found[~padding], expected[~padding], rtol=1e-4, atol=1e-5)

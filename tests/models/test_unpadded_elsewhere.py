@@ -176,7 +176,8 @@ def test_a_model_that_calls_only_parts_of_the_models_in_it_says_so():
     model = Dismembered(config("Bert", **BERT)).eval()
     pixels = torch.ones(3, 32)
     wanted = expected(model, pixel_values=pixels)
-    mw.unpad(model)
+    with pytest.warns(UserWarning, match="could not be compared with its padded self"):
+        mw.unpad(model)
     with pytest.warns(PaddedRunWarning, match="only parts of them"):
         found = expected(model, pixel_values=pixels)
     assert torch.equal(found, wanted)
@@ -194,6 +195,49 @@ def test_a_part_that_turns_out_not_to_work_is_named_while_others_are_served():
         mw.unpad(model)
     assert "forward" in vars(model.served)
     assert not any("forward" in vars(module) for module in model.refused.modules())
+
+
+@pytest.mark.parametrize("order", ["inner first", "outer first", "two heads"])
+def test_a_trunk_that_is_unpadded_twice_is_packed_once_and_undone_whole(order):
+    settings = config("Bert", **BERT)
+    model = nn.ModuleList([transformers.BertForMaskedLM(settings), transformers.BertForTokenClassification(settings)])
+    model[1].bert = model[0].bert
+    model.eval()
+    attributes = [set(vars(module)) for module in model.modules()]
+    wanted = [expected(each) for each in model]
+    if order == "inner first":
+        mw.unpad(model[0].bert)
+    mw.unpad(model)
+    if order == "outer first":
+        mw.unpad(model[0].bert)
+    for each, theirs in zip(model, wanted, strict=True):
+        with mw.explain() as log:
+            mine = expected(each)
+        assert routes(log) == ["packed"]
+        torch.testing.assert_close(mine[KEEP], theirs[KEEP], rtol=1e-4, atol=TOLERANCE)
+    mw.models.repad(model)
+    assert [set(vars(module)) for module in model.modules()] == attributes
+    assert all(torch.equal(expected(each), theirs) for each, theirs in zip(model, wanted, strict=True))
+
+
+class Observer(nn.Module):
+    """Keeps what it saw, in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("largest", torch.zeros(()))
+
+    def forward(self, x):
+        self.largest.copy_(torch.maximum(self.largest, x.detach().abs().max()))
+        return x
+
+
+def test_trying_a_model_takes_back_what_it_wrote_into_buffers():
+    model = build("bert").eval()
+    dense = model.encoder.layer[0].output.dense
+    model.encoder.layer[0].output.dense = nn.Sequential(dense, Observer())
+    mw.unpad(model)
+    assert model.encoder.layer[0].output.dense[1].largest == 0
 
 
 def test_every_hook_fires_as_often_as_in_the_padded_model():

@@ -8,7 +8,17 @@ from torch import nn
 
 from maskwise.errors import ArgumentError, MaskwiseError, say
 
-__all__ = ["Adapter", "UnsupportedModelError", "adapters", "register", "unregister"]
+__all__ = ["MARK", "Adapter", "MixesTokens", "UnsupportedModelError", "adapters", "register", "unregister"]
+
+
+MARK = "_maskwise_adapter"
+"""The attribute that names the adapter which serves a module."""
+
+
+class MixesTokens(str):
+    """A reason not to serve a module that holds for everything in it: it reads the outputs of dropped tokens."""
+
+    __slots__ = ()
 
 
 class UnsupportedModelError(MaskwiseError, TypeError):

@@ -8,15 +8,13 @@ from typing import TypeVar
 from torch import nn
 
 from maskwise.errors import ArgumentError, say
-from maskwise.models.adapter import Adapter, UnsupportedModelError, adapters
+from maskwise.models.adapter import MARK, Adapter, MixesTokens, UnsupportedModelError, adapters
 from maskwise.models.report import forget_warnings, warn_once
 from maskwise.nn.modules import check_module
 
 __all__ = ["repad", "unpad"]
 
 Model = TypeVar("Model", bound=nn.Module)
-MARK = "_maskwise_adapter"
-"""The attribute that names the adapter which serves a module."""
 
 
 def unpad(model: Model) -> Model:
@@ -100,6 +98,8 @@ def _install(module: nn.Module, path: str, refused: dict[str, str]) -> int:
         else:
             setattr(module, MARK, adapter.name)
             return 1
+    if isinstance(refused.get(path), MixesTokens):
+        return 0
     served = sum(
         _install(child, f"{path}.{name}" if path else name, refused) for name, child in module.named_children()
     )
@@ -130,8 +130,9 @@ def _undo(model: nn.Module) -> int:
     """Undo every served module, the outer ones first, and return how many there were."""
     served = [module for module in model.modules() if hasattr(module, MARK)]
     for module in served:
-        adapters()[getattr(module, MARK)].undo(module)
-        delattr(module, MARK)
+        # What serves an outer module may undo those in it along with it.
+        if (name := vars(module).pop(MARK, None)) is not None:
+            adapters()[name].undo(module)
     for module in model.modules():
         forget_warnings(module)
     return len(served)
@@ -144,7 +145,7 @@ def _adapter_of(module: nn.Module, path: str, refused: dict[str, str]) -> Adapte
             return adapter
         # An adapter that does not know the module at all has nothing to say of it.
         if reason:
-            refused[path] = f"{adapter.name}: {reason}"
+            refused[path] = type(reason)(f"{adapter.name}: {reason}")
     return None
 
 

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from maskwise.errors import ArgumentError, DtypeError, say
-from maskwise.models.adapter import UnsupportedModelError
+from maskwise.models.adapter import MARK, UnsupportedModelError
 from maskwise.models.compress.copying import has_hooks, put
 from maskwise.models.compress.fast_paths import turn_off_fast_paths
 from maskwise.models.compress.guarding import Chain, chains, guard, kind_of
 from maskwise.models.compress.kinds import arguments_of, is_known, made
 from maskwise.models.compress.problems import MissingSafetensorsError
-from maskwise.models.unpadding import MARK, unpad
+from maskwise.models.unpadding import unpad
 from maskwise.nn.modules import check_module
 
 __all__ = ["load_compressed", "save_compressed"]

@@ -12,9 +12,9 @@ from maskwise.models.hugging_face import deberta, mpnet
 from maskwise.models.hugging_face.forwards import cover, uncover
 from maskwise.models.hugging_face.inputs import padding_aware_embeddings, takes
 from maskwise.models.hugging_face.interface import ORIGINALS, PREFIX, of_home, register_for
-from maskwise.models.hugging_face.mixing import mixing_module
+from maskwise.models.hugging_face.mixing import mixing_module, quantized_module
 from maskwise.models.hugging_face.probe import check
-from maskwise.models.hugging_face.state import State, packed_parts, state_of
+from maskwise.models.hugging_face.state import STATE, State, packed_parts, state_of
 
 __all__ = ["HuggingFaceAdapter"]
 
@@ -63,12 +63,18 @@ class HuggingFaceAdapter:
     def install(self, module: nn.Module) -> None:
         """Register the attention, cover the forwards, and compare."""
         base: Any = module.base_model
+        if STATE in vars(base):
+            # Unpadded by itself before, or the trunk of another head too.
+            self.enclose(module)
+            return
         for config in _configs(base):
             if (original := implementation(config)) in ORIGINALS:
                 config._attn_implementation = {"": register_for(original)}
         if (family := special(base)) is not None:
             family.patch(base)
         try:
+            if (quantized := quantized_module(base)) is not None:
+                raise UnsupportedModelError(quantized)
             state = _state(base)
             cover(base, state)
             if base.device.type == "meta":
@@ -120,6 +126,7 @@ def is_pretrained(module: nn.Module) -> bool:
 def _state(base: Any) -> State:
     ropes = {kind for each in base.modules() for kind in _names(getattr(each, "rope_type", None))}
     windows = any(getattr(base.config, each, None) for each in ("sliding_window", "local_attention", "layer_types"))
+    eager = implementation(base.config) == "eager" or special(base) is mpnet
     return State(
         base.config._attn_implementation,
         base=True,
@@ -128,7 +135,8 @@ def _state(base: Any) -> State:
         limit=getattr(base.config, "max_position_embeddings", None),
         # Frequencies that depend on the last position, dropped or not, find it in a place of its own.
         spare=int(any("dynamic" in each or each == "longrope" for each in ropes)),
-        empty_windows=implementation(base.config) == "eager" and windows,
+        eager=eager,
+        empty_windows=eager and windows,
     )
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from maskwise.models.adapter import UnsupportedModelError
+from maskwise.models.adapter import MARK, UnsupportedModelError
 from maskwise.models.binding import bind, unbind
 from maskwise.models.hugging_face.frames import Frame, call, calls, is_recorded, layout_of, running
-from maskwise.models.hugging_face.inputs import arguments, padded_reason, returns_cache, tokens_of
+from maskwise.models.hugging_face.inputs import BY_TOKEN, arguments, padded_reason, returns_cache, tokens_of
 from maskwise.models.hugging_face.outputs import unpacked
 from maskwise.models.hugging_face.probe import check
 from maskwise.models.hugging_face.state import (
@@ -74,6 +74,10 @@ def _padded(module: Any, state: State, named: dict[str, Any]) -> Padded | None:
         return padded
     if state.causal and (padded := returns_cache(module, named, labelled=outer is not None and outer.labelled)):
         return padded
+    if state.eager and not state.causal and not bool((named["attention_mask"] != 0).any(1).all()):
+        return Padded(
+            "a row keeps nothing, and eager attention then reads what is dropped", "a batch without such rows"
+        )
     if not state.causal and not state.computes_first and not bool(named["attention_mask"][:, 0].all()):
         return Padded(
             "a row drops its first token, which heads read, and computes it from dropped ones", "padding on the right"
@@ -120,32 +124,38 @@ def _read_dropped(module: Any, named: dict[str, Any]) -> Padded | None:
     if not isinstance(mask, Tensor) or mask.dim() != 2:
         return None
     dropped = mask == 0
-    ids, padding = named.get("input_ids"), getattr(module.config.get_text_config(), "pad_token_id", None)
-    if (
-        _is_named(module, "ForSequenceClassification")
-        and isinstance(ids, Tensor)
-        and padding is not None
-        and any(state_of(each).causal for each in packed_parts(module))
-    ):
-        # Such a head reads the last token that is not the padding token, whatever the mask says.
-        last = torch.where(ids != padding, torch.arange(ids.shape[1], device=ids.device), 0).amax(1, keepdim=True)
-        if bool(dropped.gather(1, last).any()):
+    if _is_named(module, "ForSequenceClassification"):
+        causal = any(state_of(each).causal for each in packed_parts(module))
+        if causal and bool(dropped.gather(1, _last_token(module, named, mask)).any()):
             return Padded(
-                "the head reads a dropped token, which is not the padding token", "pad_token_id in dropped places"
+                "the head reads a dropped token as the last one", "pad_token_id in dropped places, or left padding"
             )
-    for name in ("labels", "shift_labels"):
-        labels = named.get(name)
-        if not isinstance(labels, Tensor) or labels.shape != mask.shape:
+        return None
+    for name, labels in named.items():
+        # Whatever its name: integers for each token that are not its inputs are what its output is compared with.
+        if name in BY_TOKEN or name.endswith(("mask", "ids")) or not _counts_tokens(labels, mask):
             continue
         counted = labels != IGNORED
         read = counted & dropped
-        if name == "labels" and not _is_named(module, *TOKENWISE_LOSSES):
+        if name != "shift_labels" and not _is_named(module, *TOKENWISE_LOSSES):
             read[:, 1:] |= counted[:, 1:] & dropped[:, :-1]
         if bool(read.any()):
-            return Padded(
-                "the labels count predictions of dropped tokens", f"labels of {IGNORED} there and right after them"
-            )
+            change = f"padding on the right, or {name} of {IGNORED} where a token is predicted from a dropped one"
+            return Padded(f"{name} count predictions of dropped tokens", change)
     return None
+
+
+def _counts_tokens(labels: Any, mask: Tensor) -> bool:
+    return isinstance(labels, Tensor) and labels.shape == mask.shape and not labels.is_floating_point()
+
+
+def _last_token(module: Any, named: dict[str, Any], mask: Tensor) -> Tensor:
+    """The column that a decoder's classifier reads, (B, 1): the last that is not the padding token, masked or not."""
+    ids, padding = named.get("input_ids"), getattr(module.config.get_text_config(), "pad_token_id", None)
+    columns = torch.arange(mask.shape[1], device=mask.device).expand(mask.shape)
+    if isinstance(ids, Tensor) and padding is not None:
+        columns = torch.where(ids != padding, columns, 0)
+    return columns.amax(1, keepdim=True)
 
 
 def _is_named(module: nn.Module, *endings: str) -> bool:
@@ -184,7 +194,7 @@ class UnpackInput:
 
 def cover(module: Any, state: State) -> None:
     """Put a packing forward in front of a model without its head, or a forward that watches what a head reads."""
-    vars(module)[STATE] = state
+    vars(module)[STATE], vars(module)[MARK] = state, "transformers"
     if (covered := vars(module).get("forward")) is not None:
         vars(module)[COVERED] = covered
     bind(module, "forward", base_forward if state.base else head_forward)
@@ -198,6 +208,7 @@ def cover(module: Any, state: State) -> None:
 def uncover(module: nn.Module) -> None:
     """Take away what `cover` put on a module; nothing where it put nothing."""
     if vars(module).pop(STATE, None) is not None:
+        vars(module).pop(MARK, None)
         unbind(module, "forward")
         if (covered := vars(module).pop(COVERED, None)) is not None:
             module.forward = covered

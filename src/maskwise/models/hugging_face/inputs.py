@@ -53,6 +53,19 @@ def _signature(kind: Any) -> inspect.Signature:
     return inspect.signature(kind.forward)
 
 
+@cache
+def _names(kind: Any) -> frozenset[str]:
+    """The arguments that a class's forward takes by name, with those that it hands on to the class it extends."""
+    names: set[str] = set()
+    for each in kind.__mro__:
+        if "forward" in vars(each):
+            parameters = inspect.signature(each.forward).parameters
+            names |= set(parameters)
+            if all(parameter.kind is not inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+                break
+    return frozenset(names)
+
+
 def _kind(module: nn.Module) -> Any:
     return type(module)
 
@@ -71,7 +84,7 @@ def arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 def takes(module: nn.Module, name: str) -> bool:
     """Whether the module's forward has an argument of this name."""
-    return name in _signature(_kind(module)).parameters
+    return name in _names(_kind(module))
 
 
 def tokens_of(named: dict[str, Any]) -> Any:
@@ -88,25 +101,30 @@ def padded_reason(module: Any, named: dict[str, Any]) -> Padded | None:
         named: its arguments.
     """
     mask, tokens = named.get("attention_mask"), tokens_of(named)
-    if is_tracing() or is_transformed():
+    if is_tracing():
         return Padded("a graph that is being traced has no sizes that depend on data", "trace mw.models.repad(model)")
+    if is_transformed():
+        return Padded("torch.func looks through the call", "torch.autograd.grad, or mw.models.repad(model)")
+    if (cache := named.get("past_key_values")) is not None and (
+        not hasattr(cache, "get_seq_length") or cache.get_seq_length()
+    ):
+        return Padded("the call continues from a cache")
     if mask is None:
         return Padded("no attention_mask was given")
     if not isinstance(mask, Tensor) or not isinstance(tokens, Tensor) or mask.shape != tokens.shape[:2]:
         return Padded(
             "attention_mask is not one flag for each token of the input", "an attention_mask of (batch, length)"
         )
-    if (cache := named.get("past_key_values")) is not None and (
-        not hasattr(cache, "get_seq_length") or cache.get_seq_length()
-    ):
-        return Padded("the call continues from a cache")
     if named.get("output_attentions") or (named.get("output_attentions") is None and module.config.output_attentions):
         return Padded("the attention weights are requested", "output_attentions=False")
     if named.get("labels") is not None:
         return Padded("it computes its loss inside of the packed part", "a loss of the logits outside of the model")
     for name, value in named.items():
         if name != "attention_mask" and not _fits(name, value, mask):
-            return Padded(f"{name} is not known to have an entry for each token", f"a call without {name}")
+            return Padded(
+                f"{name} is not known to have an entry for each token",
+                f"a call without {name}, or mw.models.repad(model)",
+            )
     if bool(mask.all()):
         return Padded("nothing is dropped")
     if not bool(mask.any()):
@@ -131,7 +149,7 @@ def _fits(name: str, value: Any, mask: Tensor) -> bool:
     """Whether an argument has an entry for each token, or none for any."""
     if isinstance(value, (list, tuple)):
         return False
-    if not isinstance(value, Tensor) or value.dim() == 0:
+    if not isinstance(value, Tensor) or value.numel() == 1:
         return True
     if name == "position_ids" and value.dim() == 3:
         # Several axes, as text beside images has them: (axes, B, L).
@@ -152,7 +170,7 @@ def pack_arguments(module: nn.Module, named: dict[str, Any], layout: Layout, emb
             packed[name] = value.new_ones((layout.rows, layout.width))
         elif name == "past_key_values":
             packed[name] = None
-        elif not isinstance(value, Tensor) or value.dim() == 0:
+        elif not isinstance(value, Tensor) or value.numel() == 1:
             packed[name] = value
         elif name == "position_ids":
             # The spare places have the last position of the padded batch: frequencies may depend on it.

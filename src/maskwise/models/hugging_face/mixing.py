@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["MixingError", "MixingWatch", "mixing_module"]
+__all__ = ["MixingError", "MixingWatch", "mixing_module", "quantized_module"]
 
 aten = torch.ops.aten
 CONVOLUTIONS = {aten.convolution.default, aten._convolution.default, aten.mkldnn_convolution.default}
@@ -39,7 +39,7 @@ class MixingWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in CONVOLUTIONS:
             self._convolution(*args[:2])
-        elif func in NORMS and args[0].dim() > 2 and self.width in args[0].shape[2:]:
+        elif func in NORMS and self.width in (args[0].shape[2:] if args[0].dim() > 2 else args[0].shape[:1]):
             raise MixingError("a norm counts all tokens of a batch")
         elif func in SCANS and args[0].is_floating_point() and args[0].shape[args[1]] == self.width:
             raise MixingError("a running sum goes over the tokens")
@@ -54,8 +54,18 @@ class MixingWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def mixing_module(model: nn.Module) -> str | None:
     """The module that mixes tokens in a model that has no weights to run with; None without one."""
+    if (quantized := quantized_module(model)) is not None:
+        return quantized
     for path, module in model.named_modules():
         wide = isinstance(module, (nn.Conv1d, nn.ConvTranspose1d)) and module.kernel_size != (1,)
         if wide or isinstance(module, (nn.RNNBase, nn.BatchNorm1d, nn.InstanceNorm1d)):
             return f"{path}, a {type(module).__name__}, mixes tokens"
+    return None
+
+
+def quantized_module(model: nn.Module) -> str | None:
+    """The module whose inputs are quantized by the largest of a batch, so that all tokens count; None without one."""
+    for path, module in model.named_modules():
+        if type(module).__module__.startswith(("torch.ao.nn.quantized", "torch.ao.quantization")):
+            return f"{path}, a {type(module).__name__}, quantizes a token by the largest of all"
     return None

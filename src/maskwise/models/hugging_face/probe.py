@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from maskwise.errors import caller_level
 from maskwise.models.adapter import UnsupportedModelError
 from maskwise.models.hugging_face.frames import Frame, call, recording
 from maskwise.models.hugging_face.inputs import takes
@@ -52,7 +54,7 @@ def check(module: Any) -> None:
             check(each)
     state.checked = True
     try:
-        with _unchanged(module), recording(), torch.no_grad():
+        with torch.no_grad(), _unchanged(module), recording(), torch.autocast(module.device.type, enabled=False):
             module.eval()
             if not _scaled(module, compare):
                 compare(module)
@@ -60,6 +62,12 @@ def check(module: Any) -> None:
         if compare is _compare_base:
             state.checked = False
             raise UnsupportedModelError(f"a small batch of text, padded, raised {error}") from error.__cause__
+        if not type(module).__module__.startswith("transformers."):
+            warnings.warn(
+                f"unpad: this {type(module).__name__} could not be compared with its padded self, because a small "
+                f"batch of text raised {error}. Where a token is dropped, it finds 0. Hint: compare a batch of yours.",
+                stacklevel=caller_level(),
+            )
     except BaseException:
         state.checked = False
         raise
@@ -70,9 +78,12 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
     """Take back what a call leaves on modules: their mode, cached frequencies, hooks that capture outputs."""
     modules = list(model.modules())
     before = [[dict(each) for each in _attributes(module)] for module in modules]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
         yield
     finally:
+        for buffer, copy in buffers:
+            buffer.copy_(copy)
         for module, snapshots in zip(modules, before, strict=True):
             for attributes, snapshot in zip(_attributes(module), snapshots, strict=True):
                 attributes.clear()
@@ -175,6 +186,8 @@ def _refusing() -> Iterator[None]:
     except MixingError as error:
         raise UnsupportedModelError(f"{error}, across the sequences of a batch") from error
     except Exception as error:
+        if "PackedMask" in str(error):
+            raise UnsupportedModelError("it reads its attention mask itself, beside transformers' interface") from error
         raise UnsupportedModelError(f"a small batch of text, packed, raised {type(error).__name__}: {error}") from error
 
 
@@ -245,7 +258,9 @@ def _inputs(model: Any, keep: Tensor) -> dict[str, Any]:
         ids[0, 2] = mask_token
     if isinstance(padding := getattr(config, "pad_token_id", None), int) and 0 <= padding < tokens:
         ids[~keep] = padding
-    named: dict[str, Any] = {"input_ids": ids, "attention_mask": keep.long(), "return_dict": True}
+    named: dict[str, Any] = {"input_ids": ids, "attention_mask": keep.long()}
+    if _accepts(model, "return_dict"):
+        named["return_dict"] = True
     if _accepts(model, "use_cache") and hasattr(config, "use_cache"):
         named["use_cache"] = False
     if _accepts(model, "output_hidden_states"):
@@ -287,7 +302,7 @@ def _equal(padded: Any, packed: Any, keep: Tensor) -> None:
     if differences := _differences(padded, packed, keep):
         path, difference = max(differences.items(), key=lambda each: each[1])
         raise UnsupportedModelError(
-            f"its {path} changes when tokens are packed, by {difference:.0e} of the largest: "
+            f"its {path or 'output'} changes when tokens are packed, by {difference:.0e} of the largest: "
             "something other than attention reads more than one token"
         )
 

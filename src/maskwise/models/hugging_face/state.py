@@ -31,7 +31,8 @@ class State:
         embeddings: the path of embeddings that number only tokens which are not padding.
         limit: how many positions it has.
         spare: how many places a packed call leaves at its end.
-        empty_windows: whether a window of an eager attention, in which a query may find no key, reads dropped ones.
+        eager: whether a query that finds no key reads dropped ones, as torch's own attention does not.
+        empty_windows: whether there are windows in which a query may find none.
         computes_first: whether a dropped first token, which heads read all the same, comes out as it does padded.
         routers: whether router logits do.
         kinds: how its outputs lie when they are packed, by their paths.
@@ -45,6 +46,7 @@ class State:
     embeddings: str | None = None
     limit: int | None = None
     spare: int = 0
+    eager: bool = False
     empty_windows: bool = False
     computes_first: bool = True
     routers: bool = True

@@ -18,13 +18,13 @@ def encoder_reason(module: nn.TransformerEncoder) -> str:
     """Why an encoder cannot run packed, or nothing."""
     if reason := not_torchs_own(module, nn.TransformerEncoder):
         return reason
-    if module.norm is not None and not isinstance(module.norm, layers.TOKENWISE):
-        return f"its norm, a {type(module.norm).__name__}, may mix tokens"
+    if module.norm is not None and (reason := layers.norm_reason(module.norm)):
+        return type(reason)(f"norm: {reason}")
     for index, layer in enumerate(module.layers):
         if not isinstance(layer, nn.TransformerEncoderLayer):
             return f"layers.{index} is a {type(layer).__name__}, not a nn.TransformerEncoderLayer"
         if reason := layers.layer_reason(layer):
-            return f"layers.{index}: {reason}"
+            return type(reason)(f"layers.{index}: {reason}")
     return "" if len(module.layers) else "it has no layers"
 
 

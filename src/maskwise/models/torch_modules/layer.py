@@ -2,29 +2,80 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from maskwise.models.adapter import MixesTokens
 from maskwise.models.attention import PackedMask
 from maskwise.models.report import Padded, tell
 from maskwise.models.torch_modules import multihead
 from maskwise.models.torch_modules.forward_adapter import ForwardAdapter, Parts, not_torchs_own
 from maskwise.models.torch_modules.masks import hooked, packed_mask
 
-__all__ = ["TOKENWISE", "adapter", "inner_forward", "layer_reason", "parts"]
+__all__ = ["adapter", "inner_forward", "layer_reason", "norm_reason", "parts"]
 
 TOKENWISE = (nn.LayerNorm, nn.RMSNorm, nn.Identity)
+PLAIN = (nn.Linear, nn.Dropout)
 
 
 def layer_reason(module: nn.TransformerEncoderLayer) -> str:
     """Why a layer cannot run packed, or nothing."""
     if reason := not_torchs_own(module, nn.TransformerEncoderLayer):
         return reason
+    if type(module)._sa_block is not nn.TransformerEncoderLayer._sa_block:
+        return f"{type(module).__name__} has an attention block of its own"
     for norm in (module.norm1, module.norm2):
-        if not isinstance(norm, TOKENWISE):
-            return f"{type(norm).__name__} may mix tokens; {', '.join(each.__name__ for each in TOKENWISE)} do not"
-    return multihead.attention_reason(module.self_attn)
+        if reason := norm_reason(norm):
+            return reason
+    if reason := multihead.attention_reason(module.self_attn):
+        return reason
+    plain = all(
+        type(getattr(module, name)) in PLAIN for name in ("linear1", "linear2", "dropout", "dropout1", "dropout2")
+    )
+    if plain and module.activation in (functional.relu, functional.gelu):
+        return ""
+    return mixing_reason(module, "its feed-forward block", module._ff_block) or mixing_reason(
+        module, "dropout1", module.dropout1
+    )
+
+
+def norm_reason(norm: nn.Module) -> str:
+    """Why a norm cannot run packed, or nothing."""
+    kind = next((each for each in TOKENWISE if type(norm).forward is each.forward), None)
+    if kind is None:
+        names = ", ".join(each.__name__ for each in TOKENWISE)
+        return MixesTokens(f"{type(norm).__name__} may mix tokens; {names} do not")
+    if kind is not nn.Identity and len(norm.normalized_shape) > 1:  # type: ignore[arg-type]
+        shape = list(norm.normalized_shape)  # type: ignore[arg-type]
+        return MixesTokens(f"{type(norm).__name__}({shape}) normalizes more than a token")
+    return ""
+
+
+def mixing_reason(module: nn.TransformerEncoderLayer, name: str, part: Callable[[Tensor], Tensor]) -> str:
+    """Why a part that is not torch's own cannot run packed, from what it makes of tokens beside others; or nothing."""
+    weight = module.self_attn.out_proj.weight
+    if weight.is_meta:
+        return f"{name} is not torch's own, and there are no weights to try it with"
+    x = torch.linspace(-2, 2, 3 * 7 * weight.shape[0], dtype=weight.dtype, device=weight.device).cos().view(3, 7, -1)
+    other = x.clone()
+    other[:, 1:] += 1
+    modes = {each: each.training for each in module.modules()}
+    module.eval()
+    try:
+        with torch.no_grad():
+            alone, among, beside = part(x.flatten(0, 1)), part(x).flatten(0, 1), part(other)
+    except RuntimeError as error:
+        return f"{name} raised {error}"
+    finally:
+        for each, training in modes.items():
+            each.training = training
+    close = torch.allclose(alone, among, 1e-4, 1e-5) and torch.allclose(
+        among.view_as(beside)[:, 0], beside[:, 0], 1e-4, 1e-5
+    )
+    return "" if close else MixesTokens(f"{name} reads more than one token")
 
 
 def run_layer(

@@ -96,6 +96,91 @@ def test_a_query_whose_result_is_not_read_takes_no_part_in_the_backward_pass(rou
         assert torch.equal(clean, dirty)
 
 
+def grouped(size, dtype):
+    """q of four heads, k and v of two; as many tokens as ``size``, of which the second entry keeps half."""
+    q, k, v = (truth.tokens(2, heads, size, 16, seed=heads + i).to(dtype) for i, heads in enumerate((4, 2, 2)))
+    return q, k, v, torch.arange(size) < torch.tensor([[size], [size // 2]])
+
+
+LARGE = [1e4, 1e6, 1e8, 1e10, 1e15, 1e20, 1e30, 3e38]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("size", [8, 33, 64, 128])
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_no_finite_value_of_a_query_that_is_not_read_reaches_a_gradient(route, dtype, size, is_causal, masked):
+    q, k, v, kept = grouped(size, dtype)
+    rows = kept[:, None, :, None]
+    above = truth.tokens(*q.shape, seed=9).to(dtype) * rows
+    # Where no query that is read keeps such keys, they are large, too.
+    of_keys = masked or is_causal
+
+    def run(value):
+        # Each element has its own sign and size, so that scores are sums of large terms that nearly cancel.
+        of_q, of_k = (truth.tokens(*x.shape, seed=8).clamp(-1, 1).to(dtype) * value for x in (q, k))
+        leaves = [torch.where(rows, q, of_q), torch.where(rows, k, of_k) if of_keys else k.clone(), v.clone()]
+        leaves = [x.requires_grad_() for x in leaves]
+        out = mw.attention(*leaves, kept if masked else None, is_causal=is_causal)
+        return torch.where(rows, out.detach(), 0.0), *torch.autograd.grad(out, leaves, above)
+
+    clean = run(0.0)
+    # The sum over keys that some query keeps overflows for the last value, which makes the reference serve the call.
+    for value in LARGE if masked or not is_causal or dtype is torch.float64 else LARGE[:-1]:
+        for ours, theirs in zip(run(value), clean, strict=True):
+            assert torch.equal(ours, theirs), value
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("masked", [False, True])
+def test_padding_of_one_finite_value_in_queries_that_are_not_read_reaches_no_gradient(route, dtype, masked):
+    x = truth.tokens(2, 3, 64, 32).to(dtype)
+    kept = torch.arange(64) < torch.tensor([[64], [32]])
+    rows = kept[:, None, :, None]
+
+    def run(value):
+        leaves = [x.requires_grad_() for x in (torch.where(rows, x, value), x.clone())]
+        out = mw.attention(leaves[0], leaves[1], leaves[1], kept if masked else None)
+        return torch.autograd.grad(out.transpose(1, 2)[kept].square().sum(), leaves)
+
+    clean = run(0.0)
+    for value in LARGE:
+        for ours, theirs in zip(run(value), clean, strict=True):
+            assert torch.equal(ours, theirs), value
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_a_query_of_large_scores_that_is_read_has_the_result_and_the_gradient_of_its_softmax(route, dtype, is_causal):
+    q, k, v, kept = grouped(33, dtype)
+    large = torch.arange(33) % 5 == 2
+    # Powers of two: the scores are exactly those of the query times that, and one key has all the weight.
+    q = torch.where(large[:, None], q * 2.0**50, q)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    out = mw.attention(*leaves, kept, is_causal=is_causal)
+    doubles = [x.detach().double().requires_grad_() for x in leaves]
+    expected = truth.attention(*doubles, kept[:, None, None].expand(2, 4, 33, 33), is_causal=is_causal)
+    torch.testing.assert_close(out.double(), expected, **CLOSE)
+    above = truth.tokens(*out.shape, seed=9).to(dtype)
+    ours = torch.autograd.grad(out, leaves, above)
+    theirs = torch.autograd.grad(expected, doubles, above.double())
+    for got, want in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(got.double(), want, **CLOSE)
+
+
+@pytest.mark.parametrize("value", [1e15, 1e30])
+def test_the_gradient_of_a_large_query_that_alone_is_read_is_finite_and_within_its_entry(route, value):
+    q, k, v, kept = grouped(33, torch.float32)
+    q[0, :, 3] = value
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    gradients = torch.autograd.grad(mw.attention(*leaves, kept)[0, :, 3].sum(), leaves)
+    for gradient in gradients:
+        assert gradient.isfinite().all()
+        assert torch.equal(gradient[1], torch.zeros_like(gradient[1]))
+    # The weights of each of the four heads add up to 1.
+    torch.testing.assert_close(gradients[2].sum((0, 1, 2)), torch.full((16,), 4.0))
+
+
 def test_padding_of_nan_reaches_no_gradient_of_self_attention(route):
     rows = LENGTHS.to_bool()[:, None, :, None]
     above = truth.tokens(3, 4, 9, 4, seed=4) * rows

@@ -13,7 +13,8 @@ from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike, need_dense
 from maskwise.ops.attention import reference
 from maskwise.ops.attention.arguments import check_options, lowered, recipe_for, without_queries
-from maskwise.ops.attention.blocks import Piece, attend_blocks, is_finite
+from maskwise.ops.attention.blocks import Piece, attend_blocks, is_finite, learns
+from maskwise.ops.attention.large import attend_read, fitting_rows, scores_fit
 from maskwise.ops.attention.packed import attend_packed
 from maskwise.ops.attention.pieces import bits_of
 from maskwise.ops.attention.recipes import remembered
@@ -94,9 +95,10 @@ def attention(
         DtypeError, DeviceError: dtypes or devices differ, or a mask is not bool.
 
     A key that no query keeps is not read, or has no influence: it may be NaN. What is not finite in a key that some
-    queries keep reaches only those, on the CPU outside of compiled graphs. A query that is not finite takes no part in
-    the backward pass where the gradient of its result is all zero: padding of q may be NaN, too, if the loss does not
-    read it. With ``query_mask`` the loss may read it, and its gradient may be anything.
+    queries keep reaches only those, on the CPU outside of compiled graphs. A query takes no part in the backward pass
+    where the gradient of its result is all zero: padding of q may be NaN, too, if the loss does not read it, and on the
+    CPU outside of compiled graphs any finite value. With ``query_mask`` the loss may read it, and its gradient may be
+    anything.
     """
     check_options(dropout_p)
     for name, value in (("q", q), ("k", k), ("v", v), ("mask", mask)):
@@ -144,31 +146,26 @@ def attention(
         return attend_whole(q, k, v, kept, is_causal, dropout_p, scale)
 
     drops = any(piece.is_partial for piece in pieces) if plan.route == "blocks" else kept is not None or is_causal
+    # Only the kernel without dropout recomputes its weights in the backward pass.
+    recomputes = dropout_p == 0.0 and learns(q, k, v)
     out = None if plan.route == "bare" else attend(q, k, v)
-    if out is None or not _is_sound(out, q, k, scale, drops=drops):
+    if out is None or not _is_sound(out, q, k, scale, drops=drops, recomputes=recomputes):
         bits = bits_from(mask, index, sizes)
-        finite = _attend_finite(attend, q, k, v, bits_of(bits, is_causal, sizes), scale)
+        finite = _attend_finite(attend, q, k, v, bits_of(bits, is_causal, sizes), scale, recomputes=recomputes)
         if finite is None:
             return reference.attention(q, k, v, bits, is_causal, dropout_p, scale)
         out = finite
     return end_gradients(out, kept, is_causal, q, k)
 
 
-def _is_sound(out: Tensor, q: Tensor, k: Tensor, scale: float | None, *, drops: bool) -> bool:
+def _is_sound(out: Tensor, q: Tensor, k: Tensor, scale: float | None, *, drops: bool, recomputes: bool) -> bool:
     """Whether nothing that is not finite was met: in the result, and in scores, which only the gradient shows.
 
     Where nothing that is computed is dropped, the result has NaN only of what its query keeps, or of the query itself.
     """
-    if out.requires_grad and not _scores_fit(q.detach(), k.detach(), scale):
+    if out.requires_grad and not scores_fit(q.detach(), k.detach(), scale, recomputes=recomputes):
         return False
     return not drops or is_finite(out.detach())
-
-
-def _scores_fit(q: Tensor, k: Tensor, scale: float | None) -> bool:
-    """Whether all scores are finite, from a bound on them: one pass each that makes no tensor."""
-    wide = torch.promote_types(q.dtype, torch.float32)
-    lengths = [float(torch.linalg.vector_norm(x, dtype=wide)) for x in (q, k)]
-    return lengths[0] * lengths[1] * max(1.0, abs(scale or 1.0)) <= torch.finfo(wide).max
 
 
 def _attend_finite(
@@ -178,20 +175,27 @@ def _attend_finite(
     v: Tensor,
     kept: Tensor | None,
     scale: float | None,
+    *,
+    recomputes: bool,
 ) -> Tensor | None:
     """The same route with zeros for what is masked out, and for queries that are NaN; None where that is not enough.
 
     Something that a query drops may have reached it as 0 * NaN. With zeros there the route gives what it gives for
-    padding of zeros, bit for bit. What is left then is not finite in keys or values that a query keeps.
+    padding of zeros, bit for bit. What is left then is not finite in keys or values that a query keeps. Queries whose
+    weights the backward pass would not reproduce are zeros, too, beside their own result with its own gradient.
     """
     kept = torch.ones((1, 1, 1, 1), dtype=torch.bool) if kept is None else kept
     q, k, v = reference.clean(q, k, v, kept)
     finite = reference.finite_rows(q)
-    if not _scores_fit(torch.where(finite, q.detach(), 0.0), k.detach(), scale):
+    if not scores_fit(torch.where(finite, q.detach(), 0.0), k.detach(), scale, recomputes=False):
         # A query that is finite may have scores that are not.
         finite = finite & reference.finite_scores(q.detach(), k.detach(), kept, scale)
     q = torch.where(finite, q, 0.0)
-    out = attend(q, k, v)
+    fit = fitting_rows(q.detach(), k.detach(), kept, scale) if recomputes else finite
+    all_fit = not recomputes or bool(fit.all())
+    out = attend(q if all_fit else torch.where(fit, q, 0.0), k, v)
     if not is_finite(out.detach()) or (out.requires_grad and not is_finite(k.detach())):
         return None
+    if not all_fit:
+        out = torch.where(fit, out, attend_read(attend, torch.where(fit, 0.0, q), k, v, kept, scale))
     return out if bool(finite.all()) else reference.with_nan(out, ~finite)

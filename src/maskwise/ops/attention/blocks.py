@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Piece", "attend_blocks", "serves"]
+__all__ = ["Piece", "attend_blocks", "is_finite", "learns", "serves"]
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -83,7 +83,7 @@ _TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 def attend_blocks(q: Tensor, k: Tensor, v: Tensor, pieces: list[Piece], scale: float | None) -> Tensor:
     """Attention piece by piece; queries of no piece give 0."""
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+    if learns(q, k, v):
         out: Tensor = _Blocks.apply(q, k, v, pieces, scale)  # type: ignore[no-untyped-call]
         return out
     return _run(q, k, v, pieces, scale, None)
@@ -167,6 +167,11 @@ def _gradients(
         piece.add_to_keys(of_k, two)
         piece.add_to_keys(of_v, three)
     return of_q, of_k, of_v
+
+
+def learns(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether the result requires grad."""
+    return torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
 
 
 def is_finite(x: Tensor) -> bool:

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import maskwise as mw
 from maskwise.errors import ArgumentError, MaskwiseError
@@ -229,6 +230,62 @@ def test_gradients_and_inference_mode_are_as_before():
             mw.apply(fn, y, mask=MASK)
             mw.apply(fn, y, mask=mw.Mask.full((4, 6)))
             assert torch.equal(y, before)
+
+
+@every_route
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_random_functions_may_be_checkpointed_from_their_first_use_on(reentrant, route):
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.3), nn.Linear(8, 8))
+
+    def gradient(run):
+        torch.manual_seed(5)
+        x = X.clone().requires_grad_()
+        with mw.force(route):
+            run(x).sum().backward()
+        return x.grad
+
+    def applied(x):
+        return mw.apply(model, x, mask=MASK)
+
+    found = [gradient(lambda x: checkpoint(applied, x, use_reentrant=reentrant)) for _ in range(2)]
+    expected = gradient(applied)
+    assert expected.abs().sum() > 0
+    for each in found:
+        assert torch.equal(each, expected)
+
+
+def test_the_judge_is_not_seen_by_hooks_of_saved_tensors():
+    saved, linear = [], nn.Linear(8, 8)
+    x = X.clone().requires_grad_()
+    for _ in range(2):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.shape) or t, lambda t: t):
+            mw.apply(lambda t: F.dropout(linear(t), 0.5), x, mask=MASK)
+    half = len(saved) // 2
+    assert half
+    assert saved[:half] == saved[half:]
+    with torch.autograd.graph.disable_saved_tensors_hooks("not here"):
+        mw.apply(lambda t: F.dropout(linear(t), 0.5) * 2, x, mask=MASK)
+
+
+@every_route
+def test_a_row_wise_function_may_differentiate_by_its_rows(route):
+    linear, x = nn.Linear(8, 8), X.clone().requires_grad_()
+
+    def slope(rows):
+        return torch.autograd.grad(linear(rows).tanh().sum(), rows, create_graph=True)[0]
+
+    def shared_slope(rows):
+        return torch.autograd.grad(linear(rows).sum(0).tanh().sum(), rows, create_graph=True)[0]
+
+    for mask in (MASK, mw.Mask.full((4, 6))):
+        with mw.force(route):
+            out = mw.apply(slope, x, mask=mask)
+        expected = slope(x) * mask.to_bool()[..., None]
+        # Products of 12 and of 24 rows are added up in another order.
+        torch.testing.assert_close(out, expected)
+        torch.testing.assert_close(*(torch.autograd.grad(each.sum(), x)[0] for each in (out, expected)))
+    with mw.force(route), pytest.raises(ArgumentError, match="treat each by itself"):
+        mw.apply(shared_slope, x, mask=MASK)
 
 
 def test_compiled_graphs_and_transforms_take_functions_as_they_are():

@@ -13,6 +13,7 @@ import math
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -191,13 +192,16 @@ def _sample(rows: Rows) -> _Sample | None:
     places = [front, back, back] if count != 3 else [front, back, back, back]
     index = torch.tensor(places, device=values.device)
     with torch.inference_mode(False), torch.no_grad():
-        arguments = [row.detach().clone().index_select(0, index) if _is_rows(row) else row for row in rows]
+        arguments = [
+            row.detach().clone().index_select(0, index).requires_grad_(row.requires_grad) if _is_rows(row) else row
+            for row in rows
+        ]
     return _Sample(arguments, places, front > 0)
 
 
 def _judge(fn: Any, rows: Rows, out: Any, sample: _Sample) -> None:
     """Raise unless the rows of the sample give alone what they gave among all rows."""
-    with _same_random_numbers(rows[0].device), torch.no_grad():
+    with _same_random_numbers(rows[0].device), _own_saved_tensors():
         state = _random_state(rows[0].device)
         alone = _called(fn, rows, sample.arguments)
         is_random = any(not torch.equal(*pair) for pair in zip(state, _random_state(rows[0].device), strict=True))
@@ -212,7 +216,21 @@ def _judge(fn: Any, rows: Rows, out: Any, sample: _Sample) -> None:
             raise ArgumentError(_refusal(fn, rows, f"a row that beside others is {apart:.3g} from what it is alone"))
 
 
+def _own_saved_tensors() -> AbstractContextManager[Any]:
+    """Hides what the judge saves for backward from the hooks around it: checkpointing counts saved tensors, and the
+    judge saves them in the first call only.
+    """
+    if not torch._C._autograd._saved_tensors_hooks_is_enabled():
+        return nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(_unchanged, _unchanged)
+
+
+def _unchanged(saved: Tensor) -> Tensor:
+    return saved
+
+
 def _called(fn: Any, rows: Rows, arguments: list[Any]) -> Any:
+    # Copies, which fn may write into, and differentiate by where the rows require grad.
     fresh = [row.clone() if _is_rows(row) else row for row in arguments]
     try:
         out = fn(*fresh)
@@ -249,7 +267,7 @@ def _check_gradients(fn: Any, rows: Rows, sample: _Sample) -> None:
     """Raise if a row of a random function has a gradient of another row's result."""
     with torch.inference_mode(False), torch.enable_grad():
         leaves = [
-            row.clone().requires_grad_() if _is_rows(row) and row.is_floating_point() else row
+            row.detach().clone().requires_grad_() if _is_rows(row) and row.is_floating_point() else row
             for row in sample.arguments
         ]
         wanted = [row for row in leaves if _is_rows(row) and row.requires_grad]

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import maskwise as mw
-from maskwise.errors import ArgumentError, MaskwiseError
+from maskwise.errors import ArgumentError, MaskwiseError, ShapeError
 from maskwise.ops.select import verdicts
 
 
@@ -136,6 +136,28 @@ def test_a_function_with_a_generator_of_its_own_is_taken():
     generator = torch.Generator().manual_seed(0)
     out = mw.apply(lambda t: t + torch.rand(t.shape, generator=generator), X, mask=MASK)
     assert (out[MASK.to_bool()] >= X[MASK.to_bool()]).all()
+
+
+@every_route
+@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize("fn", [torch.add, torch.sub, torch.mul, torch.div])
+def test_an_elementwise_function_is_given_rows_of_as_many_dims_by_every_route(fn, learns, route):
+    y, z = torch.randn(5, 5, 5).requires_grad_(learns), torch.rand(5, 5) + 1
+    some = torch.zeros(5, 5, dtype=torch.bool)
+    some[0] = True
+    for mask in (some, torch.ones_like(some), torch.zeros_like(some)):
+        # With 5 rows of 5 features, rows of z would be taken for features.
+        for other in (z, z[:1], z[0], torch.rand(5, 5, 5, 5)):
+            with mw.force(route), pytest.raises(ShapeError, match="`more` must have as many dims as x, 3"):
+                mw.apply(fn, y, other, mask=mask)
+        for other in (z[..., None], z[:1, :, None], torch.rand(5, 5, 5) + 1, torch.tensor(2.0), 2.0):
+            with mw.force(route):
+                out = mw.apply(fn, y, other, mask=mask)
+            torch.testing.assert_close(out, torch.where(mask[..., None], fn(y, other), 0.0))
+    # A mask of single elements leaves rows without features, along which nothing broadcasts.
+    with mw.force(route):
+        single = mw.apply(fn, y, z[:, :1, None], mask=y > 0)
+    torch.testing.assert_close(single, torch.where(y > 0, fn(y, z[:, :1, None]), 0.0))
 
 
 def counting():

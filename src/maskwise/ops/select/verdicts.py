@@ -220,7 +220,7 @@ def _own_saved_tensors() -> AbstractContextManager[Any]:
     """Hides what the judge saves for backward from the hooks around it: checkpointing counts saved tensors, and the
     judge saves them in the first call only.
     """
-    if not torch._C._autograd._saved_tensors_hooks_is_enabled():
+    if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]
         return nullcontext()
     return torch.autograd.graph.saved_tensors_hooks(_unchanged, _unchanged)
 

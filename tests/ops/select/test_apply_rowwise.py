@@ -180,6 +180,20 @@ def test_a_function_is_called_once_more_when_it_is_first_used_and_never_again(ro
     assert calls == [n, 3, n, n]
 
 
+def test_what_a_function_logs_in_a_list_does_not_have_it_judged_anew():
+    log, logs = [], {"shapes": [], "rows": []}
+
+    def fn(rows):
+        log.append((rows.shape, [rows], {"count": len(rows)}, "text"))
+        logs["shapes"].append(tuple(rows.shape))
+        logs["rows"].append(rows)
+        return rows * 2
+
+    for _ in range(3):
+        mw.apply(fn, X, mask=MASK)
+    assert logs["shapes"] == [(12, 8), (3, 8), (12, 8), (12, 8)]
+
+
 def test_lambdas_of_one_line_are_judged_once_and_by_what_they_hold():
     calls = []
 
@@ -203,6 +217,118 @@ def test_a_function_that_a_lambda_finds_by_name_is_judged_when_the_name_means_an
     names["helper"] = MIXING["mean"]
     with pytest.raises(ArgumentError, match="treat each by itself"):
         mw.apply(names["fn"], X, mask=MASK)
+
+
+class Settings:
+    def __init__(self, mix):
+        self.mix = mix
+
+
+class Callable:
+    """An object that is not a module and holds one."""
+
+    def __init__(self, module, mix=False):
+        self.module, self.mix = module, mix
+
+    def __call__(self, rows):
+        return centred_if(self.mix, self.module(rows))
+
+    method = __call__
+
+
+def centred_if(mix, rows):
+    return rows - rows.mean(0) if mix else rows * 2
+
+
+class MixesInTraining(nn.Module):
+    def forward(self, rows):
+        return centred_if(self.training, rows)
+
+
+def changed_by(name):
+    """A function that treats each row by itself, and what makes it mix them: itself again, or another of one code."""
+
+    def closure(mix):
+        return lambda t: centred_if(mix, t)
+
+    def in_a_tuple(mixes):
+        return lambda t: centred_if(mixes[0], t)
+
+    def default(mix):
+        return lambda t, mix=mix: centred_if(mix, t)
+
+    def keyword(mix):
+        return lambda t, *, mix=mix: centred_if(mix, t)
+
+    def held(module):
+        return lambda t: module(t)
+
+    def setting(settings):
+        return lambda t: centred_if(settings.mix, t)
+
+    def helper(module):
+        def inner(t):
+            return module(t)
+
+        return lambda t: inner(t)
+
+    deep = nn.Sequential(nn.Linear(8, 8), nn.Sequential(MixesInTraining()), nn.Linear(8, 8))
+    deep[1][0].eval()
+    names = {"mix": False, "centred_if": centred_if}
+    exec("fn = lambda t: centred_if(mix, t)", names)
+    settings, plain, module = Settings(False), Callable(deep), deep[1][0]
+    replaced = nn.Sequential(nn.Identity())
+    into = {
+        "closure": (closure(False), lambda: closure(True)),
+        "tuple": (in_a_tuple((False,)), lambda: in_a_tuple((True,))),
+        "dict": (in_a_tuple({0: False}), lambda: in_a_tuple({0: True})),
+        "number": (closure(0), lambda: closure(1)),
+        "string": (closure(""), lambda: closure("mean")),
+        "default": (default(False), lambda: default(True)),
+        "keyword default": (keyword(False), lambda: keyword(True)),
+        "global": (names["fn"], lambda: (names.update(mix=True), names["fn"])[1]),
+        "partial": (functools.partial(torch.softmax, dim=-1), lambda: functools.partial(torch.softmax, dim=0)),
+        "partial by place": (functools.partial(centred_if, False), lambda: functools.partial(centred_if, True)),
+        "mode of a submodule": (deep, lambda: (module.train(), deep)[1]),
+        "mode of a submodule in a lambda": (held(deep), lambda: (module.train(), held(deep))[1]),
+        "mode of a submodule in a helper": (helper(deep), lambda: (module.train(), helper(deep))[1]),
+        "mode of a module of an object": (plain, lambda: (module.train(), plain)[1]),
+        "mode of a module of an object in a lambda": (held(plain), lambda: (module.train(), held(plain))[1]),
+        "mode of a module of a method's object": (plain.method, lambda: (module.train(), plain.method)[1]),
+        "attribute": (plain, lambda: (setattr(plain, "mix", True), plain)[1]),
+        "attribute of a setting": (setting(settings), lambda: (setattr(settings, "mix", True), setting(settings))[1]),
+        "submodule": (replaced, lambda: (replaced.__setitem__(0, MixesInTraining()), replaced)[1]),
+    }
+    return into[name] if name else list(into)
+
+
+@pytest.mark.parametrize("name", changed_by(None))
+def test_a_function_is_judged_anew_when_what_it_consists_of_has_changed(name, monkeypatch):
+    fn, change = changed_by(name)
+    judged = []
+    judge = verdicts._judge
+    monkeypatch.setattr(verdicts, "_judge", lambda *given: (judged.append(given[0]), judge(*given)))
+    for _ in range(3):
+        mw.apply(fn, X, mask=MASK)
+    assert len(judged) == 1
+    mixing = change()
+    with pytest.raises(ArgumentError, match="treat each by itself"):
+        mw.apply(mixing, X, mask=MASK)
+
+
+def test_what_a_function_consists_of_may_refer_to_itself_and_be_empty():
+    loop = [X]
+    loop.append(loop)
+    model = nn.Sequential(nn.Linear(8, 8), None, nn.ReLU())
+    model.append(model[0])
+
+    def fn(rows):
+        return model[2](model[0](rows)) if loop else later(rows)
+
+    expected = torch.where(MASK.to_bool()[..., None], fn(X), 0.0)
+    torch.testing.assert_close(mw.apply(fn, X, mask=MASK), expected)
+    later = fn
+    torch.testing.assert_close(mw.apply(fn, X, mask=MASK), expected)
 
 
 def test_a_verdict_holds_for_the_mode_and_the_rank_that_it_was_made_for():

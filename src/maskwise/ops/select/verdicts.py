@@ -7,12 +7,10 @@ verdict is cached, weakly, so that a repeated call costs a look-up.
 
 from __future__ import annotations
 
-import functools
-import itertools
 import math
-import types
+import operator
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -22,6 +20,7 @@ from torch.autograd import forward_ad
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from maskwise.errors import ArgumentError, say
+from maskwise.ops.select.parts import Parts
 
 __all__ = ["run"]
 
@@ -35,8 +34,6 @@ class _Verdict(NamedTuple):
     parts: tuple[weakref.ref[Any], ...]
     #: Whether it writes into the rows that it gets.
     writes: bool
-    #: Modules that would mix rows in training mode.
-    norms: tuple[weakref.ref[_BatchNorm], ...]
 
 
 # By the first part of a function, then by what else the verdict depends on.
@@ -59,13 +56,11 @@ def run(fn: Callable[..., Any], rows: Rows, *, is_view: bool) -> Any:
     """
     if torch.compiler.is_compiling():
         return fn(*rows)
-    parts = list(_parts(fn))
-    key = _key(parts, rows)
+    found = Parts(fn)
+    parts, key = found.objects, (*found.key, *[row.dim() if isinstance(row, Tensor) else None for row in rows])
     verdict = _found(parts, key)
     if verdict is None:
         return _first_use(fn, rows, parts, key, is_view=is_view) if _can_judge(rows) else fn(*rows)
-    for norm in verdict.norms:
-        _check_norm(norm())
     return fn(*_copies(rows) if is_view and verdict.writes else rows)
 
 
@@ -81,79 +76,34 @@ def _can_judge(rows: Rows) -> bool:
     )
 
 
-# -- what a function is ------------------------------------------------------------------------------------------------
-def _parts(fn: Any) -> Iterator[Any]:
-    """What decides on what a function does: itself, or its code and the functions, modules and objects that it uses.
-
-    A lambda is a new object whenever its line runs, and its code is not.
-    """
-    if isinstance(fn, functools.partial):
-        yield from _parts(fn.func)
-        yield from _objects((*fn.args, *fn.keywords.values()))
-    elif isinstance(fn, types.MethodType):
-        yield from (fn.__func__, fn.__self__)
-    elif isinstance(fn, types.FunctionType):
-        yield fn.__code__
-        yield from _objects(itertools.chain.from_iterable(map(_contents, fn.__closure__ or ())))
-        yield from _objects(fn.__defaults__ or ())
-        names = fn.__globals__
-        yield from _objects(names[name] for name in fn.__code__.co_names if name in names)
-    else:
-        yield fn
-
-
-def _contents(cell: Any) -> tuple[Any, ...]:
-    """What a variable of an enclosing function holds; nothing where it is not yet assigned."""
-    try:
-        return (cell.cell_contents,)
-    except ValueError:
-        return ()
-
-
-def _objects(values: Iterable[Any]) -> Iterator[Any]:
-    """Those that may do something to rows; numbers, strings and tensors only take part."""
-    for value in values:
-        if isinstance(value, list | tuple | set | frozenset):
-            yield from _objects(value)
-        elif isinstance(value, dict):
-            yield from _objects(value.values())
-        elif not isinstance(value, Tensor | types.ModuleType) and type(value).__weakrefoffset__:
-            yield value
-
-
-def _key(parts: list[Any], rows: Rows) -> tuple[Any, ...]:
-    """What a verdict depends on beside the function's first part."""
-    modes = tuple(part.training for part in parts if isinstance(part, nn.Module))
-    return (*map(id, parts[1:]), modes, *(row.dim() if isinstance(row, Tensor) else None for row in rows))
-
-
+# -- the cache ---------------------------------------------------------------------------------------------------------
 def _found(parts: list[Any], key: tuple[Any, ...]) -> _Verdict | None:
     try:
         verdict = _verdicts.get(parts[0], {}).get(key)
     except TypeError:
         # It cannot be a key: it is judged every time.
         return None
-    if verdict is None or any(ref() is not part for ref, part in zip(verdict.parts, parts[1:], strict=True)):
+    # An id may be another object's by now.
+    if verdict is None or not all(map(operator.is_, [ref() for ref in verdict.parts], parts[1:])):
         return None
     return verdict
 
 
-def _keep(parts: list[Any], key: tuple[Any, ...], *, writes: bool, norms: list[_BatchNorm]) -> None:
+def _keep(parts: list[Any], key: tuple[Any, ...], *, writes: bool) -> None:
     try:
         known = _verdicts.setdefault(parts[0], {})
         if len(known) >= _KEPT:
             known.clear()
-        known[key] = _Verdict(tuple(map(weakref.ref, parts[1:])), writes, tuple(map(weakref.ref, norms)))
+        known[key] = _Verdict(tuple(map(weakref.ref, parts[1:])), writes)
     except TypeError:
         pass
 
 
 # -- judging -----------------------------------------------------------------------------------------------------------
 def _first_use(fn: Any, rows: Rows, parts: list[Any], key: tuple[Any, ...], *, is_view: bool) -> Any:
-    modules = [module for part in parts if isinstance(part, nn.Module) for module in part.modules()]
-    norms = [module for module in modules if isinstance(module, _BatchNorm)]
-    for norm in norms:
-        _check_norm(norm)
+    for part in parts:
+        if isinstance(part, _BatchNorm):
+            _check_norm(part)
     given = _copies(rows) if is_view else rows
     # Before the call, which may write into them.
     sample = _sample(rows)
@@ -168,7 +118,7 @@ def _first_use(fn: Any, rows: Rows, parts: list[Any], key: tuple[Any, ...], *, i
     if sample is not None and _has_rows(out, rows[0].shape[0]):
         _judge(fn, rows, out, sample)
         if sample.differ:
-            _keep(parts, key, writes=writes, norms=norms)
+            _keep(parts, key, writes=writes)
     return out
 
 
@@ -282,8 +232,8 @@ def _check_gradients(fn: Any, rows: Rows, sample: _Sample) -> None:
         raise ArgumentError(_refusal(fn, rows, "a row with a gradient of another row's result"))
 
 
-def _check_norm(norm: _BatchNorm | None) -> None:
-    if norm is None or not (norm.training or norm.running_mean is None):
+def _check_norm(norm: _BatchNorm) -> None:
+    if not (norm.training or norm.running_mean is None):
         return
     got = f"{type(norm).__name__}, which in training mode normalizes each row by all of them"
     hint = "mw.nn.MaskedBatchNorm1d(C)(x.mT, mask).mT, or fn.eval()"

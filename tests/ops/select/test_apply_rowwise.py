@@ -21,6 +21,7 @@ def _nothing_is_judged_yet():
 
 X = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(0))
 MASK = mw.Mask.from_lengths([6, 2, 1, 3])
+HALF = (torch.bfloat16, torch.float16)
 every_route = pytest.mark.parametrize("route", ["kept", "dense", None])
 LSTM, ATTENTION, NORM = nn.LSTM(8, 8), nn.MultiheadAttention(8, 2), nn.BatchNorm1d(8)
 MIXING = {
@@ -158,6 +159,67 @@ def test_an_elementwise_function_is_given_rows_of_as_many_dims_by_every_route(fn
     with mw.force(route):
         single = mw.apply(fn, y, z[:, :1, None], mask=y > 0)
     torch.testing.assert_close(single, torch.where(y > 0, fn(y, z[:, :1, None]), 0.0))
+
+
+@every_route
+def test_functions_that_mix_at_random_are_refused_whatever_is_drawn(route):
+    def permuted(rows):
+        return rows[torch.randperm(len(rows))]
+
+    def sign_permuted(rows):
+        return permuted(rows) > 0
+
+    for seed in range(30):
+        torch.manual_seed(seed)
+        for fn in (
+            permuted,
+            sign_permuted,
+            lambda t: F.dropout(t, 0.5).cumsum(0),
+            lambda t: t.sort(0)[0] * torch.rand(1),
+        ):
+            with mw.force(route), pytest.raises(ArgumentError, match="treat each by itself"):
+                mw.apply(fn, X, mask=MASK)
+
+
+def test_random_functions_that_draw_by_what_they_see_are_taken_and_judged_every_time(monkeypatch):
+    judged = []
+    judge = verdicts._judge
+    monkeypatch.setattr(verdicts, "_judge", lambda *given: (judged.append(1), judge(*given))[1])
+
+    def counts(rows):
+        return torch.poisson(rows.exp()) + torch.poisson(rows.abs() * 20)
+
+    for _ in range(3):
+        mw.apply(counts, X, mask=MASK)
+    assert len(judged) == 3
+
+
+@every_route
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.float16])
+def test_functions_may_return_coarse_numbers(dtype, route):
+    with mw.force(route):
+        out = mw.apply(lambda t: t.to(dtype), X, mask=MASK)
+    expected = torch.where(MASK.to_bool()[..., None], X.to(dtype).float(), 0.0)
+    assert out.dtype == dtype
+    assert torch.equal(out.float(), expected)
+    with mw.force(route), pytest.raises(ArgumentError, match="treat each by itself"):
+        mw.apply(lambda t: (t - t.mean(0)).to(dtype), X, mask=MASK)
+
+
+@every_route
+def test_a_little_mixing_does_not_hide_behind_large_values_or_coarse_rounding(route):
+    large = torch.cat([X, torch.full((4, 6, 1), 1e6)], -1)
+    networks = [nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 8)).to(dtype) for dtype in HALF]
+    with mw.force(route):
+        for factor in (1.0, 0.05):
+            with pytest.raises(ArgumentError, match="treat each by itself"):
+                mw.apply(lambda t, factor=factor: t + factor * t.roll(1, 0), large, mask=MASK)
+        for dtype, network in zip(HALF, networks, strict=True):
+            x = X.to(dtype)
+            with pytest.raises(ArgumentError, match="treat each by itself"):
+                mw.apply(lambda t: t + 0.05 * t.roll(1, 0), x, mask=MASK)
+            # Within one rounding of the largest value, by what is added up in another order.
+            torch.testing.assert_close(mw.apply(network, x, mask=MASK)[MASK.to_bool()], network(x)[MASK.to_bool()])
 
 
 def counting():

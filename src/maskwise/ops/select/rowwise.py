@@ -67,8 +67,9 @@ def apply(
 
     Rows are computed in any order and number, so what fn makes of one must not depend on others: ``t - t.mean(0)``,
     batch norm in training mode and whatever else mixes along dim 0 is refused. For that, fn is called once more when it
-    is first used, with a few of the rows; random numbers that follow are not disturbed. Compiled graphs and transforms
-    cannot look at values, and do not check. fn may write into the rows that it gets: x is not changed.
+    is first used, with a few of the rows (a few times, if it is random or of half precision); random numbers that
+    follow are not disturbed. Compiled graphs and transforms cannot look at values, and do not check. fn may write into
+    the rows that it gets: x is not changed.
 
     Where skipping does not pay (nearly everything is kept, or fn is a cheap elementwise function), fn runs on all rows,
     with a kept row in the place of each dropped one, and the result is the same.

@@ -60,6 +60,7 @@ ROWS = [
     Row("mw.apply", lambda: mw.apply(torch.neg, X, mask=BITS.T), ShapeError, "mask.T"),
     Row("mw.apply", lambda: mw.apply(torch.neg, X, mask=torch.ones(3) > 0), ShapeError, "mask[None, ...]"),
     Row("mw.apply", lambda: mw.apply(torch.add, X, X[:, :2], mask=BITS), ShapeError, "functools.partial(fn, value)"),
+    Row("mw.apply", lambda: mw.apply(torch.add, X[..., None], X, mask=BITS), ShapeError, "value[..., None]"),
     Row("mw.apply", lambda: mw.apply(list, X, mask=BITS), DtypeError, "lambda rows: tuple(fn(rows))"),
     Row("mw.apply", lambda: mw.apply(torch.sum, X, mask=BITS), ShapeError, "treat each row by itself"),
     Row("mw.apply", lambda: mw.apply(lambda rows: (), X, mask=BITS), ArgumentError, "lambda rows: rows"),

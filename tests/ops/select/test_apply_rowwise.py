@@ -7,9 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import maskwise as mw
-from maskwise.errors import ArgumentError, MaskwiseError
+from maskwise.errors import ArgumentError, MaskwiseError, ShapeError
 from maskwise.ops.select import verdicts
 
 
@@ -20,6 +21,7 @@ def _nothing_is_judged_yet():
 
 X = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(0))
 MASK = mw.Mask.from_lengths([6, 2, 1, 3])
+HALF = (torch.bfloat16, torch.float16)
 every_route = pytest.mark.parametrize("route", ["kept", "dense", None])
 LSTM, ATTENTION, NORM = nn.LSTM(8, 8), nn.MultiheadAttention(8, 2), nn.BatchNorm1d(8)
 MIXING = {
@@ -137,6 +139,89 @@ def test_a_function_with_a_generator_of_its_own_is_taken():
     assert (out[MASK.to_bool()] >= X[MASK.to_bool()]).all()
 
 
+@every_route
+@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize("fn", [torch.add, torch.sub, torch.mul, torch.div])
+def test_an_elementwise_function_is_given_rows_of_as_many_dims_by_every_route(fn, learns, route):
+    y, z = torch.randn(5, 5, 5).requires_grad_(learns), torch.rand(5, 5) + 1
+    some = torch.zeros(5, 5, dtype=torch.bool)
+    some[0] = True
+    for mask in (some, torch.ones_like(some), torch.zeros_like(some)):
+        # With 5 rows of 5 features, rows of z would be taken for features.
+        for other in (z, z[:1], z[0], torch.rand(5, 5, 5, 5)):
+            with mw.force(route), pytest.raises(ShapeError, match="`more` must have as many dims as x, 3"):
+                mw.apply(fn, y, other, mask=mask)
+        for other in (z[..., None], z[:1, :, None], torch.rand(5, 5, 5) + 1, torch.tensor(2.0), 2.0):
+            with mw.force(route):
+                out = mw.apply(fn, y, other, mask=mask)
+            torch.testing.assert_close(out, torch.where(mask[..., None], fn(y, other), 0.0))
+    # A mask of single elements leaves rows without features, along which nothing broadcasts.
+    with mw.force(route):
+        single = mw.apply(fn, y, z[:, :1, None], mask=y > 0)
+    torch.testing.assert_close(single, torch.where(y > 0, fn(y, z[:, :1, None]), 0.0))
+
+
+@every_route
+def test_functions_that_mix_at_random_are_refused_whatever_is_drawn(route):
+    def permuted(rows):
+        return rows[torch.randperm(len(rows))]
+
+    def sign_permuted(rows):
+        return permuted(rows) > 0
+
+    for seed in range(30):
+        torch.manual_seed(seed)
+        for fn in (
+            permuted,
+            sign_permuted,
+            lambda t: F.dropout(t, 0.5).cumsum(0),
+            lambda t: t.sort(0)[0] * torch.rand(1),
+        ):
+            with mw.force(route), pytest.raises(ArgumentError, match="treat each by itself"):
+                mw.apply(fn, X, mask=MASK)
+
+
+def test_random_functions_that_draw_by_what_they_see_are_taken_and_judged_every_time(monkeypatch):
+    judged = []
+    judge = verdicts._judge
+    monkeypatch.setattr(verdicts, "_judge", lambda *given: (judged.append(1), judge(*given))[1])
+
+    def counts(rows):
+        return torch.poisson(rows.exp()) + torch.poisson(rows.abs() * 20)
+
+    for _ in range(3):
+        mw.apply(counts, X, mask=MASK)
+    assert len(judged) == 3
+
+
+@every_route
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.float16])
+def test_functions_may_return_coarse_numbers(dtype, route):
+    with mw.force(route):
+        out = mw.apply(lambda t: t.to(dtype), X, mask=MASK)
+    expected = torch.where(MASK.to_bool()[..., None], X.to(dtype).float(), 0.0)
+    assert out.dtype == dtype
+    assert torch.equal(out.float(), expected)
+    with mw.force(route), pytest.raises(ArgumentError, match="treat each by itself"):
+        mw.apply(lambda t: (t - t.mean(0)).to(dtype), X, mask=MASK)
+
+
+@every_route
+def test_a_little_mixing_does_not_hide_behind_large_values_or_coarse_rounding(route):
+    large = torch.cat([X, torch.full((4, 6, 1), 1e6)], -1)
+    networks = [nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 8)).to(dtype) for dtype in HALF]
+    with mw.force(route):
+        for factor in (1.0, 0.05):
+            with pytest.raises(ArgumentError, match="treat each by itself"):
+                mw.apply(lambda t, factor=factor: t + factor * t.roll(1, 0), large, mask=MASK)
+        for dtype, network in zip(HALF, networks, strict=True):
+            x = X.to(dtype)
+            with pytest.raises(ArgumentError, match="treat each by itself"):
+                mw.apply(lambda t: t + 0.05 * t.roll(1, 0), x, mask=MASK)
+            # Within one rounding of the largest value, by what is added up in another order.
+            torch.testing.assert_close(mw.apply(network, x, mask=MASK)[MASK.to_bool()], network(x)[MASK.to_bool()])
+
+
 def counting():
     calls = []
 
@@ -155,6 +240,20 @@ def test_a_function_is_called_once_more_when_it_is_first_used_and_never_again(ro
             mw.apply(fn, X, mask=MASK)
     n = 24 if route == "dense" else 12
     assert calls == [n, 3, n, n]
+
+
+def test_what_a_function_logs_in_a_list_does_not_have_it_judged_anew():
+    log, logs = [], {"shapes": [], "rows": []}
+
+    def fn(rows):
+        log.append((rows.shape, [rows], {"count": len(rows)}, "text"))
+        logs["shapes"].append(tuple(rows.shape))
+        logs["rows"].append(rows)
+        return rows * 2
+
+    for _ in range(3):
+        mw.apply(fn, X, mask=MASK)
+    assert logs["shapes"] == [(12, 8), (3, 8), (12, 8), (12, 8)]
 
 
 def test_lambdas_of_one_line_are_judged_once_and_by_what_they_hold():
@@ -180,6 +279,118 @@ def test_a_function_that_a_lambda_finds_by_name_is_judged_when_the_name_means_an
     names["helper"] = MIXING["mean"]
     with pytest.raises(ArgumentError, match="treat each by itself"):
         mw.apply(names["fn"], X, mask=MASK)
+
+
+class Settings:
+    def __init__(self, mix):
+        self.mix = mix
+
+
+class Callable:
+    """An object that is not a module and holds one."""
+
+    def __init__(self, module, mix=False):
+        self.module, self.mix = module, mix
+
+    def __call__(self, rows):
+        return centred_if(self.mix, self.module(rows))
+
+    method = __call__
+
+
+def centred_if(mix, rows):
+    return rows - rows.mean(0) if mix else rows * 2
+
+
+class MixesInTraining(nn.Module):
+    def forward(self, rows):
+        return centred_if(self.training, rows)
+
+
+def changed_by(name):
+    """A function that treats each row by itself, and what makes it mix them: itself again, or another of one code."""
+
+    def closure(mix):
+        return lambda t: centred_if(mix, t)
+
+    def in_a_tuple(mixes):
+        return lambda t: centred_if(mixes[0], t)
+
+    def default(mix):
+        return lambda t, mix=mix: centred_if(mix, t)
+
+    def keyword(mix):
+        return lambda t, *, mix=mix: centred_if(mix, t)
+
+    def held(module):
+        return lambda t: module(t)
+
+    def setting(settings):
+        return lambda t: centred_if(settings.mix, t)
+
+    def helper(module):
+        def inner(t):
+            return module(t)
+
+        return lambda t: inner(t)
+
+    deep = nn.Sequential(nn.Linear(8, 8), nn.Sequential(MixesInTraining()), nn.Linear(8, 8))
+    deep[1][0].eval()
+    names = {"mix": False, "centred_if": centred_if}
+    exec("fn = lambda t: centred_if(mix, t)", names)
+    settings, plain, module = Settings(False), Callable(deep), deep[1][0]
+    replaced = nn.Sequential(nn.Identity())
+    into = {
+        "closure": (closure(False), lambda: closure(True)),
+        "tuple": (in_a_tuple((False,)), lambda: in_a_tuple((True,))),
+        "dict": (in_a_tuple({0: False}), lambda: in_a_tuple({0: True})),
+        "number": (closure(0), lambda: closure(1)),
+        "string": (closure(""), lambda: closure("mean")),
+        "default": (default(False), lambda: default(True)),
+        "keyword default": (keyword(False), lambda: keyword(True)),
+        "global": (names["fn"], lambda: (names.update(mix=True), names["fn"])[1]),
+        "partial": (functools.partial(torch.softmax, dim=-1), lambda: functools.partial(torch.softmax, dim=0)),
+        "partial by place": (functools.partial(centred_if, False), lambda: functools.partial(centred_if, True)),
+        "mode of a submodule": (deep, lambda: (module.train(), deep)[1]),
+        "mode of a submodule in a lambda": (held(deep), lambda: (module.train(), held(deep))[1]),
+        "mode of a submodule in a helper": (helper(deep), lambda: (module.train(), helper(deep))[1]),
+        "mode of a module of an object": (plain, lambda: (module.train(), plain)[1]),
+        "mode of a module of an object in a lambda": (held(plain), lambda: (module.train(), held(plain))[1]),
+        "mode of a module of a method's object": (plain.method, lambda: (module.train(), plain.method)[1]),
+        "attribute": (plain, lambda: (setattr(plain, "mix", True), plain)[1]),
+        "attribute of a setting": (setting(settings), lambda: (setattr(settings, "mix", True), setting(settings))[1]),
+        "submodule": (replaced, lambda: (replaced.__setitem__(0, MixesInTraining()), replaced)[1]),
+    }
+    return into[name] if name else list(into)
+
+
+@pytest.mark.parametrize("name", changed_by(None))
+def test_a_function_is_judged_anew_when_what_it_consists_of_has_changed(name, monkeypatch):
+    fn, change = changed_by(name)
+    judged = []
+    judge = verdicts._judge
+    monkeypatch.setattr(verdicts, "_judge", lambda *given: (judged.append(given[0]), judge(*given)))
+    for _ in range(3):
+        mw.apply(fn, X, mask=MASK)
+    assert len(judged) == 1
+    mixing = change()
+    with pytest.raises(ArgumentError, match="treat each by itself"):
+        mw.apply(mixing, X, mask=MASK)
+
+
+def test_what_a_function_consists_of_may_refer_to_itself_and_be_empty():
+    loop = [X]
+    loop.append(loop)
+    model = nn.Sequential(nn.Linear(8, 8), None, nn.ReLU())
+    model.append(model[0])
+
+    def fn(rows):
+        return model[2](model[0](rows)) if loop else later(rows)
+
+    expected = torch.where(MASK.to_bool()[..., None], fn(X), 0.0)
+    torch.testing.assert_close(mw.apply(fn, X, mask=MASK), expected)
+    later = fn
+    torch.testing.assert_close(mw.apply(fn, X, mask=MASK), expected)
 
 
 def test_a_verdict_holds_for_the_mode_and_the_rank_that_it_was_made_for():
@@ -229,6 +440,62 @@ def test_gradients_and_inference_mode_are_as_before():
             mw.apply(fn, y, mask=MASK)
             mw.apply(fn, y, mask=mw.Mask.full((4, 6)))
             assert torch.equal(y, before)
+
+
+@every_route
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_random_functions_may_be_checkpointed_from_their_first_use_on(reentrant, route):
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.3), nn.Linear(8, 8))
+
+    def gradient(run):
+        torch.manual_seed(5)
+        x = X.clone().requires_grad_()
+        with mw.force(route):
+            run(x).sum().backward()
+        return x.grad
+
+    def applied(x):
+        return mw.apply(model, x, mask=MASK)
+
+    found = [gradient(lambda x: checkpoint(applied, x, use_reentrant=reentrant)) for _ in range(2)]
+    expected = gradient(applied)
+    assert expected.abs().sum() > 0
+    for each in found:
+        assert torch.equal(each, expected)
+
+
+def test_the_judge_is_not_seen_by_hooks_of_saved_tensors():
+    saved, linear = [], nn.Linear(8, 8)
+    x = X.clone().requires_grad_()
+    for _ in range(2):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.shape) or t, lambda t: t):
+            mw.apply(lambda t: F.dropout(linear(t), 0.5), x, mask=MASK)
+    half = len(saved) // 2
+    assert half
+    assert saved[:half] == saved[half:]
+    with torch.autograd.graph.disable_saved_tensors_hooks("not here"):
+        mw.apply(lambda t: F.dropout(linear(t), 0.5) * 2, x, mask=MASK)
+
+
+@every_route
+def test_a_row_wise_function_may_differentiate_by_its_rows(route):
+    linear, x = nn.Linear(8, 8), X.clone().requires_grad_()
+
+    def slope(rows):
+        return torch.autograd.grad(linear(rows).tanh().sum(), rows, create_graph=True)[0]
+
+    def shared_slope(rows):
+        return torch.autograd.grad(linear(rows).sum(0).tanh().sum(), rows, create_graph=True)[0]
+
+    for mask in (MASK, mw.Mask.full((4, 6))):
+        with mw.force(route):
+            out = mw.apply(slope, x, mask=mask)
+        expected = slope(x) * mask.to_bool()[..., None]
+        # Products of 12 and of 24 rows are added up in another order.
+        torch.testing.assert_close(out, expected)
+        torch.testing.assert_close(*(torch.autograd.grad(each.sum(), x)[0] for each in (out, expected)))
+    with mw.force(route), pytest.raises(ArgumentError, match="treat each by itself"):
+        mw.apply(shared_slope, x, mask=MASK)
 
 
 def test_compiled_graphs_and_transforms_take_functions_as_they_are():

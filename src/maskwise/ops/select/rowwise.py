@@ -59,21 +59,25 @@ def apply(
         The result in x's layout: (*lead, *rest of fn's result), or a tuple of them. Gradients reach only what was kept.
 
     Raises:
-        ShapeError: the mask does not line up with x, or fn does not return one row for each it got.
+        ShapeError: the mask does not line up with x; a tensor in ``more`` is not laid out as x is, or has another
+            number of dims where fn is an elementwise function of torch; or fn does not return one row for each it got.
         DtypeError: the mask is not bool, x is not a tensor, or fn returns something else than tensors.
         DeviceError: the mask is on another device.
         ArgumentError: fn returns an empty tuple, or does not treat each row by itself; or a tensor is nested or sparse.
 
     Rows are computed in any order and number, so what fn makes of one must not depend on others: ``t - t.mean(0)``,
     batch norm in training mode and whatever else mixes along dim 0 is refused. For that, fn is called once more when it
-    is first used, with a few of the rows; random numbers that follow are not disturbed. Compiled graphs and transforms
-    cannot look at values, and do not check. fn may write into the rows that it gets: x is not changed.
+    is first used, with a few of the rows (a few times, if it is random or of half precision); random numbers that
+    follow are not disturbed. Compiled graphs and transforms cannot look at values, and do not check. fn may write into
+    the rows that it gets: x is not changed.
 
     Where skipping does not pay (nearly everything is kept, or fn is a cheap elementwise function), fn runs on all rows,
     with a kept row in the place of each dropped one, and the result is the same.
     """
     lead = line_up("apply", x, mask)
     arguments = [x if x.shape == lead.shape else _rows_of(x, lead), *(_rows_of(value, lead) for value in more)]
+    if more and fn in ELEMENTWISE:
+        _check_ranks(arguments)
     learns = torch.is_grad_enabled() and (x.requires_grad or (bool(more) and _requires_grad(more)))
     plan = choose(fn, x, lead, learns=learns)
     if is_heard():
@@ -132,6 +136,18 @@ def _rows_of(value: Any, lead: Mask) -> Any:
         raise ShapeError(
             say("apply", "more", must=must, got=tuple(value.shape), hint="functools.partial(fn, value)")
         ) from None
+
+
+def _check_ranks(arguments: list[Any]) -> None:
+    """Raise where an elementwise function would broadcast the rows of one argument along the features of another: by
+    how many dims the routes give, and by how many rows are kept.
+    """
+    x = arguments[0]
+    for value in arguments[1:]:
+        if isinstance(value, Tensor) and value.dim() and value.dim() != x.dim():
+            must = f"have as many dims as x, {x.dim()}: fn gets rows, and broadcasts from the last dim"
+            hint = "value[..., None], with a dim of 1 for each that x has after the mask's"
+            raise ShapeError(say("apply", "more", must=must, got=tuple(value.shape), hint=hint))
 
 
 def _packs(fn: Callable[..., Any], arguments: list[Any], lead: Mask, other: float | Tensor, learns: bool) -> Any:

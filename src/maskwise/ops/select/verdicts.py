@@ -1,18 +1,18 @@
 """Whether a function treats each row by itself, without which the routes of `mw.apply` would give different results.
 
 A function is judged when it is first used. What its modules are says that batch norm in training mode mixes rows; for
-all else, a few of the rows go through it a second time, in another company: each must give what it gave before. The
-verdict is cached, weakly, so that a repeated call costs a look-up.
+all else, a few of the rows go through it a second time, in another company: each must give what it gave before. Random
+functions, and those whose results are too coarse to tell mixing from rounding, are compared in two companies of one
+size with the same random numbers. The verdict is cached, weakly, so that a repeated call costs a look-up.
 """
 
 from __future__ import annotations
 
-import functools
-import itertools
 import math
-import types
+import operator
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +21,7 @@ from torch.autograd import forward_ad
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from maskwise.errors import ArgumentError, say
+from maskwise.ops.select.parts import Parts
 
 __all__ = ["run"]
 
@@ -34,8 +35,6 @@ class _Verdict(NamedTuple):
     parts: tuple[weakref.ref[Any], ...]
     #: Whether it writes into the rows that it gets.
     writes: bool
-    #: Modules that would mix rows in training mode.
-    norms: tuple[weakref.ref[_BatchNorm], ...]
 
 
 # By the first part of a function, then by what else the verdict depends on.
@@ -58,13 +57,11 @@ def run(fn: Callable[..., Any], rows: Rows, *, is_view: bool) -> Any:
     """
     if torch.compiler.is_compiling():
         return fn(*rows)
-    parts = list(_parts(fn))
-    key = _key(parts, rows)
+    found = Parts(fn)
+    parts, key = found.objects, (*found.key, *[row.dim() if isinstance(row, Tensor) else None for row in rows])
     verdict = _found(parts, key)
     if verdict is None:
         return _first_use(fn, rows, parts, key, is_view=is_view) if _can_judge(rows) else fn(*rows)
-    for norm in verdict.norms:
-        _check_norm(norm())
     return fn(*_copies(rows) if is_view and verdict.writes else rows)
 
 
@@ -80,79 +77,34 @@ def _can_judge(rows: Rows) -> bool:
     )
 
 
-# -- what a function is ------------------------------------------------------------------------------------------------
-def _parts(fn: Any) -> Iterator[Any]:
-    """What decides on what a function does: itself, or its code and the functions, modules and objects that it uses.
-
-    A lambda is a new object whenever its line runs, and its code is not.
-    """
-    if isinstance(fn, functools.partial):
-        yield from _parts(fn.func)
-        yield from _objects((*fn.args, *fn.keywords.values()))
-    elif isinstance(fn, types.MethodType):
-        yield from (fn.__func__, fn.__self__)
-    elif isinstance(fn, types.FunctionType):
-        yield fn.__code__
-        yield from _objects(itertools.chain.from_iterable(map(_contents, fn.__closure__ or ())))
-        yield from _objects(fn.__defaults__ or ())
-        names = fn.__globals__
-        yield from _objects(names[name] for name in fn.__code__.co_names if name in names)
-    else:
-        yield fn
-
-
-def _contents(cell: Any) -> tuple[Any, ...]:
-    """What a variable of an enclosing function holds; nothing where it is not yet assigned."""
-    try:
-        return (cell.cell_contents,)
-    except ValueError:
-        return ()
-
-
-def _objects(values: Iterable[Any]) -> Iterator[Any]:
-    """Those that may do something to rows; numbers, strings and tensors only take part."""
-    for value in values:
-        if isinstance(value, list | tuple | set | frozenset):
-            yield from _objects(value)
-        elif isinstance(value, dict):
-            yield from _objects(value.values())
-        elif not isinstance(value, Tensor | types.ModuleType) and type(value).__weakrefoffset__:
-            yield value
-
-
-def _key(parts: list[Any], rows: Rows) -> tuple[Any, ...]:
-    """What a verdict depends on beside the function's first part."""
-    modes = tuple(part.training for part in parts if isinstance(part, nn.Module))
-    return (*map(id, parts[1:]), modes, *(row.dim() if isinstance(row, Tensor) else None for row in rows))
-
-
+# -- the cache ---------------------------------------------------------------------------------------------------------
 def _found(parts: list[Any], key: tuple[Any, ...]) -> _Verdict | None:
     try:
         verdict = _verdicts.get(parts[0], {}).get(key)
     except TypeError:
         # It cannot be a key: it is judged every time.
         return None
-    if verdict is None or any(ref() is not part for ref, part in zip(verdict.parts, parts[1:], strict=True)):
+    # An id may be another object's by now.
+    if verdict is None or not all(map(operator.is_, [ref() for ref in verdict.parts], parts[1:])):
         return None
     return verdict
 
 
-def _keep(parts: list[Any], key: tuple[Any, ...], *, writes: bool, norms: list[_BatchNorm]) -> None:
+def _keep(parts: list[Any], key: tuple[Any, ...], *, writes: bool) -> None:
     try:
         known = _verdicts.setdefault(parts[0], {})
         if len(known) >= _KEPT:
             known.clear()
-        known[key] = _Verdict(tuple(map(weakref.ref, parts[1:])), writes, tuple(map(weakref.ref, norms)))
+        known[key] = _Verdict(tuple(map(weakref.ref, parts[1:])), writes)
     except TypeError:
         pass
 
 
 # -- judging -----------------------------------------------------------------------------------------------------------
 def _first_use(fn: Any, rows: Rows, parts: list[Any], key: tuple[Any, ...], *, is_view: bool) -> Any:
-    modules = [module for part in parts if isinstance(part, nn.Module) for module in part.modules()]
-    norms = [module for module in modules if isinstance(module, _BatchNorm)]
-    for norm in norms:
-        _check_norm(norm)
+    for part in parts:
+        if isinstance(part, _BatchNorm):
+            _check_norm(part)
     given = _copies(rows) if is_view else rows
     # Before the call, which may write into them.
     sample = _sample(rows)
@@ -165,9 +117,9 @@ def _first_use(fn: Any, rows: Rows, parts: list[Any], key: tuple[Any, ...], *, i
         raise ArgumentError(_refusal(fn, rows, f"{type(error).__name__}: {error}".splitlines()[0])) from error
     writes = before is None or before != _versions(given)
     if sample is not None and _has_rows(out, rows[0].shape[0]):
-        _judge(fn, rows, out, sample)
-        if sample.differ:
-            _keep(parts, key, writes=writes, norms=norms)
+        holds = _judge(fn, rows, out, sample)
+        if holds and sample.differ:
+            _keep(parts, key, writes=writes)
     return out
 
 
@@ -191,28 +143,90 @@ def _sample(rows: Rows) -> _Sample | None:
     places = [front, back, back] if count != 3 else [front, back, back, back]
     index = torch.tensor(places, device=values.device)
     with torch.inference_mode(False), torch.no_grad():
-        arguments = [row.detach().clone().index_select(0, index) if _is_rows(row) else row for row in rows]
+        arguments = [
+            row.detach().clone().index_select(0, index).requires_grad_(row.requires_grad) if _is_rows(row) else row
+            for row in rows
+        ]
     return _Sample(arguments, places, front > 0)
 
 
-def _judge(fn: Any, rows: Rows, out: Any, sample: _Sample) -> None:
-    """Raise unless the rows of the sample give alone what they gave among all rows."""
-    with _same_random_numbers(rows[0].device), torch.no_grad():
-        state = _random_state(rows[0].device)
+def _judge(fn: Any, rows: Rows, out: Any, sample: _Sample) -> bool:
+    """Raise unless the rows of the sample give alone what they gave among all rows.
+
+    Returns:
+        Whether that holds for later calls too, and not for the random numbers of this one only.
+    """
+    device = rows[0].device
+    with _same_random_numbers(device), _own_saved_tensors():
+        state = _random_state(device)
         alone = _called(fn, rows, sample.arguments)
-        is_random = any(not torch.equal(*pair) for pair in zip(state, _random_state(rows[0].device), strict=True))
-        apart = 0.0 if is_random else _apart(out, alone, sample.places)
+        if not _is_same(state, _random_state(device)):
+            return _check_companies(fn, rows, sample, draws=3)
+        apart = _apart(out, alone, sample.places)
         if apart > 0.0:
             # It may draw from a generator of its own.
             again = range(len(sample.places))
-            is_random = any(_apart(alone, _called(fn, rows, sample.arguments), again) > 0.0 for _ in range(8))
-        if is_random:
+            if not any(_apart(alone, _called(fn, rows, sample.arguments), again) > 0.0 for _ in range(8)):
+                raise ArgumentError(
+                    _refusal(fn, rows, f"a row that beside others is {apart:.3g} from what it is alone")
+                )
             _check_gradients(fn, rows, sample)
-        elif apart > 0.0:
-            raise ArgumentError(_refusal(fn, rows, f"a row that beside others is {apart:.3g} from what it is alone"))
+            return False
+        return not _is_coarse(alone) or _check_companies(fn, rows, sample, draws=1)
+
+
+def _check_companies(fn: Any, rows: Rows, sample: _Sample, *, draws: int) -> bool:
+    """Raise unless rows are the same in two companies of one size, with the same random numbers.
+
+    So the same products are computed for each, in the same order, and only mixing makes a difference. A permutation is
+    missed by one draw in 70, which leaves every second of 8 rows among those.
+
+    Returns:
+        False where the companies drew different random numbers, as rejection sampling does, and only the gradients of
+        this draw were looked at.
+    """
+    device = rows[0].device
+    # Every second row is another, so that those before it and behind it both count.
+    mixed, alike = (_chosen(sample.arguments, [0, second] * 4) for second in (1, 0))
+    for _ in range(draws):
+        start = _random_state(device)
+        one = _called(fn, rows, mixed)
+        end = _random_state(device)
+        _set_random_state(device, start)
+        other = tuple(each[::2] for each in _tensors(_called(fn, rows, alike)))
+        if not _is_same(end, _random_state(device)):
+            _check_gradients(fn, rows, sample)
+            return False
+        apart = _apart(one, other, range(0, 8, 2), ulps=4)
+        if apart > 0.0:
+            raise ArgumentError(_refusal(fn, rows, f"a row that is {apart:.3g} from what it is beside others"))
+    return True
+
+
+def _chosen(arguments: list[Any], places: list[int]) -> list[Any]:
+    return [row.detach()[places].requires_grad_(row.requires_grad) if _is_rows(row) else row for row in arguments]
+
+
+def _is_coarse(out: Any) -> bool:
+    """Whether rounding is so coarse that a little mixing may pass for it."""
+    return any(each.is_floating_point() and torch.finfo(each.dtype).eps > 1e-4 for each in _tensors(out))
+
+
+def _own_saved_tensors() -> AbstractContextManager[Any]:
+    """Hides what the judge saves for backward from the hooks around it: checkpointing counts saved tensors, and the
+    judge saves them in the first call only.
+    """
+    if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]
+        return nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(_unchanged, _unchanged)
+
+
+def _unchanged(saved: Tensor) -> Tensor:
+    return saved
 
 
 def _called(fn: Any, rows: Rows, arguments: list[Any]) -> Any:
+    # Copies, which fn may write into, and differentiate by where the rows require grad.
     fresh = [row.clone() if _is_rows(row) else row for row in arguments]
     try:
         out = fn(*fresh)
@@ -224,32 +238,43 @@ def _called(fn: Any, rows: Rows, arguments: list[Any]) -> Any:
     return out
 
 
-def _apart(all_rows: Any, alone: Any, places: Iterable[int]) -> float:
-    """How far the rows at these places are from those that were computed alone; 0 where rounding explains it."""
+def _apart(all_rows: Any, alone: Any, places: Iterable[int], *, ulps: float | None = None) -> float:
+    """How far the rows at these places are from those that were computed alone; 0 where rounding explains it.
+
+    Products round differently by the number of rows, and the layers behind them pass that on: by the square root of
+    the precision, or by so many ``ulps``, of the largest value of the same feature.
+    """
     places = list(places)
     worst = 0.0
     for one, other in zip(_tensors(all_rows), _tensors(alone), strict=True):
-        mine, theirs = one.detach()[places[: other.shape[0]]], other.detach()
-        if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
+        if one.shape[1:] != other.shape[1:] or one.dtype != other.dtype:
             return math.inf
+        every, theirs = _comparable(one), _comparable(other)
+        mine = every[places[: theirs.shape[0]]]
         if not (mine.is_floating_point() or mine.is_complex()):
             worst = max(worst, float((mine != theirs).any()))
             continue
         if not mine.numel():
             continue
         both = (mine == theirs) | (mine.isnan() & theirs.isnan())
-        most = float(torch.where(both, 0.0, (mine - theirs).abs()).nan_to_num(nan=math.inf).amax())
-        # Products round differently by the number of rows, and the layers behind them pass that on.
-        close = math.sqrt(torch.finfo(mine.dtype).eps) * float(theirs.abs().nan_to_num(0.0, 0.0, 0.0).amax())
-        worst = max(worst, most if most > close else 0.0)
+        differences = torch.where(both, 0.0, (mine - theirs).abs()).nan_to_num(nan=math.inf)
+        eps = torch.finfo(one.dtype).eps
+        close = (math.sqrt(eps) if ulps is None else ulps * eps) * every.abs().nan_to_num(0.0, 0.0, 0.0).amax(0)
+        worst = max(worst, float(torch.where(differences > close, differences, 0.0).amax()))
     return worst
+
+
+def _comparable(values: Tensor) -> Tensor:
+    """In a dtype that has arithmetic: those of 8 bits have none."""
+    values = values.detach()
+    return values.float() if values.is_floating_point() and values.element_size() == 1 else values
 
 
 def _check_gradients(fn: Any, rows: Rows, sample: _Sample) -> None:
     """Raise if a row of a random function has a gradient of another row's result."""
     with torch.inference_mode(False), torch.enable_grad():
         leaves = [
-            row.clone().requires_grad_() if _is_rows(row) and row.is_floating_point() else row
+            row.detach().clone().requires_grad_() if _is_rows(row) and row.is_floating_point() else row
             for row in sample.arguments
         ]
         wanted = [row for row in leaves if _is_rows(row) and row.requires_grad]
@@ -264,8 +289,8 @@ def _check_gradients(fn: Any, rows: Rows, sample: _Sample) -> None:
         raise ArgumentError(_refusal(fn, rows, "a row with a gradient of another row's result"))
 
 
-def _check_norm(norm: _BatchNorm | None) -> None:
-    if norm is None or not (norm.training or norm.running_mean is None):
+def _check_norm(norm: _BatchNorm) -> None:
+    if not (norm.training or norm.running_mean is None):
         return
     got = f"{type(norm).__name__}, which in training mode normalizes each row by all of them"
     hint = "mw.nn.MaskedBatchNorm1d(C)(x.mT, mask).mT, or fn.eval()"
@@ -316,9 +341,17 @@ class _same_random_numbers:  # noqa: N801
         self.state = _random_state(self.device)
 
     def __exit__(self, *_: object) -> None:
-        torch.set_rng_state(self.state[0])
-        if self.device.type == "cuda":
-            torch.cuda.set_rng_state(self.state[1], self.device)
+        _set_random_state(self.device, self.state)
+
+
+def _set_random_state(device: torch.device, state: list[Tensor]) -> None:
+    torch.set_rng_state(state[0])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state[1], device)
+
+
+def _is_same(one: list[Tensor], other: list[Tensor]) -> bool:
+    return all(map(torch.equal, one, other))
 
 
 def _random_state(device: torch.device) -> list[Tensor]:

@@ -214,8 +214,9 @@ def test_dropped_queries_are_not_computed():
     with mw.explain() as log:
         mw.attention(q, k, v, kept, query_mask=kept)
         mw.attention(q.clone().requires_grad_(), k, v, kept, query_mask=kept)
-    pairs = 2 * (30 * 30 + 400 * 400)
-    assert log.calls[0].reason == f"the kernel reads only what is kept: {pairs:,} of 640,000 pairs"
+    # The kernel packs keys: of the sequence of 30, every query is compared with 30 keys.
+    pairs = 2 * (400 * 30 + 400 * 400)
+    assert log.calls[0].reason == f"the kernel reads only what is kept: {pairs:,} of 640,000 pairs are computed"
     assert log.calls[1].route == "blocks"
     # A block is 128 queries.
     assert log.calls[1].skipped_flops == 4 * 16 * (640_000 - 2 * (128 * 30 + 400 * 400))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from maskwise.models.adapter import MARK, UnsupportedModelError
+from maskwise.models.adapter import MARK, UnsupportedModelError, adapters
 from maskwise.models.binding import bind, unbind
 from maskwise.models.hugging_face.frames import Frame, call, calls, is_recorded, layout_of, running
 from maskwise.models.hugging_face.inputs import BY_TOKEN, arguments, padded_reason, returns_cache, tokens_of
@@ -44,8 +44,9 @@ def base_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
     if torch.compiler.is_compiling():
         warn_once(module, COMPILED, "call the model itself, not what torch.compile makes of it")
         return original(module, *args, **kwargs)
+    if not check_once(module):
+        return module.forward(*args, **kwargs)
     state, named = state_of(module), arguments(module, args, kwargs)
-    check_once(module)
     padded = _padded(module, state, named)
     if isinstance(tokens := tokens_of(named), Tensor) and not is_recorded():
         tell(module, tokens, named.get("attention_mask"), *(padded or (None,)))
@@ -66,8 +67,6 @@ def _padded(module: Any, state: State, named: dict[str, Any]) -> Padded | None:
     outer = running()
     if outer is not None and outer.padded is not None:
         return outer.padded
-    if state.refused is not None:
-        return state.refused
     if module.config._attn_implementation != state.implementation:
         return Padded("its attention implementation was changed after unpad", "mw.unpad(mw.models.repad(model))")
     if (padded := padded_reason(module, named)) is not None:
@@ -99,7 +98,8 @@ def head_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
     """A model around others that are packed: what it reads of dropped tokens must be there, or they run padded."""
     if is_tracing() or is_transformed():
         return original(module, *args, **kwargs)
-    check_once(module)
+    if not check_once(module):
+        return module.forward(*args, **kwargs)
     named, outer = arguments(module, args, kwargs), running()
     padded = outer.padded if outer is not None and outer.padded is not None else _read_dropped(module, named)
     labelled = named.get("labels") is not None or (outer is not None and outer.labelled)
@@ -113,10 +113,7 @@ def head_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _read_dropped(module: Any, named: dict[str, Any]) -> Padded | None:
     """Why the head reads the outputs of dropped tokens, or None."""
-    state = state_of(module)
-    if state.refused is not None:
-        return state.refused
-    if (padded := _routers(module, state, named)) is not None:
+    if (padded := _routers(module, state_of(module), named)) is not None:
         return padded
     if named.get("start_positions") is not None:
         return Padded("the loss of question answering reads the logits of every position", "a loss of the kept logits")
@@ -163,15 +160,22 @@ def _is_named(module: nn.Module, *endings: str) -> bool:
     return any(kind.__name__.endswith(endings) for kind in type(module).__mro__)
 
 
-def check_once(module: nn.Module) -> None:
-    """Compare a model that was unpadded without weights with its padded self, now that it has some."""
+def check_once(module: nn.Module) -> bool:
+    """Compare a model that was unpadded without weights with its padded self, now that it has some.
+
+    Returns:
+        Whether it can be packed. If not, it is as it was before `unpad`, and its caller is warned.
+    """
     state = state_of(module)
     if state.checked or running() is not None or any(each.device.type == "meta" for each in module.parameters()):
-        return
+        return True
     try:
         check(module)
     except UnsupportedModelError as error:
-        state.checked, state.refused = True, Padded(error.reason, "mw.models.repad(model)")
+        adapters()[vars(module)[MARK]].undo(module)
+        warn_once(module, error.reason, "help(maskwise.models.Adapter) shows how to serve it")
+        return False
+    return True
 
 
 class UnpackOutput:

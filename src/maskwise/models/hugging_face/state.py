@@ -12,7 +12,6 @@ from maskwise.models.hugging_face.inputs import pack_arguments
 from maskwise.models.hugging_face.interface import PREFIX, register_for
 from maskwise.models.hugging_face.layout import Layout
 from maskwise.models.packing import Packing
-from maskwise.models.report import Padded
 
 __all__ = ["COVERED", "STATE", "State", "layout_for", "original", "packed_parts", "run_packed", "state_of"]
 
@@ -37,7 +36,6 @@ class State:
         routers: whether router logits do.
         kinds: how its outputs lie when they are packed, by their paths.
         checked: whether it was compared with the padded model; a model without weights is, at its first call.
-        refused: why it turned out then that it cannot be packed.
     """
 
     implementation: str
@@ -52,7 +50,6 @@ class State:
     routers: bool = True
     kinds: dict[str, str] = field(default_factory=dict)
     checked: bool = False
-    refused: Padded | None = None
 
     def __setstate__(self, values: dict[str, Any]) -> None:
         vars(self).update(values)

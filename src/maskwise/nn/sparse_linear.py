@@ -137,7 +137,8 @@ class SparseLinear(nn.Module):
         Raises:
             DtypeError: ``linear`` is not a torch.nn.Linear, or the mask is not bool.
             ShapeError: the mask has another shape than the weight.
-            ArgumentError: no kernel has this block, or the mask keeps a part of one.
+            ArgumentError: no kernel has this block, the mask keeps a part of one, or the Linear is a lazy one that is
+                not initialized.
         """
         check_linear("SparseLinear.from_linear", linear)
         weight = linear.weight.detach()

@@ -406,6 +406,19 @@ def test_a_state_dict_whose_indices_were_averaged_is_refused():
         pair(used=False)[0].load_state_dict({name: 0.9 * one[name] + 0.1 * two[name] for name in one})
 
 
+def test_buffers_can_be_read_of_a_layer_without_data_and_in_inference():
+    layer = made().to("meta")
+    assert all(buffer.is_meta for buffer in layer.buffers())
+    other = made(density=0.3)
+    layer.to_empty(device="cpu").load_state_dict(other.state_dict())
+    x = torch.randn(2, 37)
+    assert torch.equal(layer(x), other(x))
+    with torch.inference_mode():
+        inside = made()
+        count = len(list(inside.buffers()))
+    assert len(list(inside.buffers())) == count == len(list(other.buffers()))
+
+
 def _rank(rank, port, results):
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)

@@ -79,6 +79,7 @@ class SparseLinear(nn.Module):
     #: What the indices were when the values were last moved to them, and the version of ``columns`` that was compared.
     _topology: tuple[int, ...] | None = None
     _compared: tuple[Tensor, int] | None = None
+    _is_moving = False
 
     def __init__(
         self,
@@ -196,7 +197,7 @@ class SparseLinear(nn.Module):
 
     def _is_consistent(self) -> bool:
         """Whether indices and values belong together; indices that were copied along with their values are taken."""
-        if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+        if _has_no_data():
             return True
         columns = self.columns
         version = 0 if columns.is_inference() else columns._version
@@ -234,7 +235,7 @@ class SparseLinear(nn.Module):
         """
         held: dict[str, Tensor | None] = self.__dict__["_buffers"]
         kept, values = held.get("_seal"), self.__dict__["_parameters"].get("values")
-        if kept is None or values is None or torch.compiler.is_compiling() or is_transformed():
+        if kept is None or values is None or self._is_moving or _has_no_data():
             return held
         self._compared = None
         # Never a new seal on what is refused.
@@ -345,9 +346,11 @@ class SparseLinear(nn.Module):
     def _set(self, layout: SparseLayout) -> None:
         """Take the indices of a layout. Only two are in the state_dict: the others follow from them."""
         persistent = ("row_starts", "columns")
+        self._is_moving = True
         for name, tensor in _indices(layout).items():
             self.register_buffer(name, tensor, persistent=name in persistent)
         self.register_buffer("_seal", torch.zeros(2, dtype=torch.int64, device=layout.device), persistent=False)
+        self._is_moving = False
         self._layout, self._cached = layout, None
         self._topology = self._compared = None
         self._check_topology()
@@ -415,7 +418,12 @@ class SparseLinear(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> SparseLinear:
         self._cached = self._compared = None
-        moved: SparseLinear = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        # Until all are moved, some are on another device.
+        self._is_moving = True
+        try:
+            moved: SparseLinear = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        finally:
+            self._is_moving = False
         return moved
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
@@ -461,6 +469,15 @@ class SparseLinear(nn.Module):
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
             f"density={density:.3g}{more}"
         )
+
+
+def _has_no_data() -> bool:
+    """Whether tensors may be without data: in a graph that is traced, a transform of functions, or a dispatch mode."""
+    return (
+        is_tracing()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._len_torch_dispatch_stack() > 0
+    )
 
 
 def _layout(row_starts: Tensor, columns: Tensor, shape: tuple[int, int], block: Block) -> SparseLayout:

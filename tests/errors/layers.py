@@ -214,6 +214,7 @@ ROWS = [
     Row("mw.nn.attach", attach(nn.Linear(3, 2), ATTACHED), ArgumentError, "TopK(...) anew"),
     Row("mw.nn.attach", attach(nn.Linear(3, 2), TopK(0.1), "kernel"), ArgumentError, "name='weight'"),
     Row("mw.nn.attach", attach(nn.Linear(3, 2), Binary(BITS.T)), ShapeError, "mask.T"),
+    Row("mw.nn.attach", attach(nn.LazyLinear(4), TopK(0.1)), ArgumentError, "model(example) once before"),
     Row("mw.nn.detach", detach_while_frozen, ArgumentError, "gc.unfreeze() first"),
     Row("mw.nn.detach", lambda: mw.nn.detach(X), DtypeError, "torch.nn.Sequential(...)"),
     Row("mw.nn.detach", lambda: mw.nn.detach(GATED, keep="dense"), ArgumentError, 'keep="masked"'),
@@ -232,6 +233,12 @@ ROWS = [
     Row("mw.nn.prune", prune(nn.Linear(3, 2), lambda: TopK(0.1), include="encoder"), ArgumentError, "names are"),
     Row("mw.nn.prune", prune(nn.ReLU(), lambda: TopK(0.1)), ArgumentError, "include=nn.Linear, exclude=()"),
     Row("mw.nn.prune", prune(nn.Linear(3, 2), lambda: Binary(BITS.T)), ShapeError, "mask.T"),
+    Row(
+        "mw.nn.prune",
+        prune(nn.Sequential(nn.LazyLinear(4)), lambda: TopK(0.1)),
+        ArgumentError,
+        "model(example) once before",
+    ),
     Row("mw.nn.prune", two_budgets, ArgumentError, "mw.nn.reselect(model, density=0.1)"),
     Row("mw.nn.reselect", lambda: mw.nn.reselect(X), DtypeError, "torch.nn.Sequential(...)"),
     Row(

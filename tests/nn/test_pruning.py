@@ -325,3 +325,25 @@ def test_one_gate_for_two_layers_and_two_densities_for_one_budget_are_refused():
     with pytest.raises(ArgumentError, match="be the same for all gates of global scope"):
         mw.nn.prune(model, lambda: TopK(next(densities), scope="global"))
     assert len(mw.nn.report(model)) == 0
+
+
+@pytest.mark.parametrize("lazy", [lambda: nn.LazyLinear(4), lambda: nn.LazyConv2d(4, 3)], ids=["linear", "convolution"])
+def test_a_lazy_layer_is_refused_until_its_shape_is_known_and_then_pruned(lazy):
+    net = nn.Sequential(lazy())
+
+    def gate():
+        return TopK(0.5)
+
+    for use in (lambda: mw.nn.prune(net, gate), lambda: mw.nn.attach(net[0], gate())):
+        with pytest.raises(ArgumentError, match="got an uninitialized parameter of a lazy module"):
+            use()
+    assert [(each.name, each.reason) for each in mw.nn.report(net).left_out] == [("0.weight", "not initialized yet")]
+    net(torch.ones(1, 6, 8, 6))
+    assert mw.nn.report(mw.nn.prune(net, gate)).density == 0.5
+
+
+@pytest.mark.parametrize("kind", ["SparseLinear", "MaskedLinear"])
+def test_a_lazy_linear_has_no_masked_form_until_its_shape_is_known(kind):
+    rest = (TopK(0.5),) if kind == "MaskedLinear" else ()
+    with pytest.raises(ArgumentError, match=f"{kind}.from_linear: `linear` must have weights"):
+        getattr(mw.nn, kind).from_linear(nn.LazyLinear(4), *rest)

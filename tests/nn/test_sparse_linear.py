@@ -3,13 +3,14 @@
 import copy
 import io
 import pickle
+import socket
 
 import pytest
 import torch
 from torch import nn
 
 import maskwise as mw
-from maskwise.errors import ArgumentError, DeviceError, DtypeError, ShapeError
+from maskwise.errors import ArgumentError, DeviceError, DtypeError, ShapeError, StaleMaskError
 from maskwise.plan.planner import force
 
 BLOCKS = [(1, 1), (4, 1), (16, 16)]
@@ -326,3 +327,143 @@ def test_only_a_linear_has_a_sparse_form():
 def test_a_report_of_something_else_than_a_module_is_refused():
     with pytest.raises(DtypeError, match=r"report: `model` must be a torch.nn.Module, got str"):
         mw.nn.report("model")
+
+
+# -- complete copies ---------------------------------------------------------------------------------------------------
+def pair(used):
+    torch.manual_seed(0)
+    mine, other = (mw.nn.SparseLinear(32, 24, density=0.3) for _ in range(2))
+    if used:
+        # Whatever is cached of the indices is cached.
+        with torch.no_grad():
+            for route in ("plain", "kernel"):
+                with force(route):
+                    mine(torch.ones(1, 32))
+        mine.to_dense()
+    return mine, other
+
+
+def tensors(layer):
+    return [*layer.parameters(), *layer.buffers()]
+
+
+@pytest.mark.parametrize("used", [False, True])
+@pytest.mark.parametrize("data", [False, True])
+@pytest.mark.parametrize("route", ["plain", "kernel"])
+def test_a_complete_copy_in_place_is_the_other_layer(used, data, route):
+    mine, other = pair(used)
+    with torch.no_grad():
+        # Values that were written after the layer was made are copied like any others.
+        other.values.normal_()
+        for to, source in zip(tensors(mine), tensors(other), strict=True):
+            (to.data if data else to).copy_(source)
+    x = torch.randn(5, 32)
+    with torch.no_grad(), force(route):
+        assert torch.equal(mine(x), other(x))
+    assert torch.equal(mine.to_dense(), other.to_dense())
+    assert mine.mask.equal(other.mask)
+    leaf, exact = (x.clone().requires_grad_() for _ in range(2))
+    mine(leaf).sum().backward(), other(exact).sum().backward()
+    assert torch.equal(leaf.grad, exact.grad)
+    assert torch.equal(mine.values.grad, other.values.grad)
+
+
+@pytest.mark.parametrize("part", ["indices", "mixed values", "mixed by .data"])
+def test_indices_without_their_values_are_refused_however_often_the_buffers_are_read(part):
+    mine, other = pair(used=True)
+    with torch.no_grad():
+        for to, source in zip(mine.buffers(), other.buffers(), strict=True):
+            to.data.copy_(source)
+        if part != "indices":
+            values = mine.values if part == "mixed values" else mine.values.data
+            values.lerp_(other.values, 0.9)
+    for _ in range(2):
+        list(mine.buffers())
+        for use in (lambda: mine(torch.ones(1, 32)), mine.to_dense, mine.state_dict, lambda: mine.mask):
+            with pytest.raises(StaleMaskError, match="values of other weights"):
+                use()
+
+
+def test_a_copy_of_everything_but_one_tensor_of_indices_is_refused():
+    mine, other = pair(used=False)
+    names = [name for name, _ in mine.named_buffers()]
+    for left_out in ("row_starts", "columns", "_t_order"):
+        target = copy.deepcopy(mine)
+        with torch.no_grad():
+            for to, source in zip(target.parameters(), other.parameters(), strict=True):
+                to.copy_(source)
+            for name, to, source in zip(names, target.buffers(), other.buffers(), strict=True):
+                if name != left_out:
+                    to.copy_(source)
+        with pytest.raises(StaleMaskError):
+            target(torch.ones(1, 32))
+
+
+def test_a_state_dict_whose_indices_were_averaged_is_refused():
+    mine, other = pair(used=False)
+    one, two = mine.state_dict(), other.state_dict()
+    with pytest.raises(RuntimeError, match=r"row_starts and columns must be integers, got torch\.float32"):
+        pair(used=False)[0].load_state_dict({name: 0.9 * one[name] + 0.1 * two[name] for name in one})
+
+
+def test_buffers_can_be_read_of_a_layer_without_data_and_in_inference():
+    layer = made().to("meta")
+    assert all(buffer.is_meta for buffer in layer.buffers())
+    other = made(density=0.3)
+    layer.to_empty(device="cpu").load_state_dict(other.state_dict())
+    x = torch.randn(2, 37)
+    assert torch.equal(layer(x), other(x))
+    with torch.inference_mode():
+        inside = made()
+        count = len(list(inside.buffers()))
+    assert len(list(inside.buffers())) == count == len(list(other.buffers()))
+
+
+def _rank(rank, port, results):
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    torch.manual_seed(rank)
+    net = nn.Sequential(mw.nn.SparseLinear(32, 32, density=0.3), nn.ReLU(), mw.nn.SparseLinear(32, 4, density=0.5))
+    with torch.no_grad():
+        net(torch.ones(1, 32))
+        net[0].values.normal_()
+    parallel = nn.parallel.DistributedDataParallel(net, broadcast_buffers=True)
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=0.01)
+    for step in range(3):
+        optimizer.zero_grad()
+        parallel(torch.full((2, 32), float(rank + step))).square().sum().backward()
+        optimizer.step()
+    out = parallel(torch.ones(2, 32)).tolist()
+    # Rewired in one process alone: the indices of the other come without their values.
+    if rank == 1:
+        net[0].set_mask(net[0].mask.to_bool().flip(0))
+    try:
+        parallel(torch.ones(2, 32))
+        refused = False
+    except StaleMaskError:
+        refused = True
+    results.put((rank, out, net[2].to_dense().tolist(), refused))
+    torch.distributed.destroy_process_group()
+
+
+def test_data_parallel_training_starts_from_the_first_process_and_stays_the_same_in_both():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = torch.multiprocessing.get_context("spawn")
+    results = context.Queue()
+    workers = [context.Process(target=_rank, args=(rank, port, results), daemon=True) for rank in range(2)]
+    for worker in workers:
+        worker.start()
+    try:
+        found = sorted(results.get(timeout=120) for _ in workers)
+    finally:
+        for worker in workers:
+            worker.join(timeout=30)
+            if worker.is_alive():
+                worker.kill()
+    (_, out, weight, refused), (_, out_1, weight_1, refused_1) = found
+    assert out == out_1
+    assert weight == weight_1
+    assert (refused, refused_1) == (False, True)
+    assert [worker.exitcode for worker in workers] == [0, 0]

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 from maskwise.errors import ArgumentError, DtypeError, say
 from maskwise.nn.gated import chains_of, gated, own_gate
 from maskwise.nn.gates import Gate
-from maskwise.nn.modules import check_module
+from maskwise.nn.modules import check_initialized, check_module
 from maskwise.nn.parametrized import make_copyable
 
 __all__ = ["attach", "detach", "leave_effective"]
@@ -48,7 +48,8 @@ def attach(module: M, gate: Gate, name: str = "weight") -> M:
 
     Raises:
         DtypeError: ``module`` is not a module, ``gate`` is not a gate, or the weight is not of floats.
-        ArgumentError: there is no such tensor, it has a gate already, or the gate belongs to another weight.
+        ArgumentError: there is no such tensor, it is not initialized (a lazy module), it has a gate already, or
+            the gate belongs to another weight.
         ShapeError: the gate does not fit the weight; the hint says what would.
         DeviceError: the gate's mask is on another device.
     """
@@ -91,6 +92,7 @@ def check_attach(module: nn.Module, gate: Gate, name: str) -> Tensor:
             hint = f"name={names[0]!r}" if names else "gate one of its children, or mw.nn.prune(model, ...)"
             must = f"be a tensor of {type(module).__name__}, one of {names}"
             raise ArgumentError(say("attach", "name", must=must, got=repr(name), hint=hint))
+        check_initialized("attach", "module", tensors[name])
     with torch.no_grad():
         weight: Tensor = getattr(module, name)
     return weight

@@ -89,7 +89,7 @@ class MaskedLinear(nn.Linear):
         Raises:
             DtypeError: ``linear`` is not a torch.nn.Linear, or ``gate`` neither a gate nor a mask.
             ShapeError: the gate does not fit the weight; the hint says what would.
-            ArgumentError: the gate belongs to another weight.
+            ArgumentError: the gate belongs to another weight, or the Linear is a lazy one that is not initialized.
         """
         check_linear(f"{cls.__name__}.from_linear", linear)
         layer = cls.__new__(cls)

@@ -65,7 +65,8 @@ def prune(
     Raises:
         DtypeError: ``model`` is not a module, the factory cannot be called or does not return a gate, or a pattern is
             neither a name nor a type.
-        ArgumentError: a pattern matches nothing, no layer is left, or a layer has a gate already.
+        ArgumentError: a pattern matches nothing, no layer is left, or a layer has a gate already or is a lazy one that
+            is not initialized.
         ShapeError: a gate does not fit a layer's weight.
     """
     check_module("prune", model)

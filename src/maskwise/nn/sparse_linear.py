@@ -13,7 +13,7 @@ from maskwise.errors import ArgumentError, ShapeError, StaleMaskError, say
 from maskwise.mask import Mask
 from maskwise.nn.layer_input import check_features
 from maskwise.nn.modules import check_linear
-from maskwise.nn.topology import carry, fingerprint, layout_problem, mask_bits, random_layout
+from maskwise.nn.topology import carry, fingerprint, layout_problem, mask_bits, random_layout, seal
 from maskwise.ops.arguments import MaskLike
 from maskwise.ops.linear import BLOCKS, Block, Indices, Sizes, SparseLayout, choose, with_indices
 from maskwise.plan import planner
@@ -42,10 +42,11 @@ class SparseLinear(nn.Module):
     product is the faster one, that is taken. The state_dict holds ``values``, ``row_starts``, ``columns`` and ``bias``;
     one of another topology can be loaded.
 
-    Values and indices belong together. An average (``torch.optim.swa_utils.AveragedModel``) mixes the values of two
-    layers place by place, and copies the indices: after the layer was rewired, that is a mix of different weights. The
-    averaged layer then raises a StaleMaskError; ``averaged_layer.set_mask(layer.mask)`` before the next update lets it
-    follow.
+    Values and indices belong together. A complete copy of all parameters and buffers, as DistributedDataParallel makes
+    at its start, is taken with its topology. An average (``torch.optim.swa_utils.AveragedModel``) mixes the values of
+    two layers place by place, and copies the indices: after the layer was rewired, that is a mix of different weights.
+    The averaged layer then raises a StaleMaskError; ``averaged_layer.set_mask(layer.mask)`` before the next update lets
+    it follow.
 
     Args:
         in_features: the size of each input.
@@ -71,11 +72,14 @@ class SparseLinear(nn.Module):
     _t_starts: Tensor
     _t_columns: Tensor
     _t_order: Tensor
+    #: A checksum of the values, made when the buffers are read: copied along, it tells a copy from an average.
+    _seal: Tensor
     _layout: SparseLayout | None
     _cached: tuple[Any, Tensor] | None
     #: What the indices were when the values were last moved to them, and the version of ``columns`` that was compared.
     _topology: tuple[int, ...] | None = None
     _compared: tuple[Tensor, int] | None = None
+    _is_moving = False
 
     def __init__(
         self,
@@ -134,7 +138,8 @@ class SparseLinear(nn.Module):
         Raises:
             DtypeError: ``linear`` is not a torch.nn.Linear, or the mask is not bool.
             ShapeError: the mask has another shape than the weight.
-            ArgumentError: no kernel has this block, or the mask keeps a part of one.
+            ArgumentError: no kernel has this block, the mask keeps a part of one, or the Linear is a lazy one that is
+                not initialized.
         """
         check_linear("SparseLinear.from_linear", linear)
         weight = linear.weight.detach()
@@ -182,25 +187,71 @@ class SparseLinear(nn.Module):
 
     def _check_topology(self) -> None:
         """Raise if the indices are not those that the values were moved to; compared once for each version of them."""
-        if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
-            return
-        columns = self.columns
-        version = 0 if columns.is_inference() else columns._version
-        compared = self._compared
-        # Another tensor in its place, as torch.func.functional_call puts there, comes with values of its own.
-        if compared is not None and (compared[0] is not columns or compared[1] == version):
-            return
-        found = fingerprint(self._buffers)
-        if found is None:
-            return
-        if self._topology is not None and found != self._topology:
+        if not self._is_consistent():
             must = "be changed by set_mask, drop, regrow or load_state_dict, which move the values along"
             got = "other indices, written in place, as an average does whose model was rewired: values of other weights"
             hint = (
                 "averaged_layer.set_mask(layer.mask) before each update_parameters, and now a new AveragedModel(model)"
             )
             raise StaleMaskError(say("SparseLinear", "columns", must=must, got=got, hint=hint))
+
+    def _is_consistent(self) -> bool:
+        """Whether indices and values belong together; indices that were copied along with their values are taken."""
+        if _has_no_data():
+            return True
+        columns = self.columns
+        version = 0 if columns.is_inference() else columns._version
+        compared = self._compared
+        # Another tensor in its place, as torch.func.functional_call puts there, comes with values of its own.
+        if compared is not None and (compared[0] is not columns or compared[1] == version):
+            return True
+        found = fingerprint(self.__dict__["_buffers"])
+        if found is None:
+            return True
+        if self._topology is not None and found != self._topology:
+            if not self._is_copied():
+                return False
+            self._layout = self._cached = None
         self._topology, self._compared = found, (columns, version)
+        return True
+
+    def _is_copied(self) -> bool:
+        """Whether the buffers are a complete copy of another layer's, and the values are those that it had."""
+        held: dict[str, Tensor] = self.__dict__["_buffers"]
+        found, copied = seal(self.values), held.get("_seal")
+        if found is None or copied is None or not torch.equal(found, copied):
+            return False
+        shape = (self.out_features, self.in_features)
+        if layout_problem(self.row_starts, self.columns, shape, self.block) is not None:
+            return False
+        expected = _indices(_layout(self.row_starts, self.columns, shape, self.block))
+        return all(torch.equal(held[name], tensor) for name, tensor in expected.items())
+
+    @property
+    def _buffers(self) -> dict[str, Tensor | None]:
+        """The buffers, as ``buffers()`` and all that copies or averages layers reads them, with a current seal.
+
+        A write through ``.data`` leaves no trace in a tensor's version, so whoever reads them may have written them.
+        """
+        held: dict[str, Tensor | None] = self.__dict__["_buffers"]
+        kept, values = held.get("_seal"), self.__dict__["_parameters"].get("values")
+        if kept is None or values is None or self._is_moving or _has_no_data():
+            return held
+        self._compared = None
+        # Never a new seal on what is refused.
+        if self._is_consistent():
+            found = seal(values)
+            if found is not None and not kept.is_meta and found.device == kept.device:
+                if kept.is_inference() and not torch.is_inference_mode_enabled():
+                    held["_seal"] = found
+                else:
+                    kept.copy_(found)
+        self._cached = self._compared = None
+        return held
+
+    @_buffers.setter
+    def _buffers(self, buffers: dict[str, Tensor | None]) -> None:
+        self.__dict__["_buffers"] = buffers
 
     @property
     def mask(self) -> Mask:
@@ -294,14 +345,12 @@ class SparseLinear(nn.Module):
 
     def _set(self, layout: SparseLayout) -> None:
         """Take the indices of a layout. Only two are in the state_dict: the others follow from them."""
-        pieces = max(1, (layout.starts.numel() - 1) // max(1, -(-layout.shape[0] // layout.block[0])))
-        self.register_buffer("row_starts", layout.starts[::pieces].clone())
-        self.register_buffer("columns", layout.columns)
-        back = layout.transposed
-        self.register_buffer("_starts", layout.starts, persistent=False)
-        self.register_buffer("_t_starts", back.starts, persistent=False)
-        self.register_buffer("_t_columns", back.columns, persistent=False)
-        self.register_buffer("_t_order", back.order, persistent=False)
+        persistent = ("row_starts", "columns")
+        self._is_moving = True
+        for name, tensor in _indices(layout).items():
+            self.register_buffer(name, tensor, persistent=name in persistent)
+        self.register_buffer("_seal", torch.zeros(2, dtype=torch.int64, device=layout.device), persistent=False)
+        self._is_moving = False
         self._layout, self._cached = layout, None
         self._topology = self._compared = None
         self._check_topology()
@@ -327,7 +376,7 @@ class SparseLinear(nn.Module):
             input, values, bias = input.to(low), values.to(low), None if bias is None else bias.to(low)
         if self._is_sparse(input, held.numel()):
             # Straight from where the module keeps them: after a product, which empties the caches, every step shows.
-            buffers = self._buffers
+            buffers = self.__dict__["_buffers"]
             names = ("_starts", "columns", "_t_starts", "_t_columns", "_t_order")
             indices = cast(Indices, tuple(buffers[name] for name in names))
             return with_indices(input, values, bias, indices, self.out_features, self.block)
@@ -369,7 +418,12 @@ class SparseLinear(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> SparseLinear:
         self._cached = self._compared = None
-        moved: SparseLinear = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        # Until all are moved, some are on another device.
+        self._is_moving = True
+        try:
+            moved: SparseLinear = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        finally:
+            self._is_moving = False
         return moved
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
@@ -395,11 +449,8 @@ class SparseLinear(nn.Module):
             if problem is not None:
                 error_msgs.append(f"{prefix or 'SparseLinear'}: {problem}")
                 return
-            height = row_starts.numel() - 1
-            rows = torch.repeat_interleave(torch.arange(height), row_starts.diff().long().cpu())
             device = self.columns.device
-            places = rows.to(device), columns.to(device).long()
-            self._set(SparseLayout.from_coordinates(shape, *places, self.block))
+            self._set(_layout(row_starts.to(device), columns.to(device), shape, self.block))
             if self.values.numel() != self.layout.count:
                 self.values.grad = None
                 self.values.data = self.values.data.new_zeros(self.layout.count)
@@ -418,3 +469,33 @@ class SparseLinear(nn.Module):
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
             f"density={density:.3g}{more}"
         )
+
+
+def _has_no_data() -> bool:
+    """Whether tensors may be without data: in a graph that is traced, a transform of functions, or a dispatch mode."""
+    return (
+        is_tracing()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._len_torch_dispatch_stack() > 0
+    )
+
+
+def _layout(row_starts: Tensor, columns: Tensor, shape: tuple[int, int], block: Block) -> SparseLayout:
+    """The layout of the two tensors of indices that are in a state_dict."""
+    height = row_starts.numel() - 1
+    rows = torch.repeat_interleave(torch.arange(height, device=columns.device), row_starts.diff().long())
+    return SparseLayout.from_coordinates(shape, rows, columns.long(), block)
+
+
+def _indices(layout: SparseLayout) -> dict[str, Tensor]:
+    """The tensors of indices that a layer holds, by the names of its buffers."""
+    pieces = max(1, (layout.starts.numel() - 1) // max(1, -(-layout.shape[0] // layout.block[0])))
+    back = layout.transposed
+    return {
+        "row_starts": layout.starts[::pieces].clone(),
+        "columns": layout.columns,
+        "_starts": layout.starts,
+        "_t_starts": back.starts,
+        "_t_columns": back.columns,
+        "_t_order": back.order,
+    }

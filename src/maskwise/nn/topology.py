@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 from weakref import WeakSet
@@ -15,7 +16,7 @@ from maskwise.mask import Mask
 from maskwise.ops.arguments import MUST, MaskLike, mask_hint
 from maskwise.ops.linear import Block, SparseLayout
 
-__all__ = ["carry", "fingerprint", "layout_problem", "mask_bits", "moved", "random_layout"]
+__all__ = ["carry", "fingerprint", "layout_problem", "mask_bits", "moved", "random_layout", "seal"]
 
 
 def mask_bits(op: str, mask: MaskLike, shape: tuple[int, int]) -> Tensor:
@@ -44,6 +45,8 @@ def layout_problem(row_starts: Tensor, columns: Tensor, shape: tuple[int, int], 
     height, width = -(-shape[0] // block[0]), -(-shape[1] // block[1])
     if row_starts.dim() != 1 or row_starts.numel() != height + 1 or columns.dim() != 1:
         return f"row_starts must have {height + 1} entries and columns one dim"
+    if any(each.is_floating_point() or each.is_complex() for each in (row_starts, columns)):
+        return f"row_starts and columns must be integers, got {row_starts.dtype} and {columns.dtype}, as a mixture has"
     starts, places = row_starts.long().cpu(), columns.long().cpu()
     if int(starts[0]) != 0 or int(starts[-1]) != places.numel() or bool((starts.diff() < 0).any()):
         return "row_starts must go up from 0 to the number of columns"
@@ -65,17 +68,38 @@ def fingerprint(indices: Mapping[str, Tensor | None]) -> tuple[int, ...] | None:
     False
     """
     found = []
-    for tensor in indices.values():
-        if tensor is None:
+    for name, tensor in indices.items():
+        if tensor is None or name == "_seal":
             continue
         if tensor.is_meta or type(tensor) is not Tensor:
             return None
-        # Products of int64 wrap around: a hash by multiplication and shift, summed.
-        mixed = (tensor.long() + 1) * 0x1E3779B97F4A7C15
-        mixed = (mixed ^ (mixed >> 29)) * (2 * torch.arange(tensor.numel(), device=tensor.device) + 1)
-        mixed = (mixed ^ (mixed >> 31)) * 0x14D049BB133111EB
-        found.append(int(mixed.sum()))
+        found.append(int(_mixed(tensor).sum()))
     return tuple(found)
+
+
+def seal(values: Tensor) -> Tensor | None:
+    """A checksum of the values' bits, (2,) int64, that a mix with other values does not have; None without data.
+
+    >>> one, two = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([3.0, 2.0, 1.0])
+    >>> torch.equal(seal(one), seal(one.clone())), torch.equal(seal(one), seal(two))
+    (True, False)
+    """
+    plain = values.detach()
+    if plain.is_meta or type(plain) is not Tensor or plain.is_complex():
+        return None
+    # Sums of integers, by rows and by columns of a square: two passes, exact in any order, and aware of positions.
+    bits = plain.contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[plain.element_size()])
+    side = max(1, math.isqrt(bits.numel()))
+    square = bits[: bits.numel() // side * side].view(-1, side)
+    sums = (square.sum(1), torch.cat([square.sum(0), bits[square.numel() :].long()]))
+    return torch.stack([_mixed(each).sum() for each in sums])
+
+
+def _mixed(numbers: Tensor) -> Tensor:
+    """A hash of each number and its position. Products of int64 wrap around: by multiplication and shift."""
+    mixed = (numbers.long() + 1) * 0x1E3779B97F4A7C15
+    mixed = (mixed ^ (mixed >> 29)) * (2 * torch.arange(numbers.numel(), device=numbers.device) + 1)
+    return (mixed ^ (mixed >> 31)) * 0x14D049BB133111EB
 
 
 def moved(old: SparseLayout, new: SparseLayout) -> tuple[Tensor, Tensor]:

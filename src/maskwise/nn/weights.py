@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.rnn import RNNCellBase
+from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from maskwise.nn.gated import chains_of, gated
@@ -34,7 +35,7 @@ def weights_of(module: nn.Module) -> list[str]:
     if isinstance(module, nn.MultiheadAttention):
         return [name for name in tensors if name.endswith("proj_weight")]
     if _has_experts(module):
-        return [name for name, tensor in tensors.items() if tensor.dim() == 3]
+        return [name for name, tensor in tensors.items() if not is_lazy(tensor) and tensor.dim() == 3]
     return []
 
 
@@ -49,7 +50,9 @@ def _has_experts(module: nn.Module) -> bool:
     if any(kind.__name__.endswith("Experts") for kind in type(module).mro()):
         return True
     count = getattr(module, "num_experts", None)
-    return count is not None and any(t.dim() == 3 and t.shape[0] == count for t in _tensors(module).values())
+    return count is not None and any(
+        not is_lazy(t) and t.dim() == 3 and t.shape[0] == count for t in _tensors(module).values()
+    )
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
@@ -80,6 +83,10 @@ def ungated(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, tuple[int, 
             continue
         known = weights_of(module)
         for name, tensor in _tensors(module).items():
+            if is_lazy(tensor):
+                if name in known:
+                    yield f"{module_name}.{name}" if module_name else name, module, name, (), "not initialized yet"
+                continue
             if tensor.dim() < 2 or (module, name) in with_gate:
                 continue
             if name in known:

@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -273,3 +274,35 @@ def test_a_file_of_an_unpadded_model_is_loaded_unpadded(prefer, tmp_path):
         load_compressed(tmp_path / "padded", into=mw.unpad(encoder()))
     with pytest.raises(ArgumentError, match=r"must be a model that mw\.unpad serves"):
         load_compressed(tmp_path / "model", into=nn.Linear(2, 2))
+
+
+def _under(kind):
+    return lambda: kind(nn.Linear(8, 8))
+
+
+NEED_INTO = {
+    "LSTM": lambda: nn.LSTM(8, 8),
+    "GRU": lambda: nn.GRU(8, 8),
+    "TransformerEncoderLayer": lambda: nn.TransformerEncoderLayer(8, 2, 16),
+    "TransformerEncoder": lambda: nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(8, 2, 16), 2, enable_nested_tensor=False
+    ),
+    "weight_norm": _under(nn.utils.parametrizations.weight_norm),
+    "orthogonal": _under(nn.utils.parametrizations.orthogonal),
+    "spectral_norm": _under(nn.utils.parametrizations.spectral_norm),
+}
+
+
+@pytest.mark.parametrize("name", NEED_INTO)
+def test_a_sequential_with_a_layer_that_the_docs_name_is_loaded_into_a_new_one(name, tmp_path):
+    torch.manual_seed(0)
+    net = nn.Sequential(NEED_INTO[name]()).eval()
+    save_compressed(net, tmp_path / "model")
+    with pytest.raises(ArgumentError, match="`into` must be a Sequential"):
+        load_compressed(tmp_path / "model")
+    loaded = load_compressed(tmp_path / "model", into=nn.Sequential(NEED_INTO[name]()))
+    x = torch.randn(3, 2, 8)
+    mine, expected = loaded(x), net(x)
+    # A recurrent layer gives its state, too.
+    assert torch.equal(*((mine[0], expected[0]) if isinstance(mine, tuple) else (mine, expected)))
+    assert name in (Path(__file__).parents[3] / "docs" / "compress.md").read_text()

@@ -102,7 +102,7 @@ def load_compressed(path: str | os.PathLike[str], into: nn.Module | None = None)
         path: the file.
         into: a new model of the class that was compressed, with weights of any kind: its layers are replaced by those
             of the file, and it is unpadded if that of the file was. Not needed where the file has the structure, for
-            nn.Sequential of torch's layers.
+            nn.Sequential of torch's layers without hooks, parametrizations, recurrent layers or Transformer encoders.
 
     Returns:
         The model in evaluation, on the CPU: ``into``, changed in place, or a new one.

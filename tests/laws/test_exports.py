@@ -96,7 +96,7 @@ def test_what_was_exported_changes_nothing_for_eager_calls(name):
     with mw.explain() as after:
         module(*args)
     assert [call.route for call in after] == [call.route for call in before]
-    assert planner.is_served("fill", torch.float32) == planner.has_kernel("fill", torch.float32, "cpu")
+    assert planner.is_served("fill", torch.float32, None) == planner.has_kernel("fill", torch.float32, "cpu")
 
 
 @pytest.mark.parametrize("strict", [False, True], ids=["non-strict", "strict"])

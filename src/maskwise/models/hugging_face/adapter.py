@@ -78,7 +78,8 @@ class HuggingFaceAdapter:
             state = _state(base)
             cover(base, state)
             if base.device.type == "meta":
-                if family is None and (mixing := mixing_module(base)) is not None:
+                inner = tuple(f"{path}." for path, each in base.named_modules() if path and is_pretrained(each))
+                if family is None and (mixing := mixing_module(base, inner)) is not None:
                     raise UnsupportedModelError(mixing)
             else:
                 check(base)

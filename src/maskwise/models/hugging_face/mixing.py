@@ -52,11 +52,18 @@ class MixingWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise MixingError("a convolution reads neighbouring tokens")
 
 
-def mixing_module(model: nn.Module) -> str | None:
-    """The module that mixes tokens in a model that has no weights to run with; None without one."""
+def mixing_module(model: nn.Module, inner: tuple[str, ...] = ()) -> str | None:
+    """The module that mixes tokens in a model that has no weights to run with; None without one.
+
+    Args:
+        model: the model without its head.
+        inner: the paths of models in it, such as those of images and sounds, which have no tokens of text to mix.
+    """
     if (quantized := quantized_module(model)) is not None:
         return quantized
     for path, module in model.named_modules():
+        if path.startswith(inner):
+            continue
         wide = isinstance(module, (nn.Conv1d, nn.ConvTranspose1d)) and module.kernel_size != (1,)
         if wide or isinstance(module, (nn.RNNBase, nn.BatchNorm1d, nn.InstanceNorm1d)):
             return f"{path}, a {type(module).__name__}, mixes tokens"

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from maskwise.plan.explain import explain as explain
     from maskwise.plan.planner import force as force
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Mask",

@@ -28,6 +28,12 @@ TOKENS = torch.zeros(5, 4, 8)
 WEIGHT, KEPT = torch.zeros(4, 3), torch.ones(4, 3, dtype=torch.bool)
 
 
+def mixing_with_a_generator() -> Callable[[torch.Tensor], torch.Tensor]:
+    """A function that mixes rows and draws from a generator of its own."""
+    own = torch.Generator()
+    return lambda rows: rows - rows.mean(0) + torch.rand(rows.shape, generator=own)
+
+
 def apply_of(fn: Callable[..., Any], apply: Callable[..., Any] = mw.apply) -> Callable[[], Any]:
     """A call with six kept rows that differ."""
     return lambda: apply(fn, torch.arange(32.0).reshape(8, 4).square(), mask=torch.arange(8) < 6)
@@ -66,6 +72,7 @@ ROWS = [
     Row("mw.apply", lambda: mw.apply(lambda rows: (), X, mask=BITS), ArgumentError, "lambda rows: rows"),
     Row("mw.apply", apply_of(lambda rows: rows - rows.mean(0)), ArgumentError, "mw.pack(x, mask).map(fn)"),
     Row("mw.apply", apply_of(lambda rows: F.dropout(rows - rows.mean(0))), ArgumentError, "mw.pack(x, mask).map(fn)"),
+    Row("mw.apply", apply_of(mixing_with_a_generator()), ArgumentError, "mw.pack(x, mask).map(fn)"),
     Row("mw.apply", apply_of(lambda rows: rows[: max(3, len(rows) - 1)]), ShapeError, "treat each row by itself"),
     Row("mw.apply", apply_of(lambda rows: rows if len(rows) > 5 else rows[:1]), ArgumentError, "mw.pack(x, mask)"),
     Row("mw.apply", apply_of(nn.Conv1d(4, 4, 1)), ArgumentError, "mw.pack(x, mask).map(fn)"),

@@ -53,7 +53,8 @@ class HuggingFaceAdapter:
             if not takes(base, argument):
                 return False, f"{type(base).__name__}.forward takes no {argument}"
         if any(self.serves(each)[0] for each in base.modules() if each is not base and is_pretrained(each)):
-            return False, "a model in it is served instead"
+            # Which has its own reasons.
+            return False, ""
         if (name := implementation(base.config)) not in ORIGINALS:
             return False, f"its attention is {name!r}; model.set_attn_implementation('sdpa') can be served"
         if special(base) is None and of_home(base, "ALL_ATTENTION_FUNCTIONS") is None:

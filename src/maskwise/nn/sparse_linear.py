@@ -72,7 +72,7 @@ class SparseLinear(nn.Module):
     _t_starts: Tensor
     _t_columns: Tensor
     _t_order: Tensor
-    #: A checksum of the values, made when the buffers are read: copied along, it tells a copy from an average.
+    #: A checksum of the values, made when the buffers are read: copied along, it distinguishes a copy from an average.
     _seal: Tensor
     _layout: SparseLayout | None
     _cached: tuple[Any, Tensor] | None
@@ -231,7 +231,7 @@ class SparseLinear(nn.Module):
     def _buffers(self) -> dict[str, Tensor | None]:
         """The buffers, as ``buffers()`` and all that copies or averages layers reads them, with a current seal.
 
-        A write through ``.data`` leaves no trace in a tensor's version, so whoever reads them may have written them.
+        A write through ``.data`` leaves no trace in a tensor's version, so any reader may have written them.
         """
         held: dict[str, Tensor | None] = self.__dict__["_buffers"]
         kept, values = held.get("_seal"), self.__dict__["_parameters"].get("values")

@@ -64,7 +64,7 @@ def make_plain(model: nn.Module) -> tuple[nn.Module, dict[str, Origin]]:
                 for each in pruned:
                     original = module._parameters[f"{each}_orig"]
                     assert original is not None
-                    # Removed in place: whoever shares the weight has it without the mask.
+                    # Removed in place: every other holder of the weight has it without the mask.
                     module._parameters[f"{each}_orig"] = nn.Parameter(original.clone(), original.requires_grad)
                     prune.remove(module, each)  # type: ignore[no-untyped-call]
     return model, origins

@@ -57,9 +57,10 @@ def test_import_pulls_in_nothing_that_torch_has_not_loaded_already(imported):
     assert foreign(imported) == set()
 
 
-def test_import_pulls_in_the_mask_and_the_errors_only(imported):
+def test_import_pulls_in_the_mask_the_plans_and_the_errors_only(imported):
     packages = {name.split(".")[1] for name in imported if "." in name}
-    assert packages == {"errors", "mask", "tracing"}
+    assert packages == {"errors", "mask", "ops", "plan"}
+    assert {name for name in imported if name.startswith("maskwise.ops.")} == {"maskwise.ops.torch_private"}
 
 
 def test_first_use_pulls_in_no_command_line_and_no_benchmarks(used):

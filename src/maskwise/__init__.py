@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from maskwise.errors import MaskwiseError as MaskwiseError
 from maskwise.mask import Mask as Mask
+from maskwise.plan.dispatch import force as force
+from maskwise.plan.dispatch import plan as plan
+from maskwise.plan.explain import explain as explain
 
 if TYPE_CHECKING:
     from maskwise import models as models
@@ -51,9 +54,6 @@ if TYPE_CHECKING:
     from maskwise.ops.softmax import softmax as softmax
     from maskwise.ops.softmax import softmin as softmin
     from maskwise.ops.softmax import standardize as standardize
-    from maskwise.plan.asking import plan as plan
-    from maskwise.plan.explain import explain as explain
-    from maskwise.plan.planner import force as force
 
 __version__ = "0.2.0"
 
@@ -123,11 +123,10 @@ _HOMES = {
     "maskwise.ops.scan": "cummax cummin cumprod cumsum logcumsumexp",
     "maskwise.ops.select": "Packed apply apply_ pack",
     "maskwise.ops.softmax": "log_softmax normalize softmax softmin standardize",
-    "maskwise.plan": "explain force",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
-# Packages that are public under their own name; that of plans can be called.
-_PACKAGES = ("models", "nn", "plan")
+# Packages that are public under their own name.
+_PACKAGES = ("models", "nn")
 
 
 def __getattr__(name: str) -> Any:

@@ -14,7 +14,7 @@ from maskwise.benchmarks.registry import select
 from maskwise.benchmarks.run import Result, SideResult, Verdict
 from maskwise.cli import bench
 from maskwise.cli.app import app
-from maskwise.plan import planner
+from maskwise.plan import dispatch
 
 
 def result(case, *, holds=True, ratio=2.0, plain=3.0, kernel=1.0, route="route kernel"):
@@ -78,8 +78,8 @@ def test_bench_ends_with_the_summary(found, monkeypatch, tmp_path):
 def test_a_route_is_forced_while_it_is_timed_and_not_around_it():
     seen = []
     timer = forcing(lambda call, times: (call(), 1.0)[1])
-    assert timer(lambda: seen.append(planner.forced()), 1) == 1.0
-    assert timer(Forced(lambda: seen.append(planner.forced()), "plain"), 1) == 1.0
+    assert timer(lambda: seen.append(dispatch.forced()), 1) == 1.0
+    assert timer(Forced(lambda: seen.append(dispatch.forced()), "plain"), 1) == 1.0
     assert seen == [None, "plain", "plain"]
-    Forced(lambda: seen.append(planner.forced()), "kernel")()
+    Forced(lambda: seen.append(dispatch.forced()), "kernel")()
     assert seen[-1] == "kernel"

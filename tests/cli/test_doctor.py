@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 from maskwise.cli import doctor
 from maskwise.cli.app import app
 from maskwise.ops import extension
-from maskwise.ops.extension import ExtensionStatus
+from maskwise.ops.backends import ExtensionStatus
 
 LOADED = ExtensionStatus(path="/x/_C.abi3.so", loaded=True, error=None, simd="avx2", fix="")
 BROKEN = ExtensionStatus(path="/x/_C.abi3.so", loaded=False, error="undefined symbol", simd="none", fix="rebuild it")

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 import maskwise as mw
 from maskwise import Mask
 from maskwise.errors import ArgumentError, DeviceError, DtypeError, OutOfRangeError, ShapeError
-from maskwise.ops.register import tape
+from maskwise.ops.operation import eager_function
 from maskwise.plan.cost import Rates
 from maskwise.plan.tabular import Tabular
 from tests.errors.row import Row
@@ -161,6 +161,9 @@ ROWS = [
     Row("Tabular", lambda: Tabular().table(), NotImplementedError, "return rich.table.Table(...)"),
     Row("Rates", lambda: Rates(flops=-1.0), ValueError, "maskwise calibrate"),
     Row(
-        "tape", lambda: tape("f", "(int dim, Tensor x)", torch.sum, None, torch.sum), ValueError, "(Tensor x, int dim)"
+        "eager_function",
+        lambda: eager_function("f", "(int dim, Tensor x)", torch.sum, None, torch.sum),
+        ValueError,
+        "(Tensor x, int dim)",
     ),
 ]

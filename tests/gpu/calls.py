@@ -12,6 +12,7 @@ from math import inf
 
 import torch
 
+from maskwise.ops.backends import FLOATING, INTEGRAL
 from maskwise.ops.fill import gpu as fill
 from maskwise.ops.gpu.launch import recording
 from maskwise.ops.linear import gpu as linear
@@ -20,7 +21,6 @@ from maskwise.ops.reduce import gpu as reduce
 from maskwise.ops.scan import gpu as scan
 from maskwise.ops.select import gpu as select
 from maskwise.ops.softmax import gpu as softmax
-from maskwise.plan.capability import FLOATING, INTEGRAL
 
 ALL = (*FLOATING, *INTEGRAL, torch.bool)
 

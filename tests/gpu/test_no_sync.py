@@ -3,13 +3,17 @@
 Fake CUDA tensors have no data: whatever would read some raises.
 """
 
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import maskwise as mw
-from maskwise.plan import planner
+from maskwise.ops import primitives
+from maskwise.ops.registry import FUNCTIONS
+from maskwise.plan import dispatch
 from tests.gpu.guard import cuda_without_cuda
 from tests.laws.samples import UNDER_LAW, outputs, samples
 from tests.mask.test_no_sync import BUILDS
@@ -135,17 +139,26 @@ def test_pack_stays_an_op_in_a_graph_compiled_for_cuda():
     assert {"maskwise.pack_capacity.default", "maskwise.unpack_capacity.default"} <= targets
 
 
+def planned(function, shape, device, *, grad):
+    """The plan of a function's operation, from facts of a device that is not here."""
+    home = primitives if function.name == "fill" else sys.modules[function.call.__module__]
+    operation = getattr(home, function.name if function.name == "fill" else f"_{function.name}")
+    return dispatch.decide(
+        dispatch.Facts(function.name, shape, torch.float32, device, grad=grad), operation.routes
+    ).plan
+
+
 @pytest.mark.parametrize("function", [f for f in UNDER_LAW if f.family in (*FUSED[:3], *OPS)], ids=lambda f: f.name)
 def test_large_inputs_on_cuda_are_planned_for_the_kernel(function):
-    plan = planner.make(function.name, (4096, 4096), torch.float32, "cuda", grad=True)
+    plan = planned(function, (4096, 4096), "cuda", grad=True)
     if function.gradient:
         assert plan.route == "fused", plan
-    assert planner.make(function.name, (4096, 4096), torch.float32, "cuda", grad=False).route == "bare"
+    assert planned(function, (4096, 4096), "cuda", grad=False).route == "bare"
 
 
 @pytest.mark.parametrize("device", ["mps", "xpu"])
 def test_other_devices_are_served_by_plain_torch_which_says_why(device):
-    plan = planner.make("sum", (4096, 4096), torch.float32, device, grad=False)
+    plan = planned(FUNCTIONS["sum"], (4096, 4096), device, grad=False)
     assert plan.route == "plain"
     assert plan.reason == f"sum has no kernel on {device}"
 
@@ -154,7 +167,7 @@ def test_without_triton_plain_torch_serves_and_explain_says_so(monkeypatch):
     from maskwise.ops.gpu import status
 
     monkeypatch.setattr(status, "FOUND", False)
-    with FakeTensorMode(), planner.force(None), mw.explain() as log:
+    with FakeTensorMode(), dispatch.force(None), mw.explain() as log:
         x = torch.empty(512, 512, device="cuda")
         mw.sum(x, torch.empty(512, 512, dtype=torch.bool, device="cuda"), 1)
     (call,) = log

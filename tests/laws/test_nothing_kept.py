@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from maskwise.plan.planner import force
+from maskwise.plan.dispatch import force
 from tests.laws.samples import ROUTES, UNDER_LAW, needed
 from tests.laws.subjects import SUBJECTS, total
 

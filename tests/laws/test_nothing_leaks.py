@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from maskwise.plan.planner import force
+from maskwise.plan.dispatch import force
 from tests.laws.samples import ROUTES, cases, differentiable, outputs
 from tests.laws.subjects import SUBJECTS
 

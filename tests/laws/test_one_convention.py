@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import maskwise as mw
-from maskwise.plan.planner import force
+from maskwise.plan.dispatch import force
 from tests.laws.odd_bytes import odd
 from tests.laws.samples import KWARGS, ROUTES, UNDER_LAW, cases, outputs
 from tests.laws.slices import expected, law_cases

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import maskwise as mw
-from maskwise.plan.planner import force
+from maskwise.plan.dispatch import force
 from tests.laws.samples import ROUTES, UNDER_LAW, cases, differentiable, outputs, samples
 from tests.laws.subjects import SUBJECTS
 from tests.laws.subjects import total as total_of

@@ -15,7 +15,7 @@ import maskwise as mw
 from maskwise.errors import DtypeError, ShapeError
 from maskwise.nn import linear_forms, masked_conv
 from maskwise.nn.gates import NM, Binary, HardConcrete, Sigmoid, Threshold, TopK
-from maskwise.plan.planner import force
+from maskwise.plan.dispatch import force
 
 # Sums of a few hundred float32 products in another order.
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}

@@ -11,7 +11,7 @@ from torch import nn
 
 import maskwise as mw
 from maskwise.errors import ArgumentError, DeviceError, DtypeError, ShapeError, StaleMaskError
-from maskwise.plan.planner import force
+from maskwise.plan.dispatch import force
 
 BLOCKS = [(1, 1), (4, 1), (16, 16)]
 every_block = pytest.mark.parametrize("block", BLOCKS, ids=str)

@@ -10,7 +10,7 @@ SCRIPT = """
 import warnings
 warnings.simplefilter("always")
 import torch, maskwise as mw
-from maskwise.ops.extension import status
+from maskwise.ops.backends import status
 x, mask = torch.tensor([1.0, 2.0, float("nan")]), torch.tensor([True, True, False])
 first = mw.sum(x, mask)
 second = mw.sum(x[:2], mask[:2])
@@ -45,4 +45,4 @@ def test_it_is_said_once_at_the_users_line_with_the_fix(broken):
     warnings = [line for line in run.stderr.splitlines() if "runs without its kernels" in line]
     assert len(warnings) == 1
     assert warnings[0].startswith(f"{script}:7: UserWarning: maskwise runs without its kernels, and slower: ")
-    assert warnings[0].endswith("To mend it: pip install --no-build-isolation --force-reinstall --no-deps maskwise")
+    assert warnings[0].endswith("To fix it: pip install --no-build-isolation --force-reinstall --no-deps maskwise")

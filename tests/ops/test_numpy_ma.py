@@ -11,7 +11,7 @@ from hypothesis import given
 
 import maskwise as mw
 from maskwise.ops.registry import FUNCTIONS
-from maskwise.plan.planner import force
+from maskwise.plan.dispatch import force
 
 ROUTES = ("plain", "kernel")
 

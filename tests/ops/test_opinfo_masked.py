@@ -10,7 +10,7 @@ import torch
 from torch.testing._internal.opinfo.definitions._masked import op_db
 
 import maskwise as mw
-from maskwise.plan.planner import force
+from maskwise.plan.dispatch import force
 
 ROUTES = ("plain", "kernel")
 #: torch.masked.logaddexp takes two tensors with a mask each, which is no function of ours.

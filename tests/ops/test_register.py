@@ -4,11 +4,11 @@ import weakref
 import pytest
 import torch
 
-from maskwise.ops.register import tape
+from maskwise.ops.operation import eager_function
 
 
 def test_no_tensor_outlives_the_call_that_it_was_an_argument_of():
-    taped = tape(
+    taped = eager_function(
         "shift",
         "(Tensor x, Tensor q, int[] dim) -> Tensor",
         lambda x, q, dim: x + q,
@@ -33,14 +33,14 @@ def test_settings_that_are_equal_but_of_another_type_stay_what_they_are(setting)
         seen.append(power)
         return x.clone()
 
-    taped = tape("copy", "(Tensor x, Scalar power) -> Tensor", run, None, lambda ctx, grad: (grad, None))
+    taped = eager_function("copy", "(Tensor x, Scalar power) -> Tensor", run, None, lambda ctx, grad: (grad, None))
     x = torch.ones(1, requires_grad=True)
     taped(x, 2), taped(x, 1), taped(x, setting)
     assert seen[-1] is setting or (seen[-1] == setting and type(seen[-1]) is type(setting))
 
 
 def test_only_tensors_get_gradients():
-    taped = tape(
+    taped = eager_function(
         "blend",
         "(Tensor x, Tensor y, float scale, int[] dims) -> Tensor",
         lambda x, y, scale, dims: x * scale + y,
@@ -55,5 +55,8 @@ def test_only_tensors_get_gradients():
 
 def test_a_schema_with_a_tensor_after_a_setting_is_refused():
     schema = "(Tensor x, int[] dim, Tensor q) -> Tensor"
-    with pytest.raises(ValueError, match=r"shift: the tensors of a schema that is taped must come before its settings"):
-        tape("shift", schema, lambda x, dim, q: x + q, None, lambda ctx, grad: (grad, None, None))
+    with pytest.raises(
+        ValueError,
+        match=r"shift: the tensors of a schema with an eager autograd function must come before its settings",
+    ):
+        eager_function("shift", schema, lambda x, dim, q: x + q, None, lambda ctx, grad: (grad, None, None))

@@ -7,8 +7,7 @@ import torch
 
 import maskwise as mw
 from maskwise.errors import ArgumentError, DeviceError, DtypeError, OutOfRangeError, ShapeError
-from maskwise.ops.numbers import number
-from maskwise.plan.planner import small
+from maskwise.ops.primitives import number
 
 X = torch.tensor([[1.0, math.nan, 3.0], [4.0, 5.0, 6.0]])
 KEEP = torch.tensor([[True, False, True], [False, False, True]])
@@ -82,10 +81,12 @@ def test_what_learns_goes_the_long_way_and_learns_the_same():
     assert torch.equal(grad, KEEP.float())
 
 
-def test_how_small_is_small_follows_the_plans():
-    assert 0 < small("fill", torch.float32, None) < 1 << 16
-    assert small("fill", torch.float32, "kernel") == 0
-    assert small("fill", torch.float32, "plain") == 1 << 16
+def test_small_calls_are_plain_and_large_ones_are_not():
+    x, mask = torch.rand(8), torch.rand(8) < 0.5
+    assert mw.plan(mw.fill, x, mask, 0.0).route == "plain"
+    assert mw.plan(mw.fill, torch.rand(1 << 16), torch.rand(1 << 16) < 0.5, 0.0).route == "bare"
+    with mw.force("kernel"):
+        assert mw.plan(mw.fill, x, mask, 0.0).route == "bare"
 
 
 def test_numbers_are_remembered_by_sign_and_not_across_modes():

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 import maskwise as mw
 from maskwise.errors import ArgumentError, DtypeError, ShapeError
 from maskwise.ops.registry import FUNCTIONS
+from maskwise.plan.dispatch import Plan
 
 X, MASK = torch.rand(64, 64), mw.Mask.causal(64)
 HEADS = torch.rand(2, 2, 32, 8)
@@ -33,7 +34,7 @@ def test_every_public_function_has_a_plan_and_does_not_run(name, monkeypatch):
     options = {"mask": MASK} if name.startswith("apply") else {}
     before = X.clone()
     made = mw.plan(*call, **options)
-    assert isinstance(made, mw.plan.Plan)
+    assert isinstance(made, Plan)
     assert made.op == {"apply_": "apply"}.get(name, name)
     assert made.reason
     assert made.refused or name == "pack"
@@ -64,14 +65,14 @@ def test_partial_functions_and_layers_have_plans_too():
 
 
 def test_nothing_is_logged_and_nothing_listens_afterwards():
-    from maskwise.plan.explain import listeners
+    from maskwise.plan.dispatch import observers
 
     with mw.explain() as log:
         mw.plan(mw.sum, X, MASK)
         assert len(log) == 0
         mw.sum(X, MASK)
     assert len(log) == 1
-    assert listeners.values() == ()
+    assert observers.values() == ()
 
 
 def test_other_threads_go_on_while_one_asks():
@@ -120,11 +121,13 @@ def test_what_has_only_one_way_says_so():
         mw.plan(gate, torch.ones(2, 2))
 
 
-def test_the_package_stays_callable_whoever_imports_its_modules():
-    import maskwise.plan.planner  # noqa: F401
+def test_plan_stays_the_function_whoever_imports_modules_of_the_package():
+    import maskwise.plan.cost  # noqa: F401
+    from maskwise.plan.dispatch import force, plan
 
     assert mw.plan(mw.sum, X, MASK).op == "sum"
-    assert mw.plan.planner.force is mw.force
+    assert mw.plan is plan
+    assert mw.force is force
 
 
 # -- force -------------------------------------------------------------------------------------------------------------

@@ -37,9 +37,9 @@ SLOW_CALLS = Rates(bare_call=1e6)
 
 
 def test_without_a_file_the_built_in_rates_serve(cache):
-    assert planner.rates_for("cpu") == BUILT_IN["cpu"]
-    assert planner.rates_for("cuda") == BUILT_IN["cuda"]
-    assert planner.rates_for("mps") == BUILT_IN["cpu"]
+    assert calibration.rates_for("cpu") == BUILT_IN["cpu"]
+    assert calibration.rates_for("cuda") == BUILT_IN["cuda"]
+    assert calibration.rates_for("mps") == BUILT_IN["cpu"]
     assert not cache.exists()
 
 
@@ -59,10 +59,10 @@ def test_rates_of_another_machine_or_version_are_left_alone(name, monkeypatch):
     other = {**calibration.identity(), name: "another"}
     monkeypatch.setattr(calibration, "identity", lambda: other)
     calibration.forget()
-    assert planner.rates_for("cpu") == BUILT_IN["cpu"]
+    assert calibration.rates_for("cpu") == BUILT_IN["cpu"]
     # A second entry stands beside the first.
     calibrate.save({"cpu": Rates(plain_call=7.0)})
-    assert planner.rates_for("cpu").plain_call == 7.0
+    assert calibration.rates_for("cpu").plain_call == 7.0
     monkeypatch.undo()
     assert len(calibration.read()) == 2 if calibration.path().exists() else True
 
@@ -92,13 +92,13 @@ def test_a_broken_file_is_ignored_with_one_clear_warning(cache, text):
     content = json.dumps(text()) if callable(text) else text
     cache.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.warns(UserWarning, match=r"cannot be read .*built-in rates are used\. Hint: `maskwise calibrate`"):
-        assert planner.rates_for("cpu") == BUILT_IN["cpu"]
+        assert calibration.rates_for("cpu") == BUILT_IN["cpu"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert planner.rates_for("cpu") == BUILT_IN["cpu"]
+        assert calibration.rates_for("cpu") == BUILT_IN["cpu"]
     # Measuring anew writes over it.
     calibrate.save({"cpu": SLOW_CALLS})
-    assert planner.rates_for("cpu") == SLOW_CALLS
+    assert calibration.rates_for("cpu") == SLOW_CALLS
 
 
 def test_a_gpu_that_is_not_the_one_measured_has_built_in_rates(monkeypatch):
@@ -110,7 +110,7 @@ def test_a_gpu_that_is_not_the_one_measured_has_built_in_rates(monkeypatch):
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda name=name: name)
         calibration.forget()
-        assert (planner.rates_for("cuda").plain_call, planner.rates_for("cpu").plain_call) == (expected, 7.0)
+        assert (calibration.rates_for("cuda").plain_call, calibration.rates_for("cpu").plain_call) == (expected, 7.0)
 
 
 def test_importing_reads_no_file_and_the_first_plan_does(cache):

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 import maskwise as mw
-from maskwise.plan import planner
-from maskwise.plan.explain import listeners
+from maskwise.plan import dispatch
+from maskwise.plan.dispatch import observers
 
 X, KEEP = torch.rand(64, 64), torch.rand(64, 64) < 0.5
 #: One call of every family whose decisions are cached, with its forced route and the usual one.
@@ -47,21 +47,21 @@ def test_interleaved_blocks_of_threads_leave_nothing_forced():
             began.wait()  # Both are forced ...
             began.wait()
         ended.set()  # ... and the one that began first ends first.
-        return planner.forced(), route()
+        return dispatch.forced(), route()
 
     def second():
         with mw.force("kernel"):
             began.wait()
-            inside = planner.forced(), route()
+            inside = dispatch.forced(), route()
             began.wait()
             assert ended.wait(60)
-        return inside, planner.forced(), route()
+        return inside, dispatch.forced(), route()
 
     (after_first, (inside, *after_second)) = in_threads(first, second)
     assert inside == ("kernel", "bare")
     assert after_first == (None, "bare")
     assert after_second == [None, "bare"]
-    assert planner.forced() is None
+    assert dispatch.forced() is None
     assert route() == "bare"
 
 
@@ -120,7 +120,7 @@ def test_a_log_hears_of_its_own_thread_alone():
 
     sums, fills = in_threads(lambda: listen(CALLS["sum"], 2), lambda: listen(CALLS["fill"], 3))
     assert (sums, fills) == (["sum"] * 2, ["fill"] * 3)
-    assert listeners.values() == ()
+    assert observers.values() == ()
 
 
 def test_a_plan_that_is_requested_stops_no_call_of_another_thread():
@@ -136,13 +136,13 @@ def test_tasks_that_take_turns_keep_their_own_routes_and_logs():
             for _ in range(turns):
                 CALLS["sum"]()
                 await asyncio.sleep(0)  # The other tasks run here, inside of this block.
-        return [call.route for call in log], planner.forced()
+        return [call.route for call in log], dispatch.forced()
 
     async def main():
         return await asyncio.gather(calls("dense", 3), calls("kernel", 5), calls(None, 2))
 
     assert asyncio.run(main()) == [(["plain"] * 3, None), (["bare"] * 5, None), (["bare"] * 2, None)]
-    assert planner.forced() is None
+    assert dispatch.forced() is None
 
 
 def test_a_task_has_the_block_in_which_it_was_started_until_the_block_ends():
@@ -153,7 +153,7 @@ def test_a_task_has_the_block_in_which_it_was_started_until_the_block_ends():
             first = route()
             inside.set()
             await outside.wait()
-            return first, planner.forced(), listeners.values()
+            return first, dispatch.forced(), observers.values()
 
         with mw.force("dense"), mw.explain() as log:
             running = asyncio.create_task(task())
@@ -182,16 +182,16 @@ def test_blocks_nest_and_end_by_exceptions():
     @mw.force("kernel")
     def fails():
         with mw.force(None):
-            found.append(planner.forced())
+            found.append(dispatch.forced())
             raise ZeroDivisionError
 
     with mw.force("dense"):
-        found.append(planner.forced())
+        found.append(dispatch.forced())
         with pytest.raises(ZeroDivisionError):
             fails()
-        found.append(planner.forced())
+        found.append(dispatch.forced())
     assert found == ["plain", None, "plain"]
-    assert planner.forced() is None
+    assert dispatch.forced() is None
 
 
 def forcing(name):
@@ -203,30 +203,30 @@ def forcing(name):
 def test_generators_whose_blocks_end_in_another_order_leave_nothing_forced():
     first, second = forcing("dense"), forcing("kernel")
     log, other = next(first), next(second)
-    assert planner.forced() == "kernel"
+    assert dispatch.forced() == "kernel"
     first.close()
-    assert planner.forced() == "kernel"
+    assert dispatch.forced() == "kernel"
     CALLS["sum"]()
     second.close()
     assert (len(log), len(other)) == (0, 1)
-    assert planner.forced() is None
-    assert listeners.values() == ()
+    assert dispatch.forced() is None
+    assert observers.values() == ()
 
 
 def test_a_generator_that_ends_in_another_thread_leaves_nothing_forced():
     generator = forcing("dense")
     next(generator)
-    assert planner.forced() == "plain"
+    assert dispatch.forced() == "plain"
     in_threads(generator.close)
-    assert planner.forced() is None
+    assert dispatch.forced() is None
     assert route() == "bare"
 
 
 def test_a_context_that_was_copied_inside_of_a_block_forces_nothing_after_it():
     with mw.force("dense"):
         copy = contextvars.copy_context()
-        assert copy.run(planner.forced) == "plain"
-    assert copy.run(planner.forced) is None
+        assert copy.run(dispatch.forced) == "plain"
+    assert copy.run(dispatch.forced) is None
 
 
 def test_a_backward_pass_inside_of_a_block_is_forced_as_its_forward_pass():

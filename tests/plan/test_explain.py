@@ -43,14 +43,14 @@ def test_nothing_is_logged_outside_the_block_and_blocks_nest():
 
 
 def test_a_block_that_raises_stops_listening():
-    from maskwise.plan.explain import listeners
+    from maskwise.plan.dispatch import observers
 
     try:
         with mw.explain():
             raise RuntimeError
     except RuntimeError:
         pass
-    assert listeners.values() == ()
+    assert observers.values() == ()
 
 
 def test_the_log_prints_as_a_table_and_as_json():

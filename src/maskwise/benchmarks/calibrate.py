@@ -19,7 +19,7 @@ from maskwise.benchmarks import cuda
 from maskwise.benchmarks.atomic import atomic_path
 from maskwise.benchmarks.measure import Timer, measure
 from maskwise.errors import MaskwiseError
-from maskwise.ops.reduce import registered
+from maskwise.ops.reduce.sums import _sum
 from maskwise.plan import calibration, planner
 from maskwise.plan.cost import BUILT_IN, Rates
 
@@ -89,15 +89,14 @@ def _calls(b: Bench) -> dict[str, float]:
 
     above = torch.ones_like(plain(x))
     # The ops themselves: what is done in Python before them, all routes have in common.
-    ours = registered.sum
-    taped = ours.taped or ours.fused
+    bare, fused = _sum.route("bare"), _sum.route("fused")
     took = b.calls(
         {
             "plain": lambda: plain(x),
-            "bare": lambda: ours.bare(x, keep, [1], False),
-            "fused": lambda: taped(traced, keep, [1], False),
+            "bare": lambda: bare(x, keep, [1], False),
+            "fused": lambda: fused(traced, keep, [1], False),
             "plain back": lambda: torch.autograd.grad(plain(traced), traced, above),
-            "fused back": lambda: torch.autograd.grad(taped(traced, keep, [1], False), traced, above),
+            "fused back": lambda: torch.autograd.grad(fused(traced, keep, [1], False), traced, above),
         }
     )
     return {

@@ -27,7 +27,7 @@ def describe(device: str = "cpu") -> dict[str, str | int]:
     """Return the machine and the versions that a figure depends on."""
     import torch
 
-    from maskwise.ops import extension
+    from maskwise.ops import backends
 
     gpu: dict[str, str | int] = {}
     if device != "cpu":
@@ -36,7 +36,7 @@ def describe(device: str = "cpu") -> dict[str, str | int]:
         "cpu": cpu_model(),
         "cores": os.cpu_count() or 0,
         "threads": torch.get_num_threads(),
-        "simd": extension.status().simd,
+        "simd": backends.status().simd,
         "os": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "torch": torch.__version__,

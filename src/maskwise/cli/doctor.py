@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from maskwise.benchmarks.machine import cpu_model, version_of
-from maskwise.ops import extension
+from maskwise.ops import backends
 from maskwise.plan import calibration
 
 __all__ = ["examine", "run"]
@@ -50,7 +50,7 @@ def examine() -> dict[str, Any]:
         "os": platform.platform(),
         "cpu": cpu_model(),
         "compiler": _compiler(),
-        "extension": dataclasses.asdict(extension.status()),
+        "extension": dataclasses.asdict(backends.status()),
         "threads": {
             "cores": os.cpu_count(),
             "intraop": torch.get_num_threads(),

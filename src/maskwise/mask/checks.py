@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from maskwise.errors import ArgumentError, DeviceError, DtypeError, OutOfRangeError, say
-from maskwise.tracing import is_tracing
+from maskwise.ops.torch_private import is_tracing
 
 __all__ = [
     "Device",

@@ -25,7 +25,7 @@ from maskwise.mask.checks import (
     readable,
 )
 from maskwise.mask.structures import Constant, Dense, Function, Indices, Intervals, Segments
-from maskwise.tracing import is_tracing
+from maskwise.ops.torch_private import is_tracing
 
 if TYPE_CHECKING:
     from maskwise.mask.mask import Mask

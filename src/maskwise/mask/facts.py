@@ -16,7 +16,7 @@ from maskwise.errors import ArgumentError, say
 from maskwise.mask.checks import need_data
 from maskwise.mask.structures import Indices, Intervals, Structure
 from maskwise.mask.views import normalize_dim, subscript
-from maskwise.tracing import is_tracing
+from maskwise.ops.torch_private import is_tracing
 
 if TYPE_CHECKING:
     from maskwise.mask.mask import Mask

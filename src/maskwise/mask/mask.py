@@ -15,7 +15,7 @@ from maskwise.mask import facts as known
 from maskwise.mask.checks import bool_tensor, need_dense
 from maskwise.mask.facts import Facts
 from maskwise.mask.structures import Dense, Structure
-from maskwise.tracing import is_tracing
+from maskwise.ops.torch_private import is_tracing
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from maskwise.errors import caller_level
-from maskwise.plan.explain import is_heard, record
-from maskwise.plan.plan import Plan, Skips
+from maskwise.plan.dispatch import Plan, Skips, is_observed
+from maskwise.plan.explain import record
 
 __all__ = ["Padded", "PaddedRunWarning", "forget_warnings", "tell", "warn_once"]
 
@@ -43,7 +43,7 @@ def tell(module: nn.Module, x: Tensor, mask: Any, padded: str | None, change: st
     """Record one call: packed, or padded for the reason that is given; and warn where the caller can change that."""
     if padded is not None and change is not None:
         warn_once(module, padded, change)
-    if is_heard():
+    if is_observed():
         route, reason = ("packed", "only kept tokens are computed") if padded is None else ("padded", padded)
         skips = Skips.COMPUTING if padded is None else Skips.NOTHING
         record(Plan(f"unpad {type(module).__name__}", route, reason, 0.0, skips=skips), x, mask)

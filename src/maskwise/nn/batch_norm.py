@@ -16,8 +16,8 @@ from maskwise.nn.positions import beside_channels, keeps_all
 from maskwise.nn.scaling import scaled, wide
 from maskwise.ops.arguments import MaskLike
 from maskwise.ops.fill import fill
+from maskwise.ops.primitives import count
 from maskwise.ops.reduce import mean, var
-from maskwise.ops.reduce.reference import counts
 from maskwise.ops.softmax import standardize
 
 __all__ = ["MaskedBatchNorm1d", "MaskedBatchNorm2d"]
@@ -114,12 +114,12 @@ def _batch_norm(self: _BatchNorm, x: Tensor, bits: Tensor) -> Tensor:
 @torch.no_grad()
 def _track(self: Any, x: Tensor, bits: Tensor, dims: list[int]) -> None:
     """Move the running statistics towards those of this batch, where there are any."""
-    count = counts(x, bits, dims, True).reshape(-1)
-    self.num_batches_tracked.add_((count > 0).any())
+    kept = count(x, bits, dims, True).reshape(-1)
+    self.num_batches_tracked.add_((kept > 0).any())
     # The cumulative average stays a tensor: a graph, or a device, must not be asked for the number.
     factor = self.momentum if self.momentum is not None else 1.0 / self.num_batches_tracked.to(x.dtype)
     for running, now, known in (
-        (self.running_mean, mean(x, bits, dims), count > 0),
-        (self.running_var, var(x, bits, dims), count > 1),
+        (self.running_mean, mean(x, bits, dims), kept > 0),
+        (self.running_var, var(x, bits, dims), kept > 1),
     ):
         running.copy_(torch.where(known, (1.0 - factor) * running + factor * now, running))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from maskwise.errors import ArgumentError, DtypeError, say
-from maskwise.ops.reduce.api.shared import replace_empty
+from maskwise.ops.primitives import replace_empty
 
 __all__ = ["GivesEmpty", "check_empty", "with_empty"]
 
@@ -39,7 +39,7 @@ def with_empty(
     empty: float,
 ) -> Tensor:
     """``out`` with ``empty`` where nothing along ``dims`` is kept; the gradient of such a slice is zero."""
-    return replace_empty(op, out, x, bits, dims, keepdim, _fitting(op, empty, out.dtype))
+    return replace_empty(op, x, bits, dims, keepdim, _fitting(op, empty, out.dtype))(out)
 
 
 class GivesEmpty(nn.Module):

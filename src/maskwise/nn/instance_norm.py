@@ -15,8 +15,8 @@ from maskwise.nn.positions import beside_channels, keeps_all
 from maskwise.nn.scaling import scaled, wide
 from maskwise.ops.arguments import MaskLike
 from maskwise.ops.fill import fill
+from maskwise.ops.primitives import count
 from maskwise.ops.reduce import mean, var
-from maskwise.ops.reduce.reference import counts
 from maskwise.ops.softmax import standardize
 
 __all__ = ["MaskedInstanceNorm1d"]
@@ -85,10 +85,10 @@ def _instance_norm(self: nn.InstanceNorm1d, x: Tensor, bits: Tensor) -> Tensor:
 @torch.no_grad()
 def _track(self: Any, x: Tensor, bits: Tensor) -> None:
     """Move the running statistics towards the mean of those of the instances that have any."""
-    count = counts(x, bits, [2], True).expand(*x.shape[:2], 1).squeeze(-1)
+    kept = count(x, bits, [2], True).expand(*x.shape[:2], 1).squeeze(-1)
     for running, now, known in (
-        (self.running_mean, mean(x, bits, -1), count > 0),
-        (self.running_var, var(x, bits, -1), count > 1),
+        (self.running_mean, mean(x, bits, -1), kept > 0),
+        (self.running_var, var(x, bits, -1), kept > 1),
     ):
         average = mean(now, known, 0)
         moved = (1.0 - self.momentum) * running + self.momentum * average

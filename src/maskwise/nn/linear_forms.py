@@ -19,7 +19,7 @@ from maskwise.ops.linear import BLOCKS, Sizes, SparseLayout, sparse_linear
 from maskwise.ops.linear.layouts import Block
 from maskwise.ops.linear.routes import build_cost, choose, dense_cost
 from maskwise.plan import planner
-from maskwise.plan.plan import Plan, Refusal, Skips
+from maskwise.plan.dispatch import Plan, Refusal, Skips
 
 __all__ = ["Forms", "indices_unless_all"]
 

@@ -15,8 +15,8 @@ from maskwise.nn.layer_input import check_channels
 from maskwise.nn.linear_forms import indices_unless_all
 from maskwise.nn.remembered import Remembered
 from maskwise.ops.arguments import MaskLike
-from maskwise.plan.explain import is_heard, record
-from maskwise.plan.plan import Plan, Skips
+from maskwise.plan.dispatch import Plan, Skips, is_observed
+from maskwise.plan.explain import record
 
 __all__ = ["MaskedConv2d"]
 
@@ -98,12 +98,13 @@ class MaskedConv2d(nn.Conv2d):
             return self._convolve(input, gate(weight), bias)
         small = found.small
         pays = small is not None and self._pays(input, found.weight, small, found)
-        if is_heard():
+        if is_observed():
             route, reason, skips, computed = "dense", "no channels, or too few, are dead", Skips.NOTHING, weight.numel()
             if small is not None and pays:
                 route, reason, skips, computed = "units", "dead channels are left out", Skips.READING, small.numel()
             plan = Plan(type(self).__name__, route, reason, 0.0, skips=skips)
-            record(plan, weight, gate.bits(weight), skipped=weight.numel() - computed)
+            if planned := record(plan, weight, gate.bits(weight), skipped=weight.numel() - computed):
+                return planned  # type: ignore[return-value]
         if small is None or not pays:
             return self._convolve(input, found.weight, bias)
         if found.inputs is not None:

@@ -18,8 +18,9 @@ from maskwise.nn.modules import check_linear
 from maskwise.nn.remembered import Remembered
 from maskwise.ops.arguments import MaskLike
 from maskwise.ops.linear import linear
-from maskwise.plan.explain import is_heard, record
-from maskwise.tracing import is_tracing
+from maskwise.ops.torch_private import is_tracing
+from maskwise.plan.dispatch import is_observed
+from maskwise.plan.explain import record
 
 __all__ = ["MaskedLinear"]
 
@@ -148,9 +149,9 @@ class MaskedLinear(nn.Linear):
                 return F.linear(input, kept_only(weight, held), bias)
             return linear(input, weight, held, bias)
         out, plan, computed = forms.run(input, bias)
-        if is_heard():
+        if is_observed():
             skipped = weight.numel() - computed
-            record(plan, weight, gate.bits(weight), skipped=skipped)
+            return record(plan, weight, gate.bits(weight), skipped=skipped) or out  # type: ignore[return-value]
         return out
 
     def forget(self) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from maskwise.errors import ShapeError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike, check, fits, need_dense
-from maskwise.tracing import is_tracing
+from maskwise.ops.torch_private import is_tracing
 
 __all__ = ["along_dims", "beside_channels", "keeps_all", "leading"]
 

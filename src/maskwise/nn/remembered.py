@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from maskwise.nn.gates import Gate
-from maskwise.tracing import is_tracing, is_transformed
+from maskwise.ops.torch_private import is_tracing, is_transformed
 
 __all__ = ["Remembered"]
 

@@ -16,10 +16,10 @@ from maskwise.nn.modules import check_linear
 from maskwise.nn.topology import carry, fingerprint, layout_problem, mask_bits, random_layout, seal
 from maskwise.ops.arguments import MaskLike
 from maskwise.ops.linear import BLOCKS, Block, Indices, Sizes, SparseLayout, choose, with_indices
+from maskwise.ops.torch_private import is_tracing, is_transformed
 from maskwise.plan import planner
-from maskwise.plan.explain import is_heard, record
-from maskwise.plan.plan import Skips
-from maskwise.tracing import is_tracing, is_transformed
+from maskwise.plan.dispatch import Plan, Skips, is_observed
+from maskwise.plan.explain import record
 
 __all__ = ["SparseLinear"]
 
@@ -374,7 +374,10 @@ class SparseLinear(nn.Module):
         if torch.is_autocast_enabled(device):
             low = torch.get_autocast_dtype(device)
             input, values, bias = input.to(low), values.to(low), None if bias is None else bias.to(low)
-        if self._is_sparse(input, held.numel()):
+        is_sparse = self._is_sparse(input, held.numel())
+        if isinstance(is_sparse, Plan):
+            return is_sparse  # type: ignore[return-value]
+        if is_sparse:
             # Straight from where the module keeps them: after a product, which empties the caches, every step shows.
             buffers = self.__dict__["_buffers"]
             names = ("_starts", "columns", "_t_starts", "_t_columns", "_t_order")
@@ -382,7 +385,7 @@ class SparseLinear(nn.Module):
             return with_indices(input, values, bias, indices, self.out_features, self.block)
         return nn.functional.linear(input, self._dense(held, values), bias)
 
-    def _is_sparse(self, input: Tensor, kept: int) -> bool:
+    def _is_sparse(self, input: Tensor, kept: int) -> bool | Plan:
         """Whether the kernel is the faster way, which it is up to about half of the weights."""
         if is_tracing():
             # The choice is a constant of the graph, so it does not ask for the size of the batch.
@@ -392,13 +395,15 @@ class SparseLinear(nn.Module):
         sizes = Sizes(input.numel() // max(1, inputs), inputs, self.out_features, kept, self.block)
         transformed = is_transformed()
         plan = choose("SparseLinear", sizes, input.dtype, input.device.type, transformed=transformed)
-        if is_heard():
+        if is_observed():
             mask = self.mask
             # Counted, so that the log can tell what was skipped.
             mask.count()
             # What is dropped is not stored, so the sparse product does not read it.
             skips = Skips.READING if plan.route == "sparse" else Skips.NOTHING
-            record(replace(plan, skips=skips), input.new_empty(()).expand(self.out_features, self.in_features), mask)
+            weight = input.new_empty(()).expand(self.out_features, self.in_features)
+            if planned := record(replace(plan, skips=skips), weight, mask):
+                return planned
         return plan.route == "sparse"
 
     def _dense(self, held: Tensor, values: Tensor) -> Tensor:

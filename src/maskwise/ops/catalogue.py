@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
+from maskwise.ops.backends import FLOATING, INTEGRAL, served
 from maskwise.ops.loss.registered import SERVED
 from maskwise.ops.registry import FUNCTIONS, Function
-from maskwise.plan.capability import FLOATING, INTEGRAL, served
 
 __all__ = ["page"]
 

@@ -1,119 +1,186 @@
-"""An operation as the ops layer sees it: one name, three ways down (see `maskwise.plan.plan.ROUTES`).
+"""An operation: one name, the routes by which its calls run, and its registration with ``torch.library``.
 
-A call is checked and planned once for each combination of static facts (shapes, dtypes, devices, dim, whether a
-gradient is asked for); the outcome is a `Recipe`, and a repeated call costs one dictionary look-up.
+A call is checked and decided once for each combination of static facts (shapes, dtypes, devices, dim, whether a
+gradient is required); a repeated call costs one look-up in the dispatcher's cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
 
 import torch
 
 from maskwise.mask import Mask
 from maskwise.ops.arguments import Dim, MaskLike, check, dims_of
-from maskwise.plan import Plan, planner
-from maskwise.plan.explain import listeners, record
-from maskwise.plan.plan import Skips
-from maskwise.plan.remembered import Remembered
-from maskwise.tracing import is_tracing, is_transformed
+from maskwise.ops.backends import DEVICE, INTERPRETED, KEY, provide, why_no_triton, why_not_served
+from maskwise.ops.torch_private import has_dispatch_modes, is_tracing, is_transformed, untransformed_apply
+from maskwise.plan import dispatch, planner
+from maskwise.plan.cost import Work
+from maskwise.plan.dispatch import NOT_APPLICABLE, Decision, Facts, Plan, Route, Skips, decide
+from maskwise.plan.explain import record
 
-__all__ = ["Operation", "Recipe", "dropped_rows"]
+__all__ = ["Describe", "Operation", "define", "differentiate", "dropped_rows", "eager_function", "register"]
 
+#: How an operation describes its work: (route, elements, bytes per element, gradient) -> Work.
+Describe = Callable[[str, int, int, bool], Work]
 
-class Recipe(NamedTuple):
-    """A call that was checked and planned: the way down, the dims, not negative and sorted, and the plan."""
-
-    run: Callable[..., Any]
-    dims: list[int]
-    plan: Plan
-
-
-_recipes: Remembered[Recipe] = Remembered()
-
-# Bound here, because to find them anew takes a tiny call longer than to call them.
-_is_grad_enabled, _forced = torch.is_grad_enabled, planner.forced
-_is_any_forced, _is_any_listening = planner.is_any_forced, listeners.any
+# Bound here, because an attribute look-up takes a tiny call longer than the call itself.
+_is_grad_enabled, _cached = torch.is_grad_enabled, dispatch.cache.get
+_is_any_forced, _is_any_observing, _forced = dispatch.is_any_forced, dispatch.is_any_observing, dispatch.forced
 
 
 @dataclass(frozen=True)
 class Operation:
-    """A masked operation with its three ways down; each takes (x, bits, dims, *rest)."""
+    """A masked operation; each of its routes takes (x, bits, dims, *rest)."""
 
     name: str
-    plain: Callable[..., Any]
-    bare: Callable[..., Any]
-    fused: Callable[..., Any]
-    #: The fused route outside of compiled graphs, where there is a cheaper one.
-    taped: Callable[..., Any] | None = None
-    #: Whether a compiled graph on a GPU is better off with the plain route, which Inductor fuses with its neighbours.
-    fuses: bool = False
-    #: Whether it is a step of another function, so that no log hears of it.
+    #: In order of preference; the last is the plain one.
+    routes: tuple[Route, ...]
+    #: Whether it is a step of another function, so that no log records it.
     is_step: bool = False
-    #: What the CPU kernel leaves out for a dropped element, by (x, bits); None for nothing. The plain way and the
-    #: kernels for GPUs leave out nothing.
-    skips: Callable[[torch.Tensor, torch.Tensor], Skips] | None = None
 
-    def __call__(self, x: torch.Tensor, mask: MaskLike, dim: Dim, *rest: Any) -> Any:
-        """Check and plan the call, or find that it was, and run it."""
+    def __call__(
+        self, x: torch.Tensor, mask: MaskLike, dim: Dim, *rest: Any, then: Callable[[Any], Any] | None = None
+    ) -> Any:
+        """Check and decide the call, or find its decision in the cache, and run it.
+
+        Args:
+            x: any shape.
+            mask: broadcasts to x.
+            dim: as users write it.
+            rest: what else the routes take.
+            then: what is done to the result. Code that follows the call instead would meet a `Plan` in a dry run.
+        """
         bits = mask.to_bool() if isinstance(mask, Mask) else mask
-        # Inside of a graph the choice must be a constant of it: dtype and device are, the caches are not.
+        # Inside of a graph the choice must be a constant of it: dtype and device are, the cache is not.
         if is_tracing():
-            check(self.name, x, bits)
-            by_kernel = planner.has_kernel(self.name, x.dtype, x.device.type)
-            run = self.fused if by_kernel and not (self.fuses and x.device.type == "cuda") else self.plain
-            return run(x, bits, dims_of(self.name, x, dim), *rest)
+            return self._in_graph(x, bits, dim, rest, then)
         try:
             # fmt: off
-            facts = (
+            key = (
                 self.name, dim, x.shape, bits.shape, x.dtype, bits.dtype, x.device, bits.device, x.layout, bits.layout,
                 x.requires_grad and _is_grad_enabled(),
                 is_transformed(), _is_any_forced() and _forced(),
             )
             # fmt: on
-            recipe = _recipes.get(facts)
+            decision = _cached(key)
         except (AttributeError, TypeError, RuntimeError):
-            # Not tensors, or nested ones without a shape, which the checks say in full; or a list of dims, no key.
+            # Not tensors, or nested ones without a shape, which the checks report in full; or a list of dims, no key.
             if isinstance(dim, list):
-                return self(x, mask, tuple(dim), *rest)
+                return self(x, mask, tuple(dim), *rest, then=then)
             check(self.name, x, bits)
             dims_of(self.name, x, dim)
-            raise
-        if recipe is None:
-            recipe = self._recipe(x, bits, dim, facts)
-        if _is_any_listening() and not self.is_step:
-            record(self._declared(recipe.plan, x, bits), x, mask)
-        return recipe.run(x, bits, recipe.dims, *rest)
+            if not has_dispatch_modes():
+                raise
+            # Sizes that are symbols: a graph is made of the call, as by make_fx.
+            return self._in_graph(x, bits, dim, rest, then)
+        if decision is None:
+            decision = self._decide(x, bits, dim, key)
+        if _is_any_observing() and not self.is_step and (planned := self._report(decision, x, bits, mask)):
+            return planned
+        out = decision.run(x, bits, decision.prepared, *rest)
+        return out if then is None else then(out)
 
-    def _declared(self, plan: Plan, x: torch.Tensor, bits: torch.Tensor) -> Plan:
-        """The plan with what the route leaves out, which takes a look at strides: for those who listen."""
-        if self.skips is None or plan.route == "plain" or not x.is_cpu:
-            return plan
-        # One operation for each element.
-        return replace(plan, skips=self.skips(x, bits), flops=1)
+    def _in_graph(
+        self, x: torch.Tensor, bits: torch.Tensor, dim: Dim, rest: tuple[Any, ...], then: Callable[[Any], Any] | None
+    ) -> Any:
+        """Make the call a part of a graph."""
+        check(self.name, x, bits)
+        facts = Facts(self.name, (), x.dtype, x.device.type, traced=True)
+        out = dispatch.decide_in_graph(facts, self.routes)(x, bits, dims_of(self.name, x, dim), *rest)
+        return out if then is None else then(out)
 
-    def _recipe(self, x: torch.Tensor, bits: torch.Tensor, dim: Dim, facts: tuple[Any, ...]) -> Recipe:
-        """Check and plan a call that was not made before."""
+    def route(self, name: str) -> Callable[..., Any]:
+        """What one of the routes runs."""
+        return next(route.run for route in self.routes if route.name == name)
+
+    def _decide(self, x: torch.Tensor, bits: torch.Tensor, dim: Dim, key: tuple[Any, ...]) -> Decision:
+        """Check and decide a call that was not made before."""
         check(self.name, x, bits)
         dims = dims_of(self.name, x, dim)
-        *_, grad, transformed, _ = facts
-        plan = planner.make(
-            self.name,
-            tuple(x.shape),
-            x.dtype,
-            x.device.type,
-            grad=grad,
-            transformed=transformed,
-        )
-        ways = {"plain": self.plain, "bare": self.bare, "fused": self.taped or self.fused}
-        recipe = _recipes[facts] = Recipe(ways[plan.route], dims, plan)
-        return recipe
+        *_, grad, transformed, _ = key
+        facts = Facts(self.name, tuple(x.shape), x.dtype, x.device.type, grad=grad, transformed=transformed)
+        decision = dispatch.cache[key] = decide(facts, self.routes, dims)
+        return decision
+
+    def _report(self, decision: Decision, x: torch.Tensor, bits: torch.Tensor, mask: MaskLike) -> Plan | None:
+        """Record the call with what its route leaves out, which takes a look at strides."""
+        plan, skips = decision.plan, decision.route.skips
+        # The kernels for GPUs load what is dropped, too.
+        if callable(skips) and x.is_cpu:
+            plan = replace(plan, skips=skips(x, bits))
+        return record(plan, x, mask)
 
 
-#: Up to as many elements, and in rows up to as short, kernels copy pieces together, dropped ones too.
-_HANDFUL, _SHORT = 1024, 4
+def kernel_routes(
+    name: str,
+    plain: Callable[..., Any],
+    bare: Callable[..., Any],
+    fused: Callable[..., Any],
+    work: Describe,
+    *,
+    eager: Callable[..., Any] | None = None,
+    fuses: bool = False,
+    skips: Callable[[torch.Tensor, torch.Tensor], Skips] | None = None,
+) -> tuple[Route, ...]:
+    """The routes of an operation that has a kernel.
+
+    Args:
+        name: the operation.
+        plain: plain torch operations.
+        bare: the kernel without autograd.
+        fused: the kernel with autograd, as a registered op.
+        work: how much work each route is.
+        eager: the kernel with autograd outside of graphs, where that is cheaper than the registered op.
+        fuses: whether a compiled graph on a GPU is better off with plain torch operations, which Inductor fuses.
+        skips: what the CPU kernel leaves out for a dropped element; None for nothing.
+    """
+
+    def serves_bare(facts: Facts) -> str | None:
+        if facts.grad or facts.traced:
+            return NOT_APPLICABLE
+        return why_not_served(name, facts.device, facts.dtype)
+
+    def serves_fused(facts: Facts) -> str | None:
+        if not facts.grad and not facts.traced:
+            return NOT_APPLICABLE
+        if facts.traced and fuses and facts.device == "cuda":
+            return "Inductor fuses plain torch operations with their neighbours"
+        return why_not_served(name, facts.device, facts.dtype)
+
+    def describe(route: str) -> Callable[[Facts], Work]:
+        def of(facts: Facts) -> Work:
+            elements = 1
+            for size in facts.shape:
+                elements *= size
+            done = work(route, elements, facts.dtype.itemsize, facts.grad)
+            # One operation for each element in every step: a kernel has one step.
+            steps = done.calls if route == "plain" else 1
+            done = done if done.flops else replace(done, flops=elements * steps)
+            # On a GPU every gradient has a kernel of its own.
+            return done if route == "plain" or facts.device == "cpu" else replace(done, calls=1)
+
+        return of
+
+    left_out, flops = (Skips.NOTHING, None) if skips is None else (skips, 1)
+    return (
+        Route(
+            "bare", bare, serves_bare, describe("bare"), call="bare", skips=left_out, flops=flops, is_kernel=True
+        ),
+        Route(
+            "fused", eager or fused, serves_fused, describe("fused"), call="fused", skips=left_out, flops=flops,
+            is_kernel=True, in_graph=fused,
+        ),
+        Route("plain", plain, work=describe("plain"), transforms=True),
+    )  # fmt: skip
+
+
+#: Up to as many elements, and in rows up to as short, kernels gather elements first, dropped ones too.
+_FEW_ELEMENTS, _SHORT_ROW = 1024, 4
 
 
 def dropped_rows(x: torch.Tensor, bits: torch.Tensor) -> Skips:
@@ -122,7 +189,155 @@ def dropped_rows(x: torch.Tensor, bits: torch.Tensor) -> Skips:
     A row is what lies side by side in memory. Where a mask has a bool for each of its elements, the kernel reads x
     beside the mask, or has it fetched, before it knows what is kept.
     """
-    is_in_rows = x.is_contiguous() and bits.is_contiguous() and x.dim() > 0 and x.numel() > _HANDFUL
-    if is_in_rows and x.shape[-1] >= _SHORT and (bits.dim() == 0 or bits.shape[-1] == 1):
+    is_in_rows = x.is_contiguous() and bits.is_contiguous() and x.dim() > 0 and x.numel() > _FEW_ELEMENTS
+    if is_in_rows and x.shape[-1] >= _SHORT_ROW and (bits.dim() == 0 or bits.shape[-1] == 1):
         return Skips.READING
     return Skips.NOTHING
+
+
+# -- registration with torch.library -----------------------------------------------------------------------------------
+_library = torch.library.Library("maskwise", "FRAGMENT")
+
+
+def register(
+    name: str,
+    schema: str,
+    *,
+    reference: Callable[..., Any],
+    fake: Callable[..., Any],
+    backward: Callable[..., Any] | None = None,
+    setup_context: Callable[..., Any] | None = None,
+    work: Describe,
+    cpu: Iterable[torch.dtype] = (),
+    gpu: Iterable[torch.dtype] = (),
+    gpu_from: str | None = None,
+    fuses: bool = False,
+    skips: Callable[[torch.Tensor, torch.Tensor], Skips] | None = None,
+    adapt: Callable[[str, Callable[..., Any]], Callable[..., Any]] = lambda route, run: run,
+) -> Operation:
+    """Register ``maskwise::<name>_fused`` and ``maskwise::<name>_fused_forward``, and make the operation of them.
+
+    Two ops of one schema, with autograd and without, since autograd's bookkeeping costs 5 µs even when no gradient is
+    required. Both have the plain-torch reference as their implementation on every device that has no kernel, and a fake
+    for tracing.
+
+    Args:
+        name: the public name, such as ``"sum"``.
+        schema: arguments and results, such as ``"(Tensor x, Tensor mask, int[] dim, bool keepdim) -> Tensor"``.
+        reference: the same function in plain torch operations: leak-proof, differentiable, the ground truth.
+        fake: results without data, for tracing.
+        backward: the gradient, as ``torch.library.register_autograd`` takes it; None where there is none.
+        setup_context: what the gradient saves.
+        work: how much each route has to do, for the dispatcher.
+        cpu: the dtypes that the C++ kernel serves.
+        gpu: the dtypes that the Triton kernel serves.
+        gpu_from: where that is, such as ``"maskwise.ops.reduce.gpu:sum"``.
+        fuses: whether a compiled graph on a GPU is better off with plain torch operations, which Inductor fuses.
+        skips: what the CPU kernel leaves out for a dropped element; None for nothing.
+        adapt: ``(route, run) -> run``: what a route runs, made from the registered op.
+    """
+    for op in (f"{name}_fused", f"{name}_fused_forward"):
+        define(op, schema, reference=reference, fake=fake, gpu=gpu, gpu_from=gpu_from)
+    if backward is not None:
+        differentiate(f"{name}_fused", backward, setup_context)
+    planner.describe(name, work)
+    if not INTERPRETED:
+        provide(name, "cpu", cpu)
+    provide(name, DEVICE, gpu)
+    bare = getattr(torch.ops.maskwise, f"{name}_fused_forward").default
+    fused = getattr(torch.ops.maskwise, f"{name}_fused").default
+    eager = fused if backward is None else eager_function(name, schema, bare, setup_context, backward)
+    routes = kernel_routes(
+        name,
+        adapt("plain", reference),
+        adapt("bare", bare),
+        adapt("fused", fused),
+        work,
+        eager=adapt("fused", eager),
+        fuses=fuses,
+        skips=skips,
+    )
+    return Operation(name, routes)
+
+
+def eager_function(
+    name: str,
+    schema: str,
+    run: Callable[..., Any],
+    setup_context: Callable[..., Any] | None,
+    backward: Callable[..., Any],
+) -> Callable[..., Any]:
+    """The kernel with its gradient as an autograd Function, which costs half of what torch.library's autograd does.
+
+    torch.compile needs the registered op; eager code does not. Only tensors go through the Function: each argument more
+    costs it a microsecond or two. The others are bound to a Function of their own, of which a few are cached.
+    """
+    is_tensor = [argument.startswith("Tensor") for argument in schema[1 : schema.index(")")].split(", ")]
+    count = sum(is_tensor)
+    if not all(is_tensor[:count]):
+        raise ValueError(
+            f"{name}: the tensors of a schema with an eager autograd function must come before its settings, got "
+            f"{schema}. Hint: (Tensor x, int dim)."
+        )
+
+    # Typed, because 1, 1.0 and True are equal, and not the same argument.
+    @lru_cache(maxsize=256, typed=True)
+    def bound(*settings: Any) -> Callable[..., Any]:
+        # Function.setup_context would make torch inspect the signature on every call, which costs more than the rest.
+        def forward(ctx: Any, *operands: Any) -> Any:
+            output = run(*operands, *settings)
+            if setup_context is not None:
+                setup_context(ctx, (*operands, *settings), output)
+            return output
+
+        def pull_back(ctx: Any, *grads: torch.Tensor) -> Any:
+            return backward(ctx, *grads)[:count]
+
+        members = {"forward": staticmethod(forward), "backward": staticmethod(pull_back)}
+        return untransformed_apply(type(name, (torch.autograd.Function,), members))
+
+    def eager(*arguments: Any) -> Any:
+        settings = [tuple(value) if type(value) is list else value for value in arguments[count:]]
+        return bound(*settings)(*arguments[:count])
+
+    return eager
+
+
+def define(
+    op: str,
+    schema: str,
+    *,
+    reference: Callable[..., Any],
+    fake: Callable[..., Any],
+    gpu: Iterable[torch.dtype] = (),
+    gpu_from: str | None = None,
+) -> None:
+    """Define one op with its reference, its fake and perhaps its Triton kernel, such as that of a backward pass."""
+    _library.define(op + schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _library.impl(op, reference, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"maskwise::{op}", fake, lib=_library)
+    if gpu_from is not None:
+        _library.impl(op, on_demand(gpu_from, frozenset(gpu), reference), KEY)
+
+
+def on_demand(path: str, dtypes: frozenset[torch.dtype], reference: Callable[..., Any]) -> Callable[..., Any]:
+    """The function at ``path``, imported when it is first called: Triton takes longer to import than torch.library.
+
+    The reference serves where there is no Triton, and dtypes that the kernel does not take.
+    """
+    module, _, name = path.partition(":")
+    found: list[Callable[..., Any]] = []
+
+    def run(first: torch.Tensor, *rest: Any) -> Any:
+        if first.dtype not in dtypes:
+            return reference(first, *rest)
+        if not found:
+            found.append(reference if why_no_triton() else getattr(import_module(module), name))
+        return found[0](first, *rest)
+
+    return run
+
+
+def differentiate(op: str, backward: Callable[..., Any], setup_context: Callable[..., Any] | None) -> None:
+    """Give one op its gradient."""
+    torch.library.register_autograd(f"maskwise::{op}", backward, setup_context=setup_context, lib=_library)

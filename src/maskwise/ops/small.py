@@ -6,20 +6,16 @@ arguments that fit. Whatever torch refuses, or answers otherwise, goes the long 
 
 from __future__ import annotations
 
-from maskwise.plan.explain import listeners
-from maskwise.plan.planner import forced, small
-from maskwise.tracing import is_tracing, is_transformed
+from maskwise.ops.torch_private import is_tracing, is_transformed
+from maskwise.plan.dispatch import is_any_observing
 
-__all__ = ["REFUSED", "forced", "is_ordinary", "small"]
+__all__ = ["REFUSED", "is_ordinary"]
 
 #: What torch raises for arguments that it cannot take.
 REFUSED = (RuntimeError, TypeError, IndexError, ValueError)
-
-# Bound here, because to find it anew takes as long as to call it.
-_is_any_listening = listeners.any
 
 
 def is_ordinary() -> bool:
     """Whether nobody listens for plans, and the call is neither traced nor transformed."""
     # In this order: the compiler does not trace context variables.
-    return not is_tracing() and not _is_any_listening() and not is_transformed()
+    return not is_tracing() and not is_any_observing() and not is_transformed()

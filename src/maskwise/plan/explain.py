@@ -6,37 +6,18 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
 from maskwise.mask import Mask
-from maskwise.plan.blocks import Blocks
-from maskwise.plan.plan import Plan, Skips
+from maskwise.plan.dispatch import Observer, Plan, Skips, is_dry_run, observers
 from maskwise.plan.tabular import Tabular
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["Call", "Log", "explain", "is_heard", "listeners", "record"]
-
-
-class Listener(Protocol):
-    """What hears of every call that is planned, before it runs."""
-
-    def hear(self, plan: Plan, call: Call) -> None:
-        """Take note of one call."""
-        ...
-
-
-#: Who listens in this context. Almost always nobody, so that a call costs one truth test.
-listeners = Blocks[Listener]("maskwise.explain")
-
-
-def is_heard() -> bool:
-    """Whether anybody listens for the calls of this context; a graph that is traced tells nobody."""
-    # In this order: the compiler does not trace context variables.
-    return not torch.compiler.is_compiling() and bool(listeners.any())
+__all__ = ["Call", "Log", "explain", "record"]
 
 
 @dataclass(frozen=True)
@@ -79,8 +60,8 @@ class Call:
 
 
 @dataclass
-class Log(Tabular):
-    """The calls seen so far. Print it for a table, or take it as JSON."""
+class Log(Tabular, Observer):
+    """The calls recorded so far. Print it for a table, or take it as JSON."""
 
     calls: list[Call] = field(default_factory=list)
 
@@ -89,10 +70,6 @@ class Log(Tabular):
 
     def __iter__(self) -> Iterator[Call]:
         return iter(self.calls)
-
-    def hear(self, plan: Plan, call: Call) -> None:
-        """Take note of one call."""
-        self.calls.append(call)
 
     def to_json(self) -> str:
         """The calls as a JSON array of objects."""
@@ -131,11 +108,11 @@ def explain() -> Iterator[Log]:
     [('sum', (2, 3))]
 
     Returns a `Log`: iterate it, print it for a table, or take ``log.to_json()``. Calls inside a compiled graph are
-    planned when the graph is traced and do not appear. A log hears of its own context (see `contextvars`): of the calls
-    of its thread or asyncio task, and of tasks that are started inside of the block, not of other threads.
+    planned when the graph is traced and do not appear. A log records its own context (see `contextvars`): the calls of
+    its thread or asyncio task, and of tasks that are started inside of the block, not of other threads.
     """
-    with listeners.opened(Log()) as log:
-        assert isinstance(log, Log)
+    log = Log()
+    with observers.opened(log):
         yield log
 
 
@@ -160,8 +137,8 @@ def _skips(call: Call) -> str:
     if call.skipped_flops is not None:
         parts.append(f"{_short(call.skipped_flops)}FLOPs")
     if call.skipped_bytes is not None:
-        told = _short(call.skipped_bytes)
-        parts.append(f"{told}bytes" if told.endswith(" ") else f"{told}B")
+        number = _short(call.skipped_bytes)
+        parts.append(f"{number}bytes" if number.endswith(" ") else f"{number}B")
     return ", ".join(parts)
 
 
@@ -179,8 +156,8 @@ def _short(number: int) -> str:
 
 def record(
     plan: Plan, x: torch.Tensor, mask: object, *, skipped: int | None = None, skipped_bytes: int | None = None
-) -> None:
-    """Report one call to every log that listens.
+) -> Plan | None:
+    """Record one call in every log that is open, or return its plan where it is not to run (see `mw.plan`).
 
     Args:
         plan: the plan that the call follows; what it `Skips` is what is reported.
@@ -189,9 +166,11 @@ def record(
         skipped: of how many elements nothing is computed, where that is not all that is dropped.
         skipped_bytes: the bytes of those that are not read, where that is not x's own.
     """
+    if is_dry_run():
+        return plan
     if isinstance(mask, Mask):
-        known = mask.facts
-        described, kept, density = f"{known.kind} {tuple(mask.shape)}", known.count, known.density
+        facts = mask.facts
+        described, kept, density = f"{facts.kind} {tuple(mask.shape)}", facts.count, facts.density
         # Kept places repeat along the dims that the mask broadcasts over.
         repeated = x.numel() // max(mask.numel(), 1)
         dropped = None if kept is None else x.numel() - kept * repeated
@@ -223,6 +202,7 @@ def record(
         skipped_bytes=skipped_bytes,
         refused=tuple((refusal.route, refusal.reason) for refusal in plan.refused),
     )
-    # The innermost first: `mw.plan` stops the call before a log around it hears of what never runs.
-    for listener in reversed(listeners.values()):
-        listener.hear(plan, call)
+    for observer in observers.values():
+        if isinstance(observer, Log):
+            observer.calls.append(call)
+    return None

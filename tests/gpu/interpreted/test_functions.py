@@ -6,10 +6,10 @@ import os
 import pytest
 import torch
 
+from maskwise.ops.backends import why_not_served
 from maskwise.ops.gpu import geometry, launch
 from maskwise.ops.registry import FUNCTIONS
-from maskwise.plan.capability import can_serve
-from maskwise.plan.planner import force
+from maskwise.plan.dispatch import force
 from tests.laws.odd_bytes import odd
 from tests.laws.samples import differentiable, needed, outputs
 
@@ -27,7 +27,7 @@ SOME, OTHERS = (
 
 @EACH
 def test_has_a_kernel_of_its_own(function):
-    assert can_serve(function.name, "cpu", torch.bfloat16) == (True, "")
+    assert why_not_served(function.name, "cpu", torch.bfloat16) is None
     assert len(KERNELS) == 24
 
 
@@ -178,7 +178,7 @@ def test_a_long_row_cut_into_parts_is_one_row(function, parts, monkeypatch):
         pytest.param(f, dtype, id=f"{f.name}-{dtype}")
         for f in KERNELS
         for dtype in (torch.int64, torch.uint8, torch.bool)
-        if f.family in ("reduce", "scan") and can_serve(f.name, "cpu", dtype)[0]
+        if f.family in ("reduce", "scan") and why_not_served(f.name, "cpu", dtype) is None
     ],
 )
 def test_integers_and_bools_are_exact(function, dtype):
@@ -222,7 +222,11 @@ def test_any_byte_but_zero_keeps(function, dim):
 
 @pytest.mark.parametrize(
     "function",
-    [f for f in KERNELS if f.family in ("reduce", "scan", "fill") and can_serve(f.name, "cpu", torch.bool)[0]],
+    [
+        f
+        for f in KERNELS
+        if f.family in ("reduce", "scan", "fill") and why_not_served(f.name, "cpu", torch.bool) is None
+    ],
     ids=lambda f: f.name,
 )
 def test_any_byte_but_zero_is_true_as_a_value_too(function):

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import maskwise as mw
-from maskwise.plan.planner import force
+from maskwise.plan.dispatch import force
 from tests.laws.odd_bytes import odd
 
 #: `make test-gpu` has every loss in every layout; the default run has each in one of them.

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 import maskwise as mw
 from maskwise import Mask
 from maskwise.ops.attention import blocks, pieces, reference
-from maskwise.plan import planner
+from maskwise.plan import dispatch
 from tests.ops.attention import masks, truth
 
 #: float32 adds up to 40 products of size 1 in another order than the float64 loop does.
@@ -19,7 +19,7 @@ def route(request, monkeypatch):
     """Every route with a gradient serves the same calls: blocks of few queries, so that small inputs have several."""
     monkeypatch.setattr(pieces, "_BLOCK", 3)
     monkeypatch.setattr(pieces, "_RUN", 2)
-    with planner.force(request.param):
+    with dispatch.force(request.param):
         yield request.param
 
 
@@ -28,7 +28,7 @@ def any_route(request, monkeypatch):
     """Every route there is."""
     monkeypatch.setattr(pieces, "_BLOCK", 3)
     monkeypatch.setattr(pieces, "_RUN", 2)
-    with planner.force(request.param):
+    with dispatch.force(request.param):
         yield request.param
 
 
@@ -238,7 +238,7 @@ def test_dropout_repeats_with_the_seed_and_keeps_the_mean():
     assert (drop(1)[3] == 0).all()
     # 240 sums of weights, each of deviation below 0.7: their mean is within 0.25 of 1 by five deviations.
     assert abs(drop(3)[:3].mean().item() - 1) < 0.25
-    with planner.force("kernel"), mw.explain() as log:
+    with dispatch.force("kernel"), mw.explain() as log:
         mw.attention(q, k, v, mask, dropout_p=0.5)
     assert log.calls[0].reason == "the CPU kernel has no dropout"
 

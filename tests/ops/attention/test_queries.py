@@ -6,7 +6,7 @@ import torch
 import maskwise as mw
 from maskwise import Mask
 from maskwise.ops.attention import pieces
-from maskwise.plan import planner
+from maskwise.plan import dispatch
 from tests.ops.attention import masks, truth
 
 #: float32 adds up to 40 products of size 1 in another order than the float64 loop does.
@@ -19,7 +19,7 @@ def route(request, monkeypatch):
     """Every route; blocks of few queries, so that small inputs have several."""
     monkeypatch.setattr(pieces, "_BLOCK", 3)
     monkeypatch.setattr(pieces, "_RUN", 2)
-    with planner.force(request.param):
+    with dispatch.force(request.param):
         yield request.param
 
 

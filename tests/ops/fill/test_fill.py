@@ -7,8 +7,8 @@ from hypothesis import given
 
 import maskwise as mw
 from maskwise.errors import ArgumentError, DeviceError, DtypeError, ShapeError
-from maskwise.plan.capability import FLOATING, INTEGRAL
-from maskwise.plan.planner import force
+from maskwise.ops.backends import FLOATING, INTEGRAL
+from maskwise.plan.dispatch import force
 
 DTYPES = (*FLOATING, *INTEGRAL, torch.bool, torch.complex64, torch.complex128)
 LAYOUTS = {

@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from maskwise.ops.extension import status
+from maskwise.ops.backends import status
 from maskwise.ops.linear import BLOCKS, SparseLayout, reference, sparse_linear
 from tests.ops.linear.truth import assert_true, block_mask, inputs, step, truth
 

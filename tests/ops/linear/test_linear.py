@@ -10,7 +10,7 @@ from torch.nn.functional import linear as dense_linear
 import maskwise as mw
 from maskwise.errors import ArgumentError, DeviceError, DtypeError, ShapeError
 from maskwise.ops.linear import SparseLayout
-from maskwise.plan.planner import force
+from maskwise.plan.dispatch import force
 
 both_routes = pytest.mark.parametrize("route", ["plain", "kernel"])
 

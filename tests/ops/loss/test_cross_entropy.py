@@ -10,9 +10,8 @@ import maskwise as mw
 
 # Imported for what it does: it registers the ops.
 import maskwise.ops.loss
-from maskwise.ops.extension import status
-from maskwise.plan.capability import FLOATING
-from maskwise.plan.planner import force
+from maskwise.ops.backends import FLOATING, status
+from maskwise.plan.dispatch import force
 
 pytestmark = [
     pytest.mark.kernel,

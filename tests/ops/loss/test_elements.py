@@ -6,9 +6,8 @@ import pytest
 import torch
 
 import maskwise as mw
-from maskwise.ops.extension import status
+from maskwise.ops.backends import FLOATING, status
 from maskwise.ops.loss.registered import REDUCTIONS, SERVED, elements, unreduced
-from maskwise.plan.capability import FLOATING
 
 pytestmark = [
     pytest.mark.kernel,
@@ -36,7 +35,7 @@ def operands(code, dtype, n=301):
 def kernel(code, x, target, mask, reduction="none"):
     """The loss and the gradient of x, by the kernel."""
     leaf = x.detach().requires_grad_()
-    out, _ = elements.taped(leaf, target, mask, code, parameter_of(code), REDUCTIONS[reduction])
+    out, _ = elements.route("fused")(leaf, target, mask, code, parameter_of(code), REDUCTIONS[reduction])
     above = torch.linspace(0.5, 2.0, out.numel()).to(out.dtype).reshape(out.shape)
     return out.detach(), torch.autograd.grad(out, leaf, above)[0]
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import maskwise as mw
 from maskwise.errors import ArgumentError, DeviceError, DtypeError, ShapeError
 from maskwise.ops.loss.kinds import KINDS, TAKES
-from maskwise.plan.planner import force
+from maskwise.plan.dispatch import force
 from tests.ops.loss.table import LOSSES, TABLE, expected, sample
 
 REDUCTIONS = ("none", "sum", "mean", "sequence")

@@ -8,10 +8,9 @@ from hypothesis import given
 
 import maskwise as mw
 from maskwise.errors import ArgumentError, DeviceError, DtypeError, OutOfRangeError, ShapeError
-from maskwise.ops.extension import status
+from maskwise.ops.backends import FLOATING, INTEGRAL, status
 from maskwise.ops.order.reference import INTERPOLATIONS
-from maskwise.plan.capability import FLOATING, INTEGRAL
-from maskwise.plan.planner import force
+from maskwise.plan.dispatch import force
 from tests.ops.arrays import masked_inputs
 from tests.ops.order.inputs import tricky
 

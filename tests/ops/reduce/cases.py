@@ -6,7 +6,7 @@
 import torch
 
 import maskwise as mw
-from maskwise.plan.planner import force
+from maskwise.plan.dispatch import force
 
 INF = float("inf")
 

@@ -6,8 +6,7 @@ import torch
 from hypothesis import given, settings
 
 import maskwise as mw
-from maskwise.ops.extension import status
-from maskwise.plan.capability import FLOATING, INTEGRAL, served
+from maskwise.ops.backends import FLOATING, INTEGRAL, served, status
 from tests.ops.arrays import masked_inputs
 from tests.ops.reduce.cases import CALLS, GRADIENTS, assert_agrees, exact, gradient, label, run, tolerance
 

@@ -7,9 +7,8 @@ from hypothesis import given
 
 import maskwise as mw
 from maskwise.errors import ArgumentError, DeviceError, DtypeError, OutOfRangeError, ShapeError
-from maskwise.ops.extension import status
-from maskwise.plan.capability import FLOATING, INTEGRAL
-from maskwise.plan.planner import force
+from maskwise.ops.backends import FLOATING, INTEGRAL, status
+from maskwise.plan.dispatch import force
 from tests.ops.arrays import masked_inputs
 
 DTYPES = [*FLOATING, *INTEGRAL, torch.bool, torch.complex64, torch.complex128]

@@ -5,7 +5,7 @@ import torch
 
 import maskwise as mw
 from maskwise.errors import DtypeError, OutOfRangeError, ShapeError
-from maskwise.plan.planner import force
+from maskwise.plan.dispatch import force
 from tests.laws.samples import ROUTES
 from tests.ops.reduce.cases import CALLS, GRADIENTS, INF, gradient, label, run
 

@@ -10,9 +10,8 @@ from hypothesis import given
 
 import maskwise as mw
 from maskwise.errors import DeviceError, DtypeError, OutOfRangeError, ShapeError
-from maskwise.ops.extension import status
-from maskwise.plan.capability import FLOATING, INTEGRAL
-from maskwise.plan.planner import force
+from maskwise.ops.backends import FLOATING, INTEGRAL, status
+from maskwise.plan.dispatch import force
 from tests.ops.arrays import masked_inputs
 from tests.ops.scan.scans import EXTREMES, IDENTITY, NAMES, TOTALS, assert_scans, call, first, identity
 

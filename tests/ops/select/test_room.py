@@ -5,7 +5,7 @@ import torch
 
 import maskwise as mw
 from maskwise.errors import ArgumentError, DeviceError, DtypeError, ShapeError
-from maskwise.ops.extension import status
+from maskwise.ops.backends import status
 from maskwise.ops.select import reference
 
 kernel = [

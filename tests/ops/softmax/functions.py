@@ -7,7 +7,8 @@ import math
 import torch
 
 import maskwise as mw
-from maskwise.ops.softmax import gradients, reference
+from maskwise.ops.softmax import reference
+from maskwise.ops.softmax.softmax import log_softmax_gradient, softmax_gradient
 
 CALLS = {
     "softmax": mw.softmax,
@@ -54,9 +55,9 @@ def with_gradient(call, x, mask, dim, above):
 
 #: The gradients that are functions of the result. A half precision result was rounded, and they start from there.
 OF_RESULT = {
-    "softmax": lambda grad, out, mask, dim: gradients.softmax(grad, out, mask, dim, False),
-    "softmin": lambda grad, out, mask, dim: gradients.softmax(grad, out, mask, dim, True),
-    "log_softmax": gradients.log_softmax,
+    "softmax": lambda grad, out, mask, dim: softmax_gradient(grad, out, mask, dim, False),
+    "softmin": lambda grad, out, mask, dim: softmax_gradient(grad, out, mask, dim, True),
+    "log_softmax": log_softmax_gradient,
 }
 
 

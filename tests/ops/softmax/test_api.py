@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 import maskwise as mw
 from maskwise.errors import ArgumentError, DeviceError, DtypeError, OutOfRangeError, ShapeError
-from maskwise.plan.planner import force
+from maskwise.plan.dispatch import force
 from tests.ops.softmax.functions import CALLS, NAMES
 
 ROUTES = ("plain", "kernel")
@@ -206,9 +206,9 @@ def test_the_registered_gradient_passes_opcheck(name):
 @pytest.mark.kernel
 def test_the_registered_ops_without_their_kernels_keep_the_layout_that_their_fakes_promise():
     x = torch.randn(5, 4, 3).transpose(0, 2)
-    from maskwise.ops.softmax import reference, registered
+    from maskwise.ops.softmax import reference, slicewise
 
-    out = registered.as_laid_out(reference.softmax, registered.like_first)(x, x > 0, [1])
+    out = slicewise.as_laid_out(reference.softmax, slicewise.like_first)(x, x > 0, [1])
     assert out.stride() == torch.empty_like(x).stride()
 
 

@@ -7,9 +7,8 @@ import pytest
 import torch
 from hypothesis import given
 
-from maskwise.ops.extension import status
-from maskwise.plan.capability import FLOATING
-from maskwise.plan.planner import force
+from maskwise.ops.backends import FLOATING, status
+from maskwise.plan.dispatch import force
 from tests.ops.arrays import masked_inputs
 from tests.ops.softmax.functions import CALLS, NAMES, PLAIN, assert_exact, with_gradient
 

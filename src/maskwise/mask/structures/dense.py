@@ -12,7 +12,7 @@ from typing_extensions import override
 from maskwise.errors import StaleMaskError
 from maskwise.mask.structures.affine import Affine
 from maskwise.mask.structures.base import Structure
-from maskwise.tracing import is_tracing
+from maskwise.ops.torch_private import is_tracing
 
 __all__ = ["Dense"]
 

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from maskwise.mask.structures.base import Structure
 from maskwise.mask.structures.intervals import Intervals
-from maskwise.tracing import is_tracing
+from maskwise.ops.torch_private import is_tracing
 
 __all__ = ["Segments"]
 

@@ -28,7 +28,7 @@ from maskwise.models.hugging_face.state import (
     state_of,
 )
 from maskwise.models.report import Padded, tell, warn_once
-from maskwise.tracing import is_tracing, is_transformed
+from maskwise.ops.torch_private import is_tracing, is_transformed
 
 __all__ = ["cover", "uncover"]
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from maskwise.models.hugging_face.layout import Layout
 from maskwise.models.report import Padded
-from maskwise.tracing import is_tracing, is_transformed
+from maskwise.ops.torch_private import is_tracing, is_transformed
 
 __all__ = [
     "arguments",

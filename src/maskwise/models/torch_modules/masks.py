@@ -9,7 +9,7 @@ from torch.nn.modules import module as hooks
 from maskwise.models.attention import PackedMask
 from maskwise.models.packing import Packing
 from maskwise.models.report import Padded
-from maskwise.tracing import is_tracing, is_transformed
+from maskwise.ops.torch_private import is_tracing, is_transformed
 
 __all__ = ["hooked", "packed_mask"]
 

@@ -9,7 +9,7 @@ from maskwise.models.attention import PackedMask
 from maskwise.models.report import Padded, tell
 from maskwise.models.torch_modules.forward_adapter import ForwardAdapter, not_torchs_own
 from maskwise.models.torch_modules.masks import packed_mask
-from maskwise.tracing import is_tracing, is_transformed
+from maskwise.ops.torch_private import is_tracing, is_transformed
 
 __all__ = ["adapter", "attention_reason", "inner_forward"]
 

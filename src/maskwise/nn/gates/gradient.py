@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from maskwise.ops.fill import fill
-from maskwise.tracing import is_tracing
+from maskwise.ops.torch_private import is_tracing
 
 __all__ = ["kept_only", "straight_through"]
 

@@ -22,7 +22,7 @@ from maskwise.ops.attention.registered import attend_fused
 from maskwise.ops.attention.routes import Call, bits_from, choose, report
 from maskwise.ops.attention.whole import attend_whole, end_gradients
 from maskwise.ops.select.packed import Packed
-from maskwise.plan.explain import is_heard
+from maskwise.plan.dispatch import is_observed
 
 __all__ = ["attention"]
 
@@ -121,8 +121,8 @@ def attention(
         q, k, v = lowered(q, k, v)
     if plan is None:
         plan, pieces = choose(q, k, v, mask, index, is_causal, dropout_p, sizes, grad=recipe.grad)
-    if is_heard():
-        report(plan, q, k, v, mask, Call(index, is_causal, sizes))
+    if is_observed() and (planned := report(plan, q, k, v, mask, Call(index, is_causal, sizes))):
+        return planned  # type: ignore[return-value]
     if plan.route == "bare":
         bits = mask.to_bool() if isinstance(mask, Mask) else mask
         scale = recipe.scale if scale is None else scale

@@ -20,8 +20,8 @@ from maskwise.ops.attention.sequences import attend
 from maskwise.ops.select.packed import Packed, collect
 from maskwise.plan import Plan, planner
 from maskwise.plan.cost import microseconds
-from maskwise.plan.explain import is_heard, record
-from maskwise.plan.plan import Refusal, Skips
+from maskwise.plan.dispatch import Refusal, Skips, is_observed
+from maskwise.plan.explain import record
 
 __all__ = ["attend_packed"]
 
@@ -45,8 +45,8 @@ def attend_packed(
     why_not = _not_by_sequences(q, k, mask, is_causal)
     if why_not is None:
         lengths, key_lengths = q.mask.lengths.reshape(-1).tolist(), k.mask.lengths.reshape(-1).tolist()
-        if is_heard():
-            _report(q, k, lengths, key_lengths)
+        if is_observed() and (planned := _report(q, k, lengths, key_lengths)):
+            return planned  # type: ignore[return-value]
         out = attend(q.values, k.values, v.values, lengths, key_lengths=key_lengths, **options)
         # A causal query drops later keys, which as NaN could have reached it.
         if not is_causal or torch.compiler.is_compiling() or is_finite(out):
@@ -57,7 +57,7 @@ def attend_packed(
     return collect(out.transpose(1, 2), q.mask, capacity=q.capacity)
 
 
-def _report(q: Packed, k: Packed, lengths: list[int], key_lengths: list[int]) -> None:
+def _report(q: Packed, k: Packed, lengths: list[int], key_lengths: list[int]) -> Plan | None:
     """Report the call to those who listen; the elements are the pairs of the padded layout."""
     _, heads, features = q.values.shape
     pairs = heads * sum(a * b for a, b in zip(lengths, key_lengths, strict=True))
@@ -67,7 +67,7 @@ def _report(q: Packed, k: Packed, lengths: list[int], key_lengths: list[int]) ->
     reason, cost = f"{len(lengths)} sequences, each attends to its own", microseconds(work, rates.plain_call, rates)
     plan = Plan(OP, "sequences", reason, cost, refused, work, dense, Skips.COMPUTING, 4 * features)
     # Of what was packed everything is read.
-    record(plan, q.values.new_empty(()).expand(padded), q.mask, skipped=prod(padded) - pairs, skipped_bytes=0)
+    return record(plan, q.values.new_empty(()).expand(padded), q.mask, skipped=prod(padded) - pairs, skipped_bytes=0)
 
 
 def _four_dims(mask: MaskLike, q: Packed, k: Packed, queries: Tensor) -> Mask:

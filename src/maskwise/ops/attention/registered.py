@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from maskwise.ops import backends
 from maskwise.ops.attention import reference
-from maskwise.ops.gpu.status import INTERPRETED
-from maskwise.ops.register import define, differentiate
-from maskwise.plan import capability
+from maskwise.ops.backends import INTERPRETED
+from maskwise.ops.operation import define, differentiate
 
 __all__ = ["attend_fused"]
 
@@ -46,5 +46,5 @@ define(
 define("attention_nan", "(Tensor out) -> Tensor", reference=reference.nan_like, fake=torch.empty_like)
 differentiate("attention_nan", reference.nan_backward, None)
 if not INTERPRETED:
-    capability.provide("attention", "cpu", DTYPES)
+    backends.provide("attention", "cpu", DTYPES)
 attend_fused = torch.ops.maskwise.attention_fused_forward.default

@@ -20,11 +20,11 @@ from maskwise.ops.arguments import MaskLike
 from maskwise.ops.attention.arguments import Index, lift
 from maskwise.ops.attention.blocks import Piece, serves
 from maskwise.ops.attention.pieces import Sizes, bits_of, pieces_of
+from maskwise.ops.backends import why_not_served
 from maskwise.plan import Plan, planner
-from maskwise.plan.capability import can_serve
 from maskwise.plan.cost import Work, microseconds
+from maskwise.plan.dispatch import Refusal, Skips
 from maskwise.plan.explain import record
-from maskwise.plan.plan import Refusal, Skips
 
 __all__ = ["Call", "bits_from", "choose", "plan_unseen", "report", "work_of"]
 
@@ -157,7 +157,7 @@ def choose(
 _ROW_BLOCK = 24
 
 
-def report(plan: Plan, q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, lined_up: Call) -> None:
+def report(plan: Plan, q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, lined_up: Call) -> Plan | None:
     """Report a call to those who listen, with the pairs that its route leaves out: nobody else counts."""
     index, is_causal, sizes = lined_up
     # What attention is made of is pairs of a query and a key, so those are the elements.
@@ -175,7 +175,8 @@ def report(plan: Plan, q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, l
         skipped = prod(sizes) - plan.work.attention_flops // max(4 * features, 1)
         plan = replace(plan, skips=Skips.COMPUTING)
     plan = replace(plan, flops=4 * features)
-    record(plan, pairs, mask[index] if isinstance(mask, Mask) else mask, skipped=skipped, skipped_bytes=skipped_bytes)
+    of_pairs = mask[index] if isinstance(mask, Mask) else mask
+    return record(plan, pairs, of_pairs, skipped=skipped, skipped_bytes=skipped_bytes)
 
 
 def _left_out(
@@ -215,7 +216,7 @@ def _why_not_bare(dtype: torch.dtype, dropout_p: float, drops: bool, grad: bool)
         return "the kernel has no gradient"
     if dropout_p > 0.0:
         return "the kernel has no dropout"
-    return can_serve(OP, "cpu", dtype)[1]
+    return why_not_served(OP, "cpu", dtype) or ""
 
 
 def _is_of_keys(mask: Mask, sizes: Sizes) -> bool:

@@ -11,14 +11,14 @@ from maskwise.ops.fill.triton import fill_kernel
 from maskwise.ops.gpu.dtypes import as_bytes
 from maskwise.ops.gpu.geometry import elementwise
 from maskwise.ops.gpu.launch import blocks_for, launch
-from maskwise.ops.layout import room_like
+from maskwise.ops.primitives import empty_dense
 
 __all__ = ["fill"]
 
 
 def fill(x: Tensor, mask: Tensor, value: Tensor) -> Tensor:
     """X where it is kept, the value where it is dropped."""
-    out = room_like(x)
+    out = empty_dense(x)
     mask, number = mask.expand(x.shape), number_of(value)
     # What is read or written by neighbours decides on the order: the result, whose order is x's where x has one.
     geometry = elementwise(out, mask, x, value.expand(x.shape) if number is None else out)

@@ -8,16 +8,17 @@ from torch import Tensor
 from maskwise.errors import DeviceError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MUST, MaskLike, input_hint, mask_hint, need_dense
-from maskwise.ops.filling import filled
 from maskwise.ops.linear import reference
 from maskwise.ops.linear.known import OP, mask_of, plan_for, settled
 from maskwise.ops.linear.layouts import SparseLayout
 from maskwise.ops.linear.registered import sparse_linear
 from maskwise.ops.linear.routes import hopeless
+from maskwise.ops.primitives import fill_dropped
 from maskwise.ops.small import REFUSED, is_ordinary
+from maskwise.ops.torch_private import is_tracing, is_transformed
 from maskwise.plan import planner
-from maskwise.plan.explain import is_heard, record
-from maskwise.tracing import is_tracing, is_transformed
+from maskwise.plan.dispatch import is_observed
+from maskwise.plan.explain import record
 
 __all__ = ["linear"]
 
@@ -74,8 +75,8 @@ def linear(
     remembered = mask_of(mask)
     transformed = is_transformed()
     plan, layout = plan_for(x, weight, remembered, bias, transformed=transformed)
-    if is_heard():
-        record(plan, weight, remembered)
+    if is_observed() and (planned := record(plan, weight, remembered)):
+        return planned  # type: ignore[return-value]
     if transformed:
         return reference.linear(x, weight, bits, bias)
     return _run(x, weight, bits, bias, layout)
@@ -86,7 +87,7 @@ def _run(x: Tensor, weight: Tensor, bits: Tensor, bias: Tensor | None, layout: S
     if layout is not None:
         return sparse_linear(x, layout.gather(weight), layout, bias)
     # torch.where takes as long as the product itself where what is kept alternates at random.
-    return torch.nn.functional.linear(x, filled(weight, bits), bias)
+    return torch.nn.functional.linear(x, fill_dropped(weight, bits), bias)
 
 
 def _small(x: Tensor, weight: Tensor, mask: MaskLike, bias: Tensor | None) -> Tensor | None:
@@ -101,7 +102,7 @@ def _small(x: Tensor, weight: Tensor, mask: MaskLike, bias: Tensor | None) -> Te
             return None
         if bias is not None and bias.shape != (outputs,):
             return None
-        return torch.nn.functional.linear(x, filled(weight, bits), bias)
+        return torch.nn.functional.linear(x, fill_dropped(weight, bits), bias)
     except (AttributeError, *REFUSED):
         return None
 

@@ -15,7 +15,7 @@ from maskwise.ops.arguments import MaskLike
 from maskwise.ops.linear.layouts import SparseLayout
 from maskwise.ops.linear.routes import Extra, Sizes, build_cost, choose, dense_cost, sparse_cost
 from maskwise.plan import Plan, planner
-from maskwise.plan.plan import Refusal
+from maskwise.plan.dispatch import Refusal
 
 __all__ = ["OP", "Settled", "mask_of", "plan_for", "settled"]
 

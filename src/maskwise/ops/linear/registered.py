@@ -11,11 +11,12 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from maskwise.ops import backends
 from maskwise.ops.linear import reference
 from maskwise.ops.linear.layouts import Block, SparseLayout
-from maskwise.ops.register import define, differentiate, tape
-from maskwise.plan import capability, planner
-from maskwise.tracing import is_tracing
+from maskwise.ops.operation import define, differentiate, eager_function
+from maskwise.ops.torch_private import is_tracing
+from maskwise.plan import planner
 
 __all__ = ["Indices", "product", "sampled", "sparse_linear", "with_indices"]
 
@@ -115,10 +116,10 @@ def sparse_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 define("linear_sparse", _SPARSE, reference=run_sparse, fake=fake_sparse)
 differentiate("linear_sparse", sparse_backward, remember_sparse)
-capability.provide("linear", "cpu", DTYPES)
-capability.provide("linear", "cuda", ON_GPU)
+backends.provide("linear", "cpu", DTYPES)
+backends.provide("linear", "cuda", ON_GPU)
 
-_taped = tape("linear_sparse", _SPARSE, run_sparse, remember_sparse, sparse_backward)
+_taped = eager_function("linear_sparse", _SPARSE, run_sparse, remember_sparse, sparse_backward)
 _fused = torch.ops.maskwise.linear_sparse.default
 
 

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import torch
 
+from maskwise.ops.backends import why_not_served
 from maskwise.ops.linear.layouts import Block
 from maskwise.plan import Plan, planner
-from maskwise.plan.capability import can_serve
 from maskwise.plan.cost import Work
-from maskwise.plan.plan import Refusal, Skips
+from maskwise.plan.dispatch import Refusal, Skips
 
 __all__ = ["Extra", "Sizes", "build_cost", "choose", "dense_cost", "hopeless", "sparse_cost"]
 
@@ -117,13 +117,13 @@ def _choose(
     if transformed:
         reason = "torch.func transforms and forward-mode AD see through plain torch operations only"
         return Plan(op, "plain", reason, 0.0, (Refusal("sparse", reason),))
-    ok, why = can_serve("linear", device, dtype)
+    why = why_not_served("linear", device, dtype)
     dense, sparse = dense_cost(sizes) + extra.dense, sparse_cost(sizes) + extra.sparse
     total = max(1, sizes.inputs * sizes.outputs)
     by_all = Work(calls=1, streamed=dtype.itemsize * total, flops=2 * sizes.batch * total)
     # A kept weight comes with its column.
     by_kept = Work(calls=1, streamed=(dtype.itemsize + 4) * sizes.kept, flops=2 * sizes.batch * sizes.kept)
-    if not ok:
+    if why is not None:
         return Plan(op, "plain", why, dense, (Refusal("sparse", why),), by_all, by_all)
     # The kernel multiplies kept weights only; whether it reads others depends on where it has them from.
     skips, flops = Skips.COMPUTING, 2 * sizes.batch

@@ -19,11 +19,11 @@ from maskwise.ops.loss.call import prepare
 from maskwise.ops.loss.kinds import KINDS, TAKES
 from maskwise.ops.loss.quick import find
 from maskwise.ops.loss.routes import choose
+from maskwise.ops.torch_private import is_tracing
 from maskwise.plan import Plan
-from maskwise.plan.explain import is_heard, record
-from maskwise.plan.plan import Skips
+from maskwise.plan.dispatch import Skips, is_observed
+from maskwise.plan.explain import record
 from maskwise.plan.planner import with_cost
-from maskwise.tracing import is_tracing
 
 __all__ = ["loss"]
 
@@ -97,9 +97,11 @@ def loss(
     if not compiling and type(reduction) is str and reduction in REDUCTIONS:
         quick = find(fn, input, target, bits, reduction, kwargs)
         if quick is not None:
-            if is_heard():
+            if is_observed():
                 x, skips = cast(Tensor, input), quick.skips
-                told(quick.plan if skips is None else replace(quick.plan, skips=skips(x, bits)), x, mask)
+                plan = quick.plan if skips is None else replace(quick.plan, skips=skips(x, bits))
+                if planned := told(plan, x, mask):
+                    return planned  # type: ignore[return-value]
             return quick.run(input, target, bits, kwargs.get("weight"))
     if isinstance(fn, functools.partial) and not fn.args:
         return loss(fn.func, input, target, mask, reduction, **{**fn.keywords, **kwargs})
@@ -112,23 +114,24 @@ def loss(
     if kind is not None:
         check_number(fn, operands, kwargs)
     if kind is None:
-        if is_heard():
-            told(Plan("loss", "plain", "nothing is known of this loss", 0.0), operands[0], mask)
+        plan = Plan("loss", "plain", "nothing is known of this loss", 0.0)
+        if is_observed() and (planned := told(plan, operands[0], mask)):
+            return planned  # type: ignore[return-value]
         return unknown.loss(fn, operands, bits, kwargs, reduction)
     call = prepare(fn, kind, operands, bits, kwargs)
     if compiling:
         return reference.loss(call, reduction)
     plan, run = choose(call, reduction)
-    if is_heard():
-        told(plan, operands[0], mask)
+    if is_observed() and (planned := told(plan, operands[0], mask)):
+        return planned  # type: ignore[return-value]
     return run()
 
 
-def told(plan: Plan, x: Tensor, mask: MaskLike) -> None:
+def told(plan: Plan, x: Tensor, mask: MaskLike) -> Plan | None:
     """Tell whoever listens of one call, with what it costs."""
     # A GPU's kernels load what is dropped, too.
     plan = plan if x.is_cpu else replace(plan, skips=Skips.NOTHING)
-    record(with_cost(plan, x, grad=x.requires_grad and torch.is_grad_enabled()), x, mask)
+    return record(with_cost(plan, x, grad=x.requires_grad and torch.is_grad_enabled()), x, mask)
 
 
 def tensors_of(input: Tensor | Sequence[Tensor], target: Tensor | None, reduction: object) -> tuple[Tensor, ...]:

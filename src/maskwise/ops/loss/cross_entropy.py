@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from maskwise.errors import OutOfRangeError, say
+from maskwise.ops.backends import FLOATING
 from maskwise.ops.loss.call import harmless
 from maskwise.ops.loss.reference import reduce
 from maskwise.ops.loss.registered import REDUCTIONS
-from maskwise.ops.register import define, register
-from maskwise.plan.capability import FLOATING
+from maskwise.ops.operation import define, register
 from maskwise.plan.cost import Work
 
 __all__ = ["loss"]
@@ -167,7 +167,7 @@ def loss(
     """
     if x.stride(1) != 1 and not x.is_contiguous():
         x = x.contiguous()
-    run = _op.taped if grad and _op.taped else _op.bare
+    run = _op.route("fused" if grad else "bare")
     out, _, facts = run(x, target, mask, weight, ignored, smoothing, reduction)
     # To look would make a GPU wait: there a class that does not exist makes the loss NaN.
     stray = int(facts.tolist()[1]) if x.device.type == "cpu" else -1

@@ -10,10 +10,11 @@ from math import prod
 import torch
 from torch import Tensor
 
+from maskwise.ops.backends import why_not_served
 from maskwise.ops.loss import reference
 from maskwise.ops.loss.call import Call, harmless
-from maskwise.ops.register import find
-from maskwise.plan.capability import can_serve
+from maskwise.ops.primitives import fill as fill_op
+from maskwise.ops.reduce.sums import _sum
 
 __all__ = ["fill", "loss", "total"]
 
@@ -32,14 +33,14 @@ def loss(call: Call, reduction: str) -> Tensor:
 
 def fill(x: Tensor, keep: Tensor, value: float) -> Tensor:
     """X with ``value`` where it is dropped: by the kernel of mw.fill, where there is one."""
-    if not can_serve("fill", "cpu", x.dtype)[0]:
+    if why_not_served("fill", "cpu", x.dtype) is not None:
         return harmless(x, keep, value)
     return by_kernel("fill", x, keep, [], value)
 
 
 def total(out: Tensor, keep: Tensor) -> Tensor:
     """The sum of what is kept: by the kernel of mw.sum, where there is one."""
-    if not can_serve("sum", "cpu", out.dtype)[0]:
+    if why_not_served("sum", "cpu", out.dtype) is not None:
         return harmless(out, keep, 0.0).sum()
     return by_kernel("sum", out, keep, list(range(out.dim())), False)
 
@@ -56,7 +57,7 @@ def kept_in(call: Call) -> Tensor:
 
 def by_kernel(name: str, x: Tensor, *rest: object) -> Tensor:
     """Run the kernel of an op, with its gradient if one is asked for."""
-    op = find(name)
-    run = op.taped if op.taped is not None and x.requires_grad and torch.is_grad_enabled() else op.bare
+    op = fill_op if name == "fill" else _sum
+    run = op.route("fused" if x.requires_grad and torch.is_grad_enabled() else "bare")
     out: Tensor = run(x, *rest)
     return out

@@ -10,10 +10,10 @@ from torch import Tensor
 from maskwise.ops.gpu.dtypes import accumulator, as_bytes, triton_type
 from maskwise.ops.gpu.geometry import Geometry, elementwise, lay_out
 from maskwise.ops.gpu.launch import BUSY, TILE, Blocks, blocks_for, counters, launch
-from maskwise.ops.layout import room_like
 from maskwise.ops.loss.cross_entropy import like
 from maskwise.ops.loss.registered import REDUCTIONS
 from maskwise.ops.loss.triton import class_backward_kernel, class_kernel, element_backward_kernel, element_kernel
+from maskwise.ops.primitives import empty_dense
 
 __all__ = ["cross_entropy", "cross_entropy_backward", "loss", "loss_backward"]
 
@@ -42,7 +42,7 @@ def sums_for(x: Tensor, programs: int, counted: torch.dtype) -> dict[str, Any]:
 
 def loss(x: Tensor, target: Tensor, mask: Tensor, code: int, parameter: float, reduction: int) -> tuple[Tensor, Tensor]:
     """A loss of single elements, and for a mean how many are kept."""
-    out = x.new_empty(()) if reduction else room_like(x)
+    out = x.new_empty(()) if reduction else empty_dense(x)
     # Nobody asks how many are kept where nothing is divided by that.
     kept = x.new_empty((), dtype=torch.float64)
     mask = mask.expand(x.shape)
@@ -71,7 +71,7 @@ def loss_backward(
     grad: Tensor, x: Tensor, target: Tensor, mask: Tensor, kept: Tensor, code: int, parameter: float, reduction: int
 ) -> Tensor:
     """The gradient of a loss of single elements."""
-    of_x = room_like(x)
+    of_x = empty_dense(x)
     mask = mask.expand(x.shape)
     geometry = elementwise(x, target, mask, of_x if reduction else grad, of_x)
     blocks = blocks_for(geometry, x.element_size(), HALF)

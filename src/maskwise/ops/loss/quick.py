@@ -21,10 +21,10 @@ from maskwise.ops.loss.call import check_mask, prepare
 from maskwise.ops.loss.kinds import KINDS, Kind
 from maskwise.ops.loss.registered import REDUCTIONS, Code, code_of, elements
 from maskwise.ops.operation import dropped_rows
+from maskwise.ops.torch_private import is_transformed
 from maskwise.plan import Plan, planner
-from maskwise.plan.plan import Refusal, Skips
+from maskwise.plan.dispatch import Refusal, Skips
 from maskwise.plan.remembered import Remembered
-from maskwise.tracing import is_transformed
 
 __all__ = ["Quick", "find"]
 
@@ -182,7 +182,7 @@ def dropped_positions(x: Tensor, bits: Tensor) -> Skips:
 
 def of_elements(asked: Asked, code: Code, x: Tensor, target: Tensor, bits: Tensor, _: None) -> Tensor:
     """A loss of single elements by its kernel."""
-    run = elements.taped if asked.grad and elements.taped else elements.bare
+    run = elements.route("fused" if asked.grad else "bare")
     out: Tensor = run(x, target, bits, *code, asked.inner)[0]
     return reference.reduce(out, bits, "sequence") if asked.reduction == "sequence" else out
 

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from maskwise.ops.layout import room_like
+from maskwise.ops.backends import FLOATING
 from maskwise.ops.loss.call import harmless
 from maskwise.ops.loss.reference import reduce
-from maskwise.ops.register import define, register
-from maskwise.plan.capability import FLOATING
+from maskwise.ops.operation import define, register
+from maskwise.ops.primitives import empty_dense
 from maskwise.plan.cost import Work
 
 __all__ = ["REDUCTIONS", "Code", "code_of", "elements"]
@@ -106,7 +106,7 @@ def plain(
 
 def fake(x: Tensor, target: Tensor, mask: Tensor, code: int, parameter: float, reduction: int) -> tuple[Tensor, Tensor]:
     """The results without their data."""
-    return x.new_empty(()) if reduction else room_like(x), x.new_empty((), dtype=torch.float64)
+    return x.new_empty(()) if reduction else empty_dense(x), x.new_empty((), dtype=torch.float64)
 
 
 def remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -141,14 +141,14 @@ def plain_backward(
     with torch.enable_grad():
         leaf = x.detach().requires_grad_()
         out, _ = plain(leaf, target, mask, code, parameter, reduction)
-    return room_like(x).copy_(torch.autograd.grad(out, leaf, grad)[0])
+    return empty_dense(x).copy_(torch.autograd.grad(out, leaf, grad)[0])
 
 
 def fake_backward(
     grad: Tensor, x: Tensor, target: Tensor, mask: Tensor, kept: Tensor, code: int, parameter: float, reduction: int
 ) -> Tensor:
     """The gradient of x without its data."""
-    return room_like(x)
+    return empty_dense(x)
 
 
 def work(route: str, elements: int, size: int, grad: bool) -> Work:

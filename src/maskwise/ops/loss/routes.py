@@ -15,9 +15,9 @@ from torch import Tensor
 
 from maskwise.ops.loss import blocks, filled, reference
 from maskwise.ops.loss.call import Call
+from maskwise.ops.torch_private import is_transformed
 from maskwise.plan import Plan, planner
-from maskwise.plan.plan import Refusal, Skips
-from maskwise.tracing import is_transformed
+from maskwise.plan.dispatch import Refusal, Skips
 
 __all__ = ["choose"]
 

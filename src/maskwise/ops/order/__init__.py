@@ -1,11 +1,8 @@
-"""Order among what is kept: sort, argsort, topk, median, quantile."""
+"""The order of what is kept."""
 
 from __future__ import annotations
 
-from maskwise.ops.order.api import argsort as argsort
-from maskwise.ops.order.api import median as median
-from maskwise.ops.order.api import quantile as quantile
-from maskwise.ops.order.api import sort as sort
-from maskwise.ops.order.api import topk as topk
+from maskwise.ops.order.ranks import median, quantile
+from maskwise.ops.order.sorting import argsort, sort, topk
 
 __all__ = ["argsort", "median", "quantile", "sort", "topk"]

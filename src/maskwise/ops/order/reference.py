@@ -12,7 +12,8 @@ from math import inf, nan, prod
 import torch
 from torch import Tensor
 
-from maskwise.tracing import is_exporting
+from maskwise.ops.primitives import where_kept
+from maskwise.ops.torch_private import is_exporting
 
 __all__ = ["INTERPOLATIONS", "argsort", "median", "nothing", "quantile", "quantile_places", "sort", "topk", "worst"]
 
@@ -20,17 +21,9 @@ __all__ = ["INTERPOLATIONS", "argsort", "median", "nothing", "quantile", "quanti
 INTERPOLATIONS = ("linear", "lower", "higher", "midpoint", "nearest")
 
 
-def only(x: Tensor, mask: Tensor, value: float) -> Tensor:
-    """X with ``value`` where it is dropped. Unlike a product with the mask, it lets no NaN through."""
-    # A Python scalar of x's own kind: any other would make torch promote, and copy, x.
-    if x.dtype.is_floating_point:
-        return torch.where(mask, x, float(value))
-    return torch.where(mask, x, bool(value) if x.dtype is torch.bool else int(value))
-
-
 def ranked(x: Tensor, mask: Tensor, dim: int, descending: bool) -> tuple[Tensor, Tensor]:
     """Indices along ``dim`` that put what is kept first, in order, and whether what each points at is kept."""
-    clean = only(x.detach(), mask, 0)
+    clean = where_kept(x.detach(), mask, 0)
     order = stable_order(clean, dim, descending)
     kept = mask.expand(x.shape).gather(dim, order)
     # A value to fill in could equal a kept one; a second sort, by the mask, is right for every value.
@@ -49,7 +42,7 @@ def stable_order(x: Tensor, dim: int, descending: bool) -> Tensor:
 def sort(x: Tensor, mask: Tensor, dim: list[int], descending: bool) -> tuple[Tensor, Tensor]:
     """What is kept, in order; then zeros, with index -1."""
     order, kept = ranked(x, mask, dim[0], descending)
-    return only(only(x, mask, 0).gather(dim[0], order), kept, 0), torch.where(kept, order, -1)
+    return where_kept(where_kept(x, mask, 0).gather(dim[0], order), kept, 0), torch.where(kept, order, -1)
 
 
 def argsort(x: Tensor, mask: Tensor, dim: list[int], descending: bool) -> Tensor:
@@ -71,7 +64,7 @@ def topk(x: Tensor, mask: Tensor, dim: list[int], k: int, largest: bool) -> tupl
     order, kept = ranked(x, mask, dim[0], largest)
     if x.dim() > 0:
         order, kept = order.narrow(dim[0], 0, k), kept.narrow(dim[0], 0, k)
-    values = only(only(x, mask, 0).gather(dim[0], order), kept, worst(x.dtype, largest))
+    values = where_kept(where_kept(x, mask, 0).gather(dim[0], order), kept, worst(x.dtype, largest))
     return values, torch.where(kept, order, -1)
 
 
@@ -125,11 +118,11 @@ def positions(
 def quantile(x: Tensor, mask: Tensor, dim: list[int], q: Tensor, keepdim: bool, interpolation: int) -> Tensor:
     """The quantiles of what is kept, the ones of several q in front; NaN where nothing is kept."""
     rows, bits = slices(x, dim), slices(mask.expand(x.shape), dim)
-    clean = only(rows, bits, 0)
+    clean = where_kept(rows, bits, 0)
     if rows.shape[-1] == 0:
         # A sum of nothing has the right shape, and belongs to the graph.
         out = clean.sum(-1, dtype=x.dtype).unsqueeze(-1).expand(*rows.shape[:-1], q.numel())
-        out = only(out, torch.zeros_like(out, dtype=torch.bool), nothing(x.dtype))
+        out = where_kept(out, torch.zeros_like(out, dtype=torch.bool), nothing(x.dtype))
     else:
         order, kept = ranked(rows, bits, -1, False)
         below, above, weight, valid = positions(rows.detach(), kept, order, q.reshape(-1), interpolation)
@@ -137,7 +130,7 @@ def quantile(x: Tensor, mask: Tensor, dim: list[int], q: Tensor, keepdim: bool, 
         if INTERPOLATIONS[interpolation] in {"linear", "midpoint"}:
             wide = torch.promote_types(x.dtype, torch.float32)
             out = torch.lerp(out.to(wide), clean.gather(-1, above).to(wide), weight.to(wide)).to(x.dtype)
-        out = only(out, valid, nothing(x.dtype))
+        out = where_kept(out, valid, nothing(x.dtype))
     out = out.squeeze(-1) if q.dim() == 0 else out.movedim(-1, 0)
     return unreduced(out, x, dim, keepdim, q.dim())
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from maskwise.ops.gpu.dtypes import accumulator, as_bytes, triton_type
 from maskwise.ops.gpu.geometry import lay_out
 from maskwise.ops.gpu.launch import blocks_for, counters, launch, row_blocks, splits_for
-from maskwise.ops.reduce.reference import highest, lowest
-from maskwise.ops.reduce.triton import reduce_kernel, spread_kernel
+from maskwise.ops.primitives import highest, lowest
+from maskwise.ops.reduce.triton import expand_kernel, reduce_kernel
 
 __all__ = [
     "all", "amax", "amin", "any", "argmax", "argmin", "extremum_backward", "logsumexp", "logsumexp_backward", "mean",
@@ -183,7 +183,7 @@ def norm(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool, ord: float) -> 
 
 
 # -- backward ----------------------------------------------------------------------------------------------------------
-def spread(
+def expand(
     op: str,
     state: Kind | None,
     grad: Tensor,
@@ -210,7 +210,7 @@ def spread(
     x_at, mask_at, of_x_at = geometry.operands
     tiles, steps = -(-geometry.rows // blocks.rows), -(-geometry.length // blocks.elements)
     launch(
-        spread_kernel,
+        expand_kernel,
         tiles * steps,
         {
             **dict(
@@ -249,17 +249,17 @@ def like(grad: Tensor, shape: list[int]) -> Tensor:
 
 def sum_backward(grad: Tensor, mask: Tensor, shape: list[int], dim: list[int], keepdim: bool) -> Tensor:
     """The gradient of the sum."""
-    return spread("sum", None, grad, None, like(grad, shape), mask, dim, need_x=False)
+    return expand("sum", None, grad, None, like(grad, shape), mask, dim, need_x=False)
 
 
 def mean_backward(grad: Tensor, mask: Tensor, shape: list[int], dim: list[int], keepdim: bool) -> Tensor:
     """The gradient of the mean."""
-    return spread("mean", Kind("count", 0, n=True), grad, None, like(grad, shape), mask, dim, need_x=False)
+    return expand("mean", Kind("count", 0, n=True), grad, None, like(grad, shape), mask, dim, need_x=False)
 
 
 def prod_backward(grad: Tensor, out: Tensor, x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
     """The gradient of the product."""
-    return spread("nonzeros", Kind("nonzeros", 1, n=True), grad, None, x, mask, dim, need_a=True)
+    return expand("nonzeros", Kind("nonzeros", 1, n=True), grad, None, x, mask, dim, need_a=True)
 
 
 def var_backward(
@@ -267,19 +267,19 @@ def var_backward(
 ) -> Tensor:
     """The gradient of the variance, or with ``root`` of the standard deviation."""
     state = Kind("var", 0, b=True, n=True)
-    return spread("std" if root else "var", state, grad, None, x, mask, dim, need_a=True, parameter=correction)
+    return expand("std" if root else "var", state, grad, None, x, mask, dim, need_a=True, parameter=correction)
 
 
 def extremum_backward(
     grad: Tensor, out: Tensor, x: Tensor, mask: Tensor, dim: list[int], keepdim: bool, greatest: bool
 ) -> Tensor:
     """The gradient of amax or amin."""
-    return spread("ties", Kind("ties", 0, n=True), grad, out, x, mask, dim)
+    return expand("ties", Kind("ties", 0, n=True), grad, out, x, mask, dim)
 
 
 def logsumexp_backward(grad: Tensor, out: Tensor, x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
     """The gradient of logsumexp."""
-    return spread("logsumexp", None, grad, out, x, mask, dim)
+    return expand("logsumexp", None, grad, out, x, mask, dim)
 
 
 def norm_backward(
@@ -289,6 +289,6 @@ def norm_backward(
     if ord == 0:
         return torch.zeros_like(x, memory_format=torch.contiguous_format)
     if ord in (inf, -inf):
-        return spread("magnitude_ties", Kind("magnitude_ties", 0, n=True), grad, out, x, mask, dim)
+        return expand("magnitude_ties", Kind("magnitude_ties", 0, n=True), grad, out, x, mask, dim)
     op = {1.0: "norm_1", 2.0: "norm_2"}.get(ord, "norm_p")
-    return spread(op, None, grad, None if op == "norm_1" else out, x, mask, dim, parameter=ord)
+    return expand(op, None, grad, None if op == "norm_1" else out, x, mask, dim, parameter=ord)

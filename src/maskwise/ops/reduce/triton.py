@@ -24,7 +24,7 @@ from maskwise.ops.gpu.triton import (
     window,
 )
 
-__all__ = ["reduce_kernel", "spread_kernel"]
+__all__ = ["expand_kernel", "reduce_kernel"]
 
 
 @triton.jit
@@ -189,7 +189,7 @@ def slope(x, g, out, a, b, n, keep, OP: tl.constexpr, parameter: tl.constexpr):
 
 
 @triton.jit
-def spread_kernel(
+def expand_kernel(
     x, mask, grad, out, in_a, in_b, in_n, of_x,
     outer, inner, x_outer, x_inner, mask_outer, mask_inner, of_x_outer, of_x_inner,
     rows, length, tiles, steps, grad_stride, parameter: tl.constexpr,

@@ -11,8 +11,7 @@ from torch import Tensor
 from maskwise.ops.gpu.dtypes import accumulator, as_bytes, triton_type
 from maskwise.ops.gpu.geometry import Geometry, lay_out
 from maskwise.ops.gpu.launch import Blocks, blocks_for, launch
-from maskwise.ops.scan.reference import highest, lowest
-from maskwise.ops.scan.registered import new_like
+from maskwise.ops.primitives import empty_dense, highest, lowest
 from maskwise.ops.scan.triton import product_backward_kernel, scan_backward_kernel, scan_kernel
 
 __all__ = [
@@ -36,7 +35,7 @@ def forward(
     op: str, identity: float, x: Tensor, mask: Tensor, dim: list[int], dtype: torch.dtype, places: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """Launch a scan; with ``places``, it tells where its values come from."""
-    out, found = new_like(x, dtype), new_like(x, torch.int64) if places else None
+    out, found = empty_dense(x, dtype), empty_dense(x, torch.int64) if places else None
     mask = mask.expand(x.shape)
     geometry = lay_out(dim if x.dim() else [], x, mask, out)
     blocks = blocks_for(geometry, x.element_size())
@@ -87,7 +86,7 @@ def backward(
     op: str, grad: Tensor, x: Tensor | None, mask: Tensor | None, known: Tensor | None, dim: list[int], like: Tensor
 ) -> Tensor:
     """Launch the gradient of a scan; its result is laid out as ``like``."""
-    of_x = new_like(like, like.dtype)
+    of_x = empty_dense(like, like.dtype)
     mask = None if mask is None else mask.expand(grad.shape)
     given = {"grad": grad, "x": x, "mask": mask, "known": known, "of_x": of_x}
     # An operand that there is not has strides too, which nobody reads.
@@ -124,7 +123,7 @@ def logcumsumexp_backward(grad: Tensor, x: Tensor, mask: Tensor, out: Tensor, di
 
 def cumprod_backward(grad: Tensor, x: Tensor, mask: Tensor, out: Tensor, dim: list[int]) -> Tensor:
     """The gradient of the running product."""
-    of_x = new_like(x, x.dtype)
+    of_x = empty_dense(x, x.dtype)
     dtype = accumulator(x.dtype)
     scratch = torch.empty_strided(of_x.shape, of_x.stride(), dtype=dtype, device=x.device)
     mask = mask.expand(x.shape)

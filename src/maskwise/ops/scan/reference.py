@@ -11,43 +11,23 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["cummax", "cummin", "cumprod", "cumsum", "highest", "logcumsumexp", "lowest"]
+from maskwise.ops.primitives import highest, lowest, where_kept
+
+__all__ = ["cummax", "cummin", "cumprod", "cumsum", "logcumsumexp"]
 
 #: Distance below the smallest kept value at which a term no longer changes a sum of exponentials, by dtype: the
 #: exponential of it is 0 in the arithmetic that torch uses for the dtype.
 _GAP = {torch.float64: 2000.0}
 
 
-def filled(x: Tensor, mask: Tensor, value: float) -> Tensor:
-    """X with ``value`` where it is dropped. Unlike a product with the mask, it lets no NaN through."""
-    # A Python scalar of x's own kind: any other would make torch promote, and copy, x.
-    if x.dtype.is_floating_point or x.dtype.is_complex:
-        return torch.where(mask, x, float(value))
-    return torch.where(mask, x, bool(value) if x.dtype is torch.bool else int(value))
-
-
-def lowest(dtype: torch.dtype) -> float:
-    """The identity of the maximum: no value of the dtype is below it."""
-    if dtype.is_floating_point:
-        return -torch.inf
-    return 0 if dtype is torch.bool else torch.iinfo(dtype).min
-
-
-def highest(dtype: torch.dtype) -> float:
-    """The identity of the minimum: no value of the dtype is above it."""
-    if dtype.is_floating_point:
-        return torch.inf
-    return 1 if dtype is torch.bool else torch.iinfo(dtype).max
-
-
 def cumsum(x: Tensor, mask: Tensor, dim: list[int]) -> Tensor:
     """The running sum of what is kept; 0 before anything is."""
-    return filled(x, mask, 0).cumsum(dim[0])
+    return where_kept(x, mask, 0).cumsum(dim[0])
 
 
 def cumprod(x: Tensor, mask: Tensor, dim: list[int]) -> Tensor:
     """The running product of what is kept; 1 before anything is."""
-    return filled(x, mask, 1).cumprod(dim[0])
+    return where_kept(x, mask, 1).cumprod(dim[0])
 
 
 def cummax(x: Tensor, mask: Tensor, dim: list[int]) -> tuple[Tensor, Tensor]:
@@ -63,7 +43,7 @@ def cummin(x: Tensor, mask: Tensor, dim: list[int]) -> tuple[Tensor, Tensor]:
 def _extreme(
     scan: Callable[..., tuple[Tensor, Tensor]], identity: float, x: Tensor, mask: Tensor, dim: int
 ) -> tuple[Tensor, Tensor]:
-    found, places = scan(filled(x.detach(), mask, identity), dim)
+    found, places = scan(where_kept(x.detach(), mask, identity), dim)
     # While the running value is the identity, every value kept so far is: the latest of them is where it stands, as
     # for any tie in torch. torch itself may point at a dropped place, whose filling ties with them.
     steps = torch.arange(x.shape[dim] if x.dim() else 1, device=x.device)
@@ -72,7 +52,7 @@ def _extreme(
     places = torch.where(found == identity, latest, places)
     # Taken from x by index, so that the gradient goes to exactly that place.
     values = x.gather(dim, places.clamp_min(0))
-    return filled(values, places >= 0, identity), places
+    return where_kept(values, places >= 0, identity), places
 
 
 def logcumsumexp(x: Tensor, mask: Tensor, dim: list[int]) -> Tensor:

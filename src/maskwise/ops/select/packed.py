@@ -16,15 +16,16 @@ from torch.utils._pytree import register_pytree_node
 from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike
-from maskwise.ops.gpu.status import DEVICE
-from maskwise.ops.numbers import number
+from maskwise.ops.backends import DEVICE
+from maskwise.ops.primitives import number
 from maskwise.ops.select import conversions, reference, registered, sequences
 from maskwise.ops.select.room import check_room
 from maskwise.ops.select.routes import is_few, pack_plan
 from maskwise.ops.select.rows import line_up
 from maskwise.ops.small import is_ordinary
-from maskwise.plan.explain import is_heard, record
-from maskwise.tracing import is_tracing
+from maskwise.ops.torch_private import is_tracing
+from maskwise.plan.dispatch import is_observed
+from maskwise.plan.explain import record
 
 __all__ = ["Packed", "collect", "pack"]
 
@@ -257,8 +258,8 @@ def pack(x: Tensor, mask: MaskLike, *, capacity: int | None = None, out: Tensor 
     if capacity is None and out is None and isinstance(mask, Mask) and (done := _at_once(x, mask)) is not None:
         return done
     lead = line_up("pack", x, mask)
-    if not is_tracing() and is_heard():
-        record(pack_plan(x, lead), x, lead)
+    if not is_tracing() and is_observed() and (planned := record(pack_plan(x, lead), x, lead)):
+        return planned  # type: ignore[return-value]
     return collect(x, lead, capacity=capacity, out=out)
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maskwise.ops.register import define, differentiate
+from maskwise.ops.backends import FLOATING, INTEGRAL
+from maskwise.ops.operation import define, differentiate
 from maskwise.ops.select import reference
-from maskwise.plan.capability import FLOATING, INTEGRAL
 
 __all__ = [
     "pack_capacity", "pack_rows", "pack_rows_forward", "pack_rows_out",

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from maskwise.mask import Mask
+from maskwise.ops.torch_private import is_tracing
 from maskwise.plan import Plan, planner
 from maskwise.plan.cost import Work, microseconds
-from maskwise.plan.plan import Refusal, Skips
-from maskwise.tracing import is_tracing
+from maskwise.plan.dispatch import Refusal, Skips
 
 __all__ = ["ELEMENTWISE", "choose", "declared", "is_few", "pack_plan"]
 

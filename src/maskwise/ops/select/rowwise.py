@@ -12,15 +12,16 @@ from torch.autograd import forward_ad
 from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike, need_dense
-from maskwise.ops.filling import filled
+from maskwise.ops.primitives import fill_dropped
 from maskwise.ops.select.packed import Packed, collect, fill_for, picked
 from maskwise.ops.select.registered import pack_rows_forward, unpack_rows_forward
 from maskwise.ops.select.routes import ELEMENTWISE, choose, declared, is_few
 from maskwise.ops.select.rows import line_up
 from maskwise.ops.select.verdicts import run
 from maskwise.ops.small import is_ordinary
-from maskwise.plan.explain import is_heard, record
-from maskwise.tracing import is_tracing
+from maskwise.ops.torch_private import is_tracing
+from maskwise.plan.dispatch import Plan, is_observed
+from maskwise.plan.explain import record
 
 __all__ = ["apply", "apply_"]
 
@@ -80,8 +81,8 @@ def apply(
         _check_ranks(arguments)
     learns = torch.is_grad_enabled() and (x.requires_grad or (bool(more) and _requires_grad(more)))
     plan = choose(fn, x, lead, learns=learns)
-    if is_heard():
-        record(declared(plan, x, lead), x, lead)
+    if is_observed() and (planned := record(declared(plan, x, lead), x, lead)):
+        return planned
     route = _packs if plan.route == "kept" else _runs_densely
     return route(fn, arguments, lead, fill if other is None else other, learns)
 
@@ -110,6 +111,8 @@ def apply_(fn: Callable[..., Any], x: Tensor, *more: Any, mask: MaskLike) -> Ten
         ArgumentError: fn returns an empty tuple, or does not treat each row by itself; or a tensor is nested or sparse.
     """
     out = apply(fn, x, *more, mask=mask, other=x)
+    if isinstance(out, Plan):
+        return out  # type: ignore[return-value]
     if not isinstance(out, Tensor) or out.shape != x.shape or out.dtype != x.dtype:
         got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
         must = f"return rows of x's own shape and dtype, {tuple(x.shape)} {x.dtype}"
@@ -214,7 +217,7 @@ def _placed(
     """The result with what stands where nothing was kept."""
     kept = bits if bits.dim() == out.dim() else bits.reshape(*bits.shape, *[1] * (out.dim() - bits.dim()))
     if type(other) is float and other == 0.0 and out.is_floating_point() and is_ordinary():
-        return filled(out, kept)
+        return fill_dropped(out, kept)
     return torch.where(kept, out, torch.as_tensor(other, device=out.device).to(out.dtype))
 
 

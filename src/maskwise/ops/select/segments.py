@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maskwise.ops.gpu.status import DEVICE
-from maskwise.ops.register import define, differentiate
-from maskwise.plan import capability
-from maskwise.plan.capability import FLOATING
-from maskwise.tracing import is_tracing
+from maskwise.ops import backends
+from maskwise.ops.backends import DEVICE, FLOATING
+from maskwise.ops.operation import define, differentiate
+from maskwise.ops.torch_private import is_tracing
 
 __all__ = ["reduce_segments", "served"]
 
@@ -101,13 +100,13 @@ define(
     gpu_from=f"{GPU}:segment_backward",
 )
 differentiate("segments", backward, remember)
-capability.provide("segments", DEVICE, FLOATING)
+backends.provide("segments", DEVICE, FLOATING)
 
 reduce_segments = torch.ops.maskwise.segments.default
 
 
 def served(values: Tensor) -> bool:
     """Whether a kernel reduces these rows: never under torch.func transforms, which see plain operations only."""
-    if not capability.can_serve("segments", values.device.type, values.dtype)[0]:
+    if backends.why_not_served("segments", values.device.type, values.dtype) is not None:
         return False
     return is_tracing() or torch._C._functorch.peek_interpreter_stack() is None

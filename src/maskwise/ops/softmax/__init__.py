@@ -1,11 +1,8 @@
-"""Functions that rescale each slice by what it keeps: softmax and friends, normalize, standardize."""
+"""Softmax and friends over what is kept: functions that map slices to slices."""
 
 from __future__ import annotations
 
-from maskwise.ops.softmax.api import log_softmax as log_softmax
-from maskwise.ops.softmax.api import normalize as normalize
-from maskwise.ops.softmax.api import softmax as softmax
-from maskwise.ops.softmax.api import softmin as softmin
-from maskwise.ops.softmax.api import standardize as standardize
+from maskwise.ops.softmax.normalize import normalize, standardize
+from maskwise.ops.softmax.softmax import log_softmax, softmax, softmin
 
 __all__ = ["log_softmax", "normalize", "softmax", "softmin", "standardize"]

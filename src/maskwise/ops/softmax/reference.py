@@ -52,7 +52,7 @@ def standardize(x: Tensor, mask: Tensor, dim: list[int], correction: float, eps:
     count = kept.sum(dim, keepdim=True, dtype=wide.dtype)
     # An empty slice divides by 1: it gives zeros, and no NaN that would have to be kept out of the gradient.
     some = count > 0
-    total = torch.where(mask, wide, 0.0).sum(dim, keepdim=True, dtype=accumulator(x))
+    total = torch.where(mask, wide, 0.0).sum(dim, keepdim=True, dtype=mean_dtype(x))
     mean = (total / torch.where(some, count, 1.0)).to(wide.dtype)
     centered = torch.where(mask, wide - mean, 0.0)
     freedom = torch.where(some, (count - correction).clamp_min(0.0), 1.0)
@@ -60,6 +60,6 @@ def standardize(x: Tensor, mask: Tensor, dim: list[int], correction: float, eps:
     return torch.where(mask, (centered * (variance + eps).rsqrt()).to(x.dtype), 0.0)
 
 
-def accumulator(x: Tensor) -> torch.dtype:
+def mean_dtype(x: Tensor) -> torch.dtype:
     """What a mean is added up in: values that are all equal must equal their mean, or eps blows up their noise."""
     return torch.float32 if x.device.type == "mps" else torch.float64

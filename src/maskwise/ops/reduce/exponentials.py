@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import torch
 from torch import Tensor
 
 from maskwise.errors import DtypeError, say
 from maskwise.ops.arguments import Dim, MaskLike, to_dtype
-from maskwise.ops.reduce import registered
-from maskwise.ops.reduce.api.shared import need_floating, replace_empty
+from maskwise.ops.primitives import accumulate_dtype, count, expand_reduced, replace_empty, where_kept
+from maskwise.ops.reduce import reference
+from maskwise.ops.reduce.reduction import (
+    backward_of,
+    define_backward,
+    need_floating,
+    reduction,
+    works,
+)
 
 __all__ = ["logsumexp", "norm"]
 
@@ -49,8 +58,9 @@ def logsumexp(
     if isinstance(x, Tensor) and not x.dtype.is_floating_point and not x.dtype.is_complex:
         x = x.to(torch.get_default_dtype())
     need_floating("logsumexp", x, "mw.logsumexp(x.abs(), mask)")
-    out: Tensor = registered.logsumexp(x, mask, dim, keepdim)
-    return out if empty is None else replace_empty("logsumexp", out, x, mask, dim, keepdim, empty)
+    then = None if empty is None else replace_empty("logsumexp", x, mask, dim, keepdim, empty)
+    out: Tensor = _logsumexp(x, mask, dim, keepdim, then=then)
+    return out
 
 
 def norm(
@@ -99,5 +109,51 @@ def norm(
     if not isinstance(ord, (int, float)) or isinstance(ord, bool):
         hint = "a vector norm has no 'fro' or 'nuc'; ord=2 is the root of the squares"
         raise DtypeError(say("norm", "ord", must="be a number", got=repr(ord), hint=hint))
-    out: Tensor = registered.norm(x, mask, dim, keepdim, float(ord))
-    return out if empty is None else replace_empty("norm", out, x, mask, dim, keepdim, empty)
+    then = None if empty is None else replace_empty("norm", x, mask, dim, keepdim, empty)
+    out: Tensor = _norm(x, mask, dim, keepdim, float(ord), then=then)
+    return out
+
+
+def logsumexp_gradient(grad: Tensor, out: Tensor, x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
+    """The softmax."""
+    values = where_kept(x, mask, -inf).to(accumulate_dtype(x))
+    share = (values - expand_reduced(out, x.shape, dim, keepdim)).exp()
+    return torch.where(mask, share * expand_reduced(grad, x.shape, dim, keepdim), 0.0).to(x.dtype)
+
+
+def norm_gradient(
+    grad: Tensor, out: Tensor, x: Tensor, mask: Tensor, dim: list[int], keepdim: bool, ord: float
+) -> Tensor:
+    """sign(x) (|x| / norm) ^ (ord - 1); of the infinities an equal part to all that reach them; 0 where x is."""
+    values = where_kept(x, mask, 0.0).to(accumulate_dtype(x))
+    length = expand_reduced(out.to(accumulate_dtype(x)), x.shape, dim, keepdim)
+    grads = expand_reduced(grad.to(accumulate_dtype(x)), x.shape, dim, keepdim)
+    if ord == 0:
+        return torch.zeros_like(x, memory_format=torch.contiguous_format)
+    if ord in (inf, -inf):
+        equal = mask & (values.abs() == length)
+        of_x = values.sgn() * grads / count(x, equal, dim, True)
+        reached = mask & (equal | (length != length))
+    elif ord == 1:
+        of_x, reached = values.sgn() * grads, mask
+    elif ord == 2:
+        of_x, reached = values / length * grads, mask & (length != 0)
+    else:
+        of_x = values.sgn() * (values.abs() / length).pow(ord - 1) * grads
+        reached = mask & (length != 0) & (values != 0)
+    return torch.where(reached, of_x, 0.0).to(x.dtype)
+
+
+_logsumexp = reduction(
+    "logsumexp",
+    reference.logsumexp,
+    work=works(calls=6, copies=3, gradient_copies=3),
+    backward=backward_of(reference.logsumexp, define_backward("logsumexp", logsumexp_gradient)),
+)
+_norm = reduction(
+    "norm",
+    reference.norm,
+    settings=", float ord",
+    work=works(calls=3, copies=1, gradient_copies=2),
+    backward=backward_of(reference.norm, define_backward("norm", norm_gradient, settings=", float ord")),
+)

@@ -8,24 +8,17 @@ from torch import Tensor
 from maskwise.errors import DtypeError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MUST, Dim, MaskLike, mask_hint, need_dense
-from maskwise.ops.gpu.status import DEVICE
-from maskwise.ops.operation import Operation
-from maskwise.ops.reduce import registered
-from maskwise.ops.reduce.api.shared import replace_empty
-from maskwise.ops.small import forced, is_ordinary, small
-from maskwise.plan import Plan
-from maskwise.plan.capability import provide, served
+from maskwise.ops.backends import DEVICE, FLOATING, INTEGRAL, provide, served
+from maskwise.ops.operation import Operation, kernel_routes
+from maskwise.ops.primitives import replace_empty
+from maskwise.ops.reduce import reference
+from maskwise.ops.reduce.reduction import reduction, works
+from maskwise.ops.reduce.sums import _sum
 from maskwise.plan.cost import Work
-from maskwise.plan.explain import is_heard, record
-from maskwise.plan.plan import Refusal
-from maskwise.plan.planner import describe, is_served
-from maskwise.tracing import is_tracing
+from maskwise.plan.dispatch import Plan, Refusal, is_observed
+from maskwise.plan.explain import record
 
 __all__ = ["all", "any", "count"]
-
-_COUNTS_ITSELF = Plan(
-    "count", "plain", "a Mask counts itself", 0.0, (Refusal("bare", "what a Mask knows need not be read again"),)
-)
 
 
 def any(
@@ -61,8 +54,9 @@ def any(
         OutOfRangeError: a dim that x does not have.
         ArgumentError: a dim is named twice, or x or the mask is sparse.
     """
-    out: Tensor = registered.any(x, mask, dim, keepdim)
-    return out if empty is None else replace_empty("any", out, x, mask, dim, keepdim, empty)
+    then = None if empty is None else replace_empty("any", x, mask, dim, keepdim, empty)
+    out: Tensor = _any(x, mask, dim, keepdim, then=then)
+    return out
 
 
 def all(
@@ -98,8 +92,9 @@ def all(
         OutOfRangeError: a dim that x does not have.
         ArgumentError: a dim is named twice, or x or the mask is sparse.
     """
-    out: Tensor = registered.all(x, mask, dim, keepdim)
-    return out if empty is None else replace_empty("all", out, x, mask, dim, keepdim, empty)
+    then = None if empty is None else replace_empty("all", x, mask, dim, keepdim, empty)
+    out: Tensor = _all(x, mask, dim, keepdim, then=then)
+    return out
 
 
 def count(
@@ -129,66 +124,70 @@ def count(
         OutOfRangeError: a dim that the mask does not have.
         ArgumentError: a dim is named twice.
     """
-    if (
-        type(mask) is Tensor
-        and type(dim) is int
-        and is_ordinary()
-        and (done := _at_once(mask, dim, keepdim)) is not None
-    ):
-        return done
     if isinstance(mask, Mask):
-        if not is_tracing() and is_heard():
+        if is_observed():
             # The log wants to know a shape; the positions of a lazy mask may be more than memory holds.
             positions = torch.zeros((), dtype=torch.bool, device=mask.device).expand(mask.shape)
-            record(_COUNTS_ITSELF, positions, mask)
-        return count_of(mask, dim, keepdim)
-    need_dense("count", "mask", mask)
-    if not isinstance(mask, Tensor) or mask.dtype is not torch.bool:
-        got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise DtypeError(say("count", "mask", must=MUST, got=got, hint=mask_hint(mask)))
-    everything = _EVERYTHING if type(mask) is Tensor and mask.device == _CPU else mask.new_ones(())
+            if planned := record(_COUNTS_ITSELF, positions, mask):
+                return planned  # type: ignore[return-value]
+        return _count_structure(mask, dim, keepdim)
+    if type(mask) is not Tensor or mask.dtype is not torch.bool:
+        need_dense("count", "mask", mask)
+        if not isinstance(mask, Tensor) or mask.dtype is not torch.bool:
+            got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+            raise DtypeError(say("count", "mask", must=MUST, got=got, hint=mask_hint(mask)))
+    everything = _EVERYTHING if type(mask) is Tensor and mask.is_cpu else mask.new_ones(())
     out: Tensor = _count(mask, everything, dim, keepdim)
     return out
 
 
-def _at_once(mask: Tensor, dim: int, keepdim: bool) -> Tensor | None:
-    """The call that is made most, a plain tensor on the CPU along one dim; None where more must be asked."""
-    ndim = mask.dim()
-    if mask.dtype is not torch.bool or mask.layout is not torch.strided or not mask.is_cpu or not -ndim <= dim < ndim:
-        return None
-    if mask.is_nested:
-        return None
-    route = forced()
-    if mask.numel() <= small("count", torch.bool, route):
-        return mask.sum(dim, keepdim)
-    out: Tensor | None = (
-        _count.bare(mask, _EVERYTHING, [dim % ndim], keepdim) if is_served("count", torch.bool, route) else None
-    )
-    return out
-
-
-def _by_torch(mask: Tensor, everything: Tensor, dims: list[int], keepdim: bool) -> Tensor:
-    return mask.sum(dims, keepdim)
-
-
-def _work(route: str, elements: int, size: int, grad: bool) -> Work:
-    """The kernel reads every byte once; torch widens each to eight bytes first, which takes as long as reading five."""
-    return Work(calls=1, streamed=elements if route != "plain" else 5 * elements)
-
-
-describe("count", _work)
-for _device in ("cpu", DEVICE):
-    provide("count", _device, served("sum", _device) & {torch.bool})
-_CPU, _EVERYTHING = torch.device("cpu"), torch.ones((), dtype=torch.bool)
-# The sum of a mask, of which everything is kept.
-_count = Operation("count", plain=_by_torch, bare=registered.sum.bare, fused=registered.sum.fused)
-
-
-def count_of(mask: Mask, dim: Dim, keepdim: bool) -> Tensor:
-    """Count a Mask by what it knows."""
+def _count_structure(mask: Mask, dim: Dim, keepdim: bool) -> Tensor:
+    """Count a Mask by its structure."""
     # As for every reduction, and as in torch, no dims stand for all.
     if dim is None or (not isinstance(dim, int) and not len(dim)):
         total = torch.tensor(mask.count(), dtype=torch.int64, device=mask.device)
         return total.reshape((1,) * mask.ndim) if keepdim else total
     out: Tensor = mask.count(dim, keepdim)
     return out.to(mask.device)
+
+
+def truth_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of any and all."""
+    return torch.uint8 if dtype is torch.uint8 else torch.bool
+
+
+_any = reduction(
+    "any",
+    reference.any,
+    result=truth_dtype,
+    dtypes=(*FLOATING, *INTEGRAL, torch.bool),
+    work=works(calls=2, copies=1),
+)
+_all = reduction(
+    "all",
+    reference.all,
+    result=truth_dtype,
+    dtypes=(*FLOATING, *INTEGRAL, torch.bool),
+    work=works(calls=2, copies=1),
+)
+
+
+def _count_by_torch(mask: Tensor, everything: Tensor, dims: list[int], keepdim: bool) -> Tensor:
+    return mask.sum(dims, keepdim)
+
+
+def _count_work(route: str, elements: int, size: int, grad: bool) -> Work:
+    """The kernel reads every byte once; torch widens each to eight bytes first, which takes as long as reading five."""
+    return Work(calls=1, streamed=elements if route != "plain" else 5 * elements)
+
+
+_COUNTS_ITSELF = Plan(
+    "count", "plain", "a Mask counts its structure", 0.0, (Refusal("bare", "the structure has the count"),)
+)
+_EVERYTHING = torch.ones((), dtype=torch.bool)
+for _device in ("cpu", DEVICE):
+    provide("count", _device, served("sum", _device) & {torch.bool})
+# The sum of a mask, of which everything is kept.
+_count = Operation(
+    "count", kernel_routes("count", _count_by_torch, _sum.route("bare"), _sum.route("fused"), _count_work)
+)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from maskwise.errors import DtypeError, say
 from maskwise.ops.arguments import Dim, MaskLike, need_ordered
-from maskwise.ops.reduce import registered
-from maskwise.ops.reduce.api.shared import replace_empty
+from maskwise.ops.backends import FLOATING, INTEGRAL
+from maskwise.ops.primitives import accumulate_dtype, count, expand_reduced, replace_empty
+from maskwise.ops.reduce import reference
+from maskwise.ops.reduce.reduction import backward_of, define_backward, reduction, works
 
 __all__ = ["amax", "amin", "argmax", "argmin"]
 
@@ -47,8 +50,9 @@ def amax(
         ArgumentError: a dim is named twice, or x or the mask is sparse.
     """
     need_ordered("amax", x, or_bool=True)
-    out: Tensor = registered.amax(x, mask, dim, keepdim)
-    return out if empty is None else replace_empty("amax", out, x, mask, dim, keepdim, empty)
+    then = None if empty is None else replace_empty("amax", x, mask, dim, keepdim, empty)
+    out: Tensor = _amax(x, mask, dim, keepdim, then=then)
+    return out
 
 
 def amin(
@@ -86,8 +90,9 @@ def amin(
         ArgumentError: a dim is named twice, or x or the mask is sparse.
     """
     need_ordered("amin", x, or_bool=True)
-    out: Tensor = registered.amin(x, mask, dim, keepdim)
-    return out if empty is None else replace_empty("amin", out, x, mask, dim, keepdim, empty)
+    then = None if empty is None else replace_empty("amin", x, mask, dim, keepdim, empty)
+    out: Tensor = _amin(x, mask, dim, keepdim, then=then)
+    return out
 
 
 def argmax(
@@ -128,8 +133,9 @@ def argmax(
     """
     need_ordered("argmax", x, or_bool=False)
     need_one_dim("argmax", dim)
-    out: Tensor = registered.argmax(x, mask, dim, keepdim)
-    return out if empty is None else replace_empty("argmax", out, x, mask, dim, keepdim, empty)
+    then = None if empty is None else replace_empty("argmax", x, mask, dim, keepdim, empty)
+    out: Tensor = _argmax(x, mask, dim, keepdim, then=then)
+    return out
 
 
 def argmin(
@@ -170,8 +176,9 @@ def argmin(
     """
     need_ordered("argmin", x, or_bool=False)
     need_one_dim("argmin", dim)
-    out: Tensor = registered.argmin(x, mask, dim, keepdim)
-    return out if empty is None else replace_empty("argmin", out, x, mask, dim, keepdim, empty)
+    then = None if empty is None else replace_empty("argmin", x, mask, dim, keepdim, empty)
+    out: Tensor = _argmin(x, mask, dim, keepdim, then=then)
+    return out
 
 
 def need_one_dim(op: str, dim: object) -> None:
@@ -179,3 +186,45 @@ def need_one_dim(op: str, dim: object) -> None:
     if isinstance(dim, (tuple, list)):
         hint = "x.flatten(start, end) first, or dim=None for the position in the flattened x"
         raise DtypeError(say(op, "dim", must="be an int or None", got=dim, hint=hint))
+
+
+def extremum_gradient(
+    grad: Tensor, out: Tensor, x: Tensor, mask: Tensor, dim: list[int], keepdim: bool, greatest: bool
+) -> Tensor:
+    """An equal part to all that equal the extremum, be it the greatest or the least."""
+    equal = mask & (x == expand_reduced(out, x.shape, dim, keepdim))
+    share = grad.to(accumulate_dtype(x)) / count(x, equal, dim, keepdim)
+    # A NaN equals nothing: the slice has no one to give to, and like torch's its gradient is NaN.
+    reached = mask & (equal | expand_reduced(out != out, x.shape, dim, keepdim))
+    return torch.where(reached, expand_reduced(share, x.shape, dim, keepdim), 0.0).to(x.dtype)
+
+
+_backward = define_backward("extremum", extremum_gradient, settings=", bool greatest")
+_amax = reduction(
+    "amax",
+    reference.amax,
+    dtypes=(*FLOATING, *INTEGRAL, torch.bool),
+    work=works(calls=5, copies=1, gradient_copies=2),
+    backward=backward_of(reference.amax, _backward, True),
+)
+_amin = reduction(
+    "amin",
+    reference.amin,
+    dtypes=(*FLOATING, *INTEGRAL, torch.bool),
+    work=works(calls=5, copies=1, gradient_copies=2),
+    backward=backward_of(reference.amin, _backward, False),
+)
+_argmax = reduction(
+    "argmax",
+    reference.argmax,
+    result=lambda dtype: torch.int64,
+    dtypes=(*FLOATING, *INTEGRAL),
+    work=works(calls=8, copies=2),
+)
+_argmin = reduction(
+    "argmin",
+    reference.argmin,
+    result=lambda dtype: torch.int64,
+    dtypes=(*FLOATING, *INTEGRAL),
+    work=works(calls=8, copies=2),
+)

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from maskwise.ops.arguments import Dim, MaskLike, number
-from maskwise.ops.reduce import registered
-from maskwise.ops.reduce.api.shared import need_floating, replace_empty
+from maskwise.ops.primitives import count, expand_reduced, replace_empty, where_kept
+from maskwise.ops.reduce import reference
+from maskwise.ops.reduce.reduction import (
+    backward_of,
+    define_backward,
+    need_floating,
+    reduction,
+    save,
+    works,
+)
 
 __all__ = ["std", "var"]
 
@@ -47,8 +56,9 @@ def var(
         ArgumentError: a dim is named twice, or x or the mask is sparse.
     """
     need_floating("var", x, "mw.var(x.float(), mask)")
-    out: Tensor = registered.var(x, mask, dim, keepdim, float(number("var", "correction", correction)))
-    return out if empty is None else replace_empty("var", out, x, mask, dim, keepdim, empty)
+    then = None if empty is None else replace_empty("var", x, mask, dim, keepdim, empty)
+    out: Tensor = _var(x, mask, dim, keepdim, float(number("var", "correction", correction)), then=then)
+    return out
 
 
 def std(
@@ -87,5 +97,40 @@ def std(
         ArgumentError: a dim is named twice, or x or the mask is sparse.
     """
     need_floating("std", x, "mw.std(x.float(), mask)")
-    out: Tensor = registered.std(x, mask, dim, keepdim, float(number("std", "correction", correction)))
-    return out if empty is None else replace_empty("std", out, x, mask, dim, keepdim, empty)
+    then = None if empty is None else replace_empty("std", x, mask, dim, keepdim, empty)
+    out: Tensor = _std(x, mask, dim, keepdim, float(number("std", "correction", correction)), then=then)
+    return out
+
+
+def var_gradient(
+    grad: Tensor, x: Tensor, mask: Tensor, dim: list[int], keepdim: bool, correction: float, root: bool
+) -> Tensor:
+    """2 (x - mean) / (n - correction); for the standard deviation (``root``) over 2 std, or 0 where that is 0."""
+    kept = count(x, mask, dim, True)
+    freedom = (kept - correction).clamp(min=0)
+    values = where_kept(x, mask, 0.0).to(reference.square_dtype(x))
+    centred = torch.where(mask, values - values.sum(dim, keepdim=True) / kept, 0.0)
+    scale = expand_reduced(grad, x.shape, dim, keepdim).to(reference.square_dtype(x)) * (2.0 / freedom)
+    if root:
+        std = (centred.square().sum(dim, keepdim=True) / freedom).sqrt()
+        scale = torch.where(std == 0, 0.0, scale / (2.0 * std))
+    return torch.where(mask, scale * centred, 0.0).to(x.dtype)
+
+
+_backward = define_backward("var", var_gradient, out=False, settings=", float correction, bool root")
+_var = reduction(
+    "var",
+    reference.var,
+    settings=", float correction",
+    work=works(calls=11, copies=4, gradient_copies=4),
+    backward=backward_of(reference.var, _backward, False),
+    setup_context=save(out=False),
+)
+_std = reduction(
+    "std",
+    reference.std,
+    settings=", float correction",
+    work=works(calls=15, copies=4, gradient_copies=4),
+    backward=backward_of(reference.std, _backward, True),
+    setup_context=save(out=False),
+)

@@ -1,15 +1,18 @@
-"""The planner is pure arithmetic on static facts: no tensors, no surprises."""
+"""The dispatcher is pure arithmetic on static facts: no tensors, no surprises."""
 
 import pytest
 import torch
 
 import maskwise as mw
-from maskwise.plan import capability, planner
+from maskwise.ops import backends
+from maskwise.ops.reduce.sums import _sum
+from maskwise.plan import dispatch
 from maskwise.plan.cost import Rates, Work, microseconds
 
 
 def plan(shape, *, dtype=torch.float32, device="cpu", grad=False, transformed=False):
-    return planner.make("sum", shape, dtype, device, grad=grad, transformed=transformed)
+    facts = dispatch.Facts("sum", shape, dtype, device, grad=grad, transformed=transformed)
+    return dispatch.decide(facts, _sum.routes).plan
 
 
 def test_without_a_gradient_the_bare_kernel_wins_at_every_size():
@@ -43,7 +46,7 @@ def test_what_a_kernel_cannot_serve_goes_the_plain_way_and_says_why(facts, reaso
 
 
 def test_a_device_that_cannot_run_kernels_is_refused_with_its_own_reason(monkeypatch):
-    monkeypatch.setitem(capability._probes, "cpu", lambda: "the C++ extension is not built")
+    monkeypatch.setitem(backends._probes, "cpu", lambda: "the C++ extension is not built")
     assert plan((64, 64)).reason == "the C++ extension is not built"
 
 
@@ -55,9 +58,9 @@ def test_plans_are_values():
 
 
 def test_force_takes_a_route_and_gives_it_back():
-    with planner.force("plain"):
+    with dispatch.force("plain"):
         assert plan((4096, 4096)).route == "plain"
-    with planner.force("kernel"):
+    with dispatch.force("kernel"):
         assert plan((4, 8), grad=True).route == "fused"
     assert plan((4096, 4096)).route == "bare"
 
@@ -66,7 +69,7 @@ def test_forcing_reaches_calls_that_were_planned_before():
     x, mask = torch.ones(3, 4), torch.ones(3, 4, dtype=torch.bool)
     routes = []
     for route in ("kernel", "plain", "kernel"):
-        with planner.force(route), mw.explain() as log:
+        with dispatch.force(route), mw.explain() as log:
             mw.sum(x, mask)
             routes.append(log.calls[0].route)
     assert routes == ["bare", "plain", "bare"]

@@ -1,0 +1,156 @@
+"""Which kernels exist and can run: the C++ extension, the Triton kernels, and the table of what they serve.
+
+The ops exist without either (their schemas are in Python), so a missing extension costs speed and nothing else. That is
+reported once, at the first call that would have used a kernel, with the command that fixes it. Triton's kernels serve
+CUDA and ROCm. With ``MASKWISE_INTERPRET=1`` they run on CPU tensors by Triton's interpreter, in the place of the C++
+kernels: that is how they are tested where there is no GPU. It is slow, and for nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+from maskwise.errors import caller_level
+from maskwise.ops.torch_private import is_tracing
+
+__all__ = [
+    "DEVICE",
+    "FLOATING",
+    "INTEGRAL",
+    "INTERPRETED",
+    "KEY",
+    "ExtensionStatus",
+    "provide",
+    "served",
+    "status",
+    "why_no_triton",
+    "why_not_served",
+]
+
+FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+INTEGRAL = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+# -- Triton ------------------------------------------------------------------------------------------------------------
+INTERPRETED = os.environ.get("MASKWISE_INTERPRET", "0") == "1"
+if INTERPRETED:
+    # Triton looks at it when a kernel is defined.
+    os.environ["TRITON_INTERPRET"] = "1"
+#: The device whose tensors the Triton kernels take, and the dispatch key under which they are registered.
+DEVICE, KEY = ("cpu", "CPU") if INTERPRETED else ("cuda", "CUDA")
+#: Whether there is a Triton. Looked for, not imported: that takes as long as importing torch does.
+_HAS_TRITON = find_spec("triton") is not None
+
+
+def why_no_triton() -> str | None:
+    """Why no Triton kernel can run, or None.
+
+    >>> why_no_triton() is None or "Triton" in why_no_triton()
+    True
+    """
+    return None if _HAS_TRITON else "Triton is not installed, so plain torch serves: pip install triton"
+
+
+# -- the C++ extension -------------------------------------------------------------------------------------------------
+FIX = "pip install --no-build-isolation --force-reinstall --no-deps maskwise"
+_LEVELS = {0: "baseline", 1: "avx2", 2: "avx512", 3: "neon"}
+
+
+@dataclass(frozen=True)
+class ExtensionStatus:
+    """What is known of the C++ extension: the file, whether it is loaded, why not, its SIMD level, how to fix it."""
+
+    path: str | None
+    loaded: bool
+    error: str | None
+    simd: str
+    fix: str
+
+
+def find() -> Path | None:
+    """The extension's file: MASKWISE_EXTENSION if set, else the one that was installed beside the package."""
+    named = os.environ.get("MASKWISE_EXTENSION")
+    if named:
+        return Path(named)
+    found = sorted(Path(__file__).parent.parent.glob("_C.*"))
+    return found[0] if found else None
+
+
+def load() -> tuple[Path | None, str | None]:
+    """Load the extension; returns its path and what went wrong, if anything did."""
+    torch.library.define("maskwise::simd_level", "(int wish) -> int", tags=torch.Tag.pt2_compliant_tag)
+    if INTERPRETED:
+        return None, "MASKWISE_INTERPRET=1: Triton's interpreter runs the kernels for GPUs"
+    path = find()
+    if path is None:
+        return None, "the C++ extension is not built: the build saw no torch"
+    try:
+        torch.ops.load_library(str(path))
+    except OSError as error:
+        return path, f"the C++ extension does not load: {error}"
+    return path, None
+
+
+_path, _error = load()
+_warned = False
+
+
+def status() -> ExtensionStatus:
+    """What is known of the extension.
+
+    >>> status().simd in {"avx2", "avx512", "neon", "baseline", "none"}
+    True
+    """
+    loaded = _error is None
+    simd = _LEVELS[torch.ops.maskwise.simd_level(-1)] if loaded else "none"
+    return ExtensionStatus(str(_path) if _path else None, loaded, _error, simd, FIX)
+
+
+def why_no_extension() -> str | None:
+    """Why no CPU kernel can run, or None. Warns the first time that it has to say so."""
+    global _warned
+    # A graph that is being traced cannot warn; the first eager call will.
+    if _error is not None and not _warned and not is_tracing():
+        _warned = True
+        message = f"maskwise runs without its kernels, and slower: {_error}. To fix it: {FIX}"
+        warnings.warn(message, stacklevel=caller_level())
+    return _error
+
+
+# -- what they serve ---------------------------------------------------------------------------------------------------
+# A CPU kernel that meets a dtype it lacks raises; it does not fall back to the reference by itself. So this table is
+# what keeps a call away from a kernel that cannot serve it.
+_kernels: dict[tuple[str, str], frozenset[torch.dtype]] = {}
+_probes: dict[str, Callable[[], str | None]] = {DEVICE: why_no_triton}
+if not INTERPRETED:
+    _probes["cpu"] = why_no_extension
+
+
+def provide(op: str, device: str, dtypes: Iterable[torch.dtype]) -> None:
+    """Enter into the table that ``op`` has a kernel on ``device`` for these dtypes."""
+    _kernels[op, device] = frozenset(dtypes)
+
+
+def why_not_served(op: str, device: str, dtype: torch.dtype) -> str | None:
+    """Why no kernel serves such a call, or None where one does.
+
+    >>> why_not_served("no_such_op", "cpu", torch.float32)
+    'no_such_op has no kernel on cpu'
+    """
+    dtypes = _kernels.get((op, device))
+    if dtypes is None:
+        return f"{op} has no kernel on {device}"
+    if dtype not in dtypes:
+        return f"the {device} kernel of {op} does not take {dtype}"
+    return _probes[device]() if device in _probes else None
+
+
+def served(op: str, device: str) -> frozenset[torch.dtype]:
+    """The dtypes that the kernel of ``op`` on ``device`` takes; none when there is no kernel."""
+    return _kernels.get((op, device), frozenset())

@@ -1,0 +1,285 @@
+"""Sort, argsort and topk of what is kept."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from maskwise.errors import DtypeError, OutOfRangeError, say
+from maskwise.ops.arguments import MaskLike, dims_of, need_dense, need_ordered
+from maskwise.ops.backends import FLOATING, INTEGRAL
+from maskwise.ops.operation import define, register
+from maskwise.ops.order import reference
+from maskwise.ops.torch_private import is_tracing
+from maskwise.plan.cost import Work
+
+__all__ = ["Ordered", "argsort", "sort", "topk"]
+
+_ops = torch.ops.maskwise
+#: Up to this many elements a gradient is cheaper by torch's own gather than by an op with autograd around it.
+_SMALL = 1 << 15
+
+
+class Ordered(NamedTuple):
+    """Values in order, and the index along the dim that each came from; -1 where nothing was left."""
+
+    values: Tensor
+    indices: Tensor
+
+
+def check_one(op: str, x: Tensor, dim: int, *, bools: bool = True) -> None:
+    """Raise unless ``dim`` is one dim and x has values that can be ordered."""
+    if not isinstance(dim, int):
+        raise DtypeError(say(op, "dim", must="be an int", got=repr(dim), hint="dim=-1, or x.flatten() for all"))
+    need_ordered(op, x, or_bool=bools, or_unsigned=op == "argsort")
+
+
+def sort(
+    x: Tensor,  # (...)
+    mask: MaskLike,  # broadcasts to x
+    dim: int = -1,
+    descending: bool = False,
+    *,
+    stable: bool = False,
+) -> Ordered:
+    """Sort what the mask keeps; the rest leaves zeros with index -1 behind it.
+
+    >>> import torch, maskwise as mw
+    >>> x = torch.tensor([[3.0, float("nan"), 1.0, 2.0]])
+    >>> values, indices = mw.sort(x, torch.tensor([True, False, True, True]))
+    >>> values, indices
+    (tensor([[1., 2., 3., 0.]]), tensor([[ 2,  3,  0, -1]]))
+
+    Args:
+        x: any shape; floating, integer or bool.
+        mask: a Mask or a bool tensor that broadcasts to ``x``; True means keep.
+        dim: the dim to sort along.
+        descending: whether the greatest comes first. A kept NaN is the greatest, as in torch.
+        stable: accepted as in torch; equal values always keep their order.
+
+    Returns:
+        ``(values, indices)``, both of x's shape: along ``dim`` first what is kept, in order, with its indices; then,
+        for each dropped element, value 0 and index -1. Gradients go to what is kept.
+
+    Raises:
+        ShapeError: the mask does not broadcast to x.
+        DtypeError: the mask is not bool, x is complex or one of uint16, uint32 and uint64, or ``dim`` is not an int.
+        DeviceError: the mask is on another device.
+        OutOfRangeError: a dim that x does not have.
+        ArgumentError: x or the mask is sparse.
+    """
+    check_one("sort", x, dim)
+    out: Ordered = _sort(x, mask, dim, bool(descending), then=Ordered._make)
+    return out
+
+
+def argsort(
+    x: Tensor,  # (...)
+    mask: MaskLike,  # broadcasts to x
+    dim: int = -1,
+    descending: bool = False,
+    stable: bool = False,
+) -> Tensor:
+    """The indices that sort what the mask keeps, then -1 for each dropped element.
+
+    >>> import torch, maskwise as mw
+    >>> x = torch.tensor([[3.0, float("nan"), 1.0, 2.0]])
+    >>> mw.argsort(x, torch.tensor([True, False, True, True]))
+    tensor([[ 2,  3,  0, -1]])
+
+    Args:
+        x: any shape; floating, integer or bool.
+        mask: a Mask or a bool tensor that broadcasts to ``x``; True means keep.
+        dim: the dim to sort along.
+        descending: whether the greatest comes first. A kept NaN is the greatest, as in torch.
+        stable: accepted as in torch; equal values always keep their order.
+
+    Returns:
+        The indices, int64, of x's shape.
+
+    Raises:
+        ShapeError: the mask does not broadcast to x.
+        DtypeError: the mask is not bool, x is complex, or ``dim`` is not an int.
+        DeviceError: the mask is on another device.
+        OutOfRangeError: a dim that x does not have.
+        ArgumentError: x or the mask is sparse.
+    """
+    check_one("argsort", x, dim)
+    indices: Tensor = _argsort(x.detach() if isinstance(x, Tensor) else x, mask, dim, bool(descending))
+    return indices
+
+
+def topk(
+    x: Tensor,  # (...)
+    mask: MaskLike,  # broadcasts to x
+    k: int,
+    dim: int = -1,
+    *,
+    largest: bool = True,
+    sorted: bool = True,
+) -> Ordered:
+    """The k largest, or smallest, of what the mask keeps.
+
+    >>> import torch, maskwise as mw
+    >>> x = torch.tensor([[3.0, 9.0, 1.0, 2.0], [7.0, 8.0, 9.0, 5.0]])
+    >>> mask = torch.tensor([[True, False, True, True], [True, False, False, False]])
+    >>> values, indices = mw.topk(x, mask, 2)
+    >>> values, indices
+    (tensor([[3., 2.],
+            [7., -inf]]), tensor([[ 0,  3],
+            [ 0, -1]]))
+
+    Args:
+        x: any shape; floating or integer.
+        mask: a Mask or a bool tensor that broadcasts to ``x``; True means keep.
+        k: how many, at most the size of ``dim``.
+        dim: the dim to look along.
+        largest: the largest, or else the smallest. A kept NaN is the greatest, as in torch.
+        sorted: accepted as in torch; the best always comes first.
+
+    Returns:
+        ``(values, indices)``, of x's shape with size k at ``dim``. Of equal values the one of the lower index wins.
+        Where fewer than k are kept: index -1, and the value that loses against every other, which is -inf (the least
+        integer) or, with ``largest=False``, +inf (the greatest). Gradients go to what was taken.
+
+    Raises:
+        ShapeError: the mask does not broadcast to x.
+        DtypeError: the mask is not bool, x is complex, bool or one of uint16, uint32 and uint64, or
+            ``dim`` or ``k`` is not an int.
+        DeviceError: the mask is on another device.
+        OutOfRangeError: a dim that x does not have, or a k that is negative or above its size.
+        ArgumentError: x or the mask is sparse.
+    """
+    check_one("topk", x, dim, bools=False)
+    if isinstance(k, bool) or not isinstance(k, (int, torch.SymInt)):
+        raise DtypeError(say("topk", "k", must="be an int", got=type(k).__name__, hint="k=int(k)"))
+    need_dense("topk", "x", x)
+    if isinstance(x, Tensor):
+        size = x.shape[dim] if -x.dim() <= dim < x.dim() else 1
+        if not 0 <= k <= size:
+            # A dim that x does not have is the greater mistake.
+            dims_of("topk", x, dim)
+            raise OutOfRangeError(
+                say("topk", "k", must=f"be in [0, {size}], the size of dim {dim}", got=k, hint=f"k=min(k, {size})")
+            )
+    out: Ordered = _topk(x, mask, dim, k, bool(largest), then=Ordered._make)
+    return out
+
+
+# -- registration ------------------------------------------------------------------------------------------------------
+def order_work(route: str, elements: int, size: int, grad: bool) -> Work:
+    """The kernel orders what is kept, once; plain torch sorts twice, and moves the indices as often."""
+    read, written = elements * (size + 1), elements * (size + 8)
+    backward = elements * size if grad else 0
+    if route == "plain":
+        return Work(calls=30 if grad else 8, streamed=40 * read, fresh=6 * written + backward)
+    return Work(calls=1, streamed=4 * read, fresh=written + backward)
+
+
+def put_back(grad: Tensor, indices: Tensor, dim: list[int], size: int) -> Tensor:
+    """The gradient of x: that of each result at its index; zero where no index points, and none is -1."""
+    shape = [size if d == dim[0] else n for d, n in enumerate(grad.shape)]
+    part = torch.where(indices >= 0, grad, 0.0)
+    # Each place gets one value at most, so that the order of additions does not matter.
+    return grad.new_zeros(shape).scatter_add(dim[0], indices.clamp_min(0), part)
+
+
+def fake_put_back(grad: Tensor, indices: Tensor, dim: list[int], size: int) -> Tensor:
+    """The gradient of x without its data."""
+    return grad.new_empty([size if d == dim[0] else n for d, n in enumerate(grad.shape)])
+
+
+define(
+    "order_scatter",
+    "(Tensor grad, Tensor indices, int[] dim, SymInt size) -> Tensor",
+    reference=put_back,
+    fake=fake_put_back,
+)
+
+
+def save_indices(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    """What the gradient needs: the indices."""
+    x, _, ctx.dim, *rest = inputs
+    ctx.size = x.shape[ctx.dim[0]] if x.dim() else 1
+    ctx.others = len(rest)
+    ctx.save_for_backward(output[1])
+
+
+def order_backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Any, ...]:
+    """Put each gradient back to where its value came from."""
+    (indices,) = ctx.saved_tensors
+    back = put_back if torch.is_grad_enabled() else _ops.order_scatter.default
+    return back(grad, indices, ctx.dim, ctx.size), None, None, *[None] * ctx.others
+
+
+def fake_sort(x: Tensor, mask: Tensor, dim: list[int], descending: bool) -> tuple[Tensor, Tensor]:
+    """Sort without its data."""
+    return x.new_empty(x.shape), x.new_empty(x.shape, dtype=torch.int64)
+
+
+def fake_argsort(x: Tensor, mask: Tensor, dim: list[int], descending: bool) -> Tensor:
+    """Argsort without its data."""
+    return x.new_empty(x.shape, dtype=torch.int64)
+
+
+def fake_topk(x: Tensor, mask: Tensor, dim: list[int], k: int, largest: bool) -> tuple[Tensor, Tensor]:
+    """Topk without its data."""
+    shape = [k if d == dim[0] else n for d, n in enumerate(x.shape)]
+    return x.new_empty(shape), x.new_empty(shape, dtype=torch.int64)
+
+
+def taken(x: Tensor, dim: int, indices: Tensor, value: float) -> Tensor:
+    """The elements of x at the indices, ``value`` where an index is -1; differentiable by torch itself."""
+    return x.gather(dim, indices.clamp_min(0)).masked_fill(indices < 0, value)
+
+
+def sort_with_gradient(x: Tensor, mask: Tensor, dim: list[int], descending: bool) -> Any:
+    """Sort by the kernel; the gradient by torch's gather where x is small, else by a kernel."""
+    if x.numel() > _SMALL or is_tracing():
+        return _ops.sort_fused.default(x, mask, dim, descending)
+    indices = _ops.argsort_fused_forward.default(x.detach(), mask, dim, descending)
+    return taken(x, dim[0], indices, 0.0), indices
+
+
+def topk_with_gradient(x: Tensor, mask: Tensor, dim: list[int], k: int, largest: bool) -> Any:
+    """Topk by the kernel; the gradient by torch's gather where x is small, else by a kernel."""
+    if x.numel() > _SMALL or is_tracing():
+        return _ops.topk_fused.default(x, mask, dim, k, largest)
+    _, indices = _ops.topk_fused_forward.default(x.detach(), mask, dim, k, largest)
+    return taken(x, dim[0], indices, reference.worst(x.dtype, largest)), indices
+
+
+_sort = register(
+    "sort",
+    "(Tensor x, Tensor mask, int[] dim, bool descending) -> (Tensor, Tensor)",
+    reference=reference.sort,
+    fake=fake_sort,
+    setup_context=save_indices,
+    backward=order_backward,
+    work=order_work,
+    cpu=(*FLOATING, *INTEGRAL, torch.bool),
+    adapt=lambda route, run: sort_with_gradient if route == "fused" else run,
+)
+
+_argsort = register(
+    "argsort",
+    "(Tensor x, Tensor mask, int[] dim, bool descending) -> Tensor",
+    reference=reference.argsort,
+    fake=fake_argsort,
+    work=lambda route, elements, size, grad: order_work(route, elements, size, False),
+    cpu=(*FLOATING, *INTEGRAL, torch.bool),
+)
+
+_topk = register(
+    "topk",
+    "(Tensor x, Tensor mask, int[] dim, SymInt k, bool largest) -> (Tensor, Tensor)",
+    reference=reference.topk,
+    fake=fake_topk,
+    setup_context=save_indices,
+    backward=order_backward,
+    work=order_work,
+    cpu=(*FLOATING, *INTEGRAL),
+    adapt=lambda route, run: topk_with_gradient if route == "fused" else run,
+)

@@ -1,0 +1,264 @@
+"""What the families lend each other: values for what is dropped, counts, transposed copies, results of empty slices.
+
+Where it is not a `MaskLike`, ``mask`` is a bool tensor that broadcasts to x and lies on its device: callers check that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from math import copysign, inf, prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maskwise.errors import ArgumentError, DtypeError, say
+from maskwise.mask import Mask
+from maskwise.ops.arguments import Dim, MaskLike, dims_of
+from maskwise.ops.backends import FLOATING, INTEGRAL, why_not_served
+from maskwise.ops.operation import register
+from maskwise.ops.torch_private import has_dispatch_modes, is_tracing
+from maskwise.plan.cost import Work
+from maskwise.plan.dispatch import forced
+
+__all__ = [
+    "accumulate_dtype",
+    "copy_transposed",
+    "count",
+    "empty_dense",
+    "expand_reduced",
+    "fill",
+    "fill_dropped",
+    "fits_dtype",
+    "highest",
+    "lowest",
+    "number",
+    "replace_empty",
+    "where_kept",
+]
+
+
+# -- dtypes and shapes -------------------------------------------------------------------------------------------------
+def accumulate_dtype(x: Tensor) -> torch.dtype:
+    """The dtype in which x is accumulated: float32 for half precision, otherwise its own."""
+    return torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
+
+
+def lowest(dtype: torch.dtype) -> float:
+    """The identity of the maximum: no value of the dtype is below it."""
+    return -inf if dtype.is_floating_point else False if dtype is torch.bool else torch.iinfo(dtype).min
+
+
+def highest(dtype: torch.dtype) -> float:
+    """The identity of the minimum: no value of the dtype is above it."""
+    return inf if dtype.is_floating_point else True if dtype is torch.bool else torch.iinfo(dtype).max
+
+
+def expand_reduced(out: Tensor, shape: torch.Size, dim: list[int], keepdim: bool) -> Tensor:
+    """A reduced tensor, expanded (not copied) to x's shape."""
+    if not keepdim:
+        for d in dim if shape else []:
+            out = out.unsqueeze(d)
+    return out.expand(shape)
+
+
+def empty_dense(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Uninitialised memory in x's order of dims if x has no gaps and no overlaps, else contiguous: as kernels allocate.
+
+    >>> empty_dense(torch.empty(3, 2).T).stride(), empty_dense(torch.empty(3, 1).expand(3, 2)).stride()
+    ((1, 2), (2, 1))
+    """
+    expected = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(x.stride(), x.shape, strict=True) if size != 1):
+        if stride != expected:
+            return x.new_empty(x.shape, dtype=dtype)
+        expected *= size
+    return x.new_empty_strided(x.shape, x.stride(), dtype=dtype)
+
+
+def number(value: float | complex, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """A tensor of no dims that holds a number. It is not to be written into: it may be a cached one.
+
+    >>> number(1, torch.float32, "cpu")
+    tensor(1.)
+
+    Raises:
+        RuntimeError: the dtype cannot hold it.
+    """
+    # A tensor made under a mode, such as that of fake tensors, belongs there; and inference tensors to inference.
+    if type(value) is not float or is_tracing() or has_dispatch_modes() or torch.is_inference_mode_enabled():
+        return torch.full((), value, dtype=dtype, device=device)
+    return _cached_number(value, copysign(1.0, value), dtype, device)
+
+
+@lru_cache(maxsize=64)
+def _cached_number(value: float, sign: float, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    # By its sign too: 0.0 and -0.0 are equal, and not the same number.
+    return torch.full((), value, dtype=dtype, device=device)
+
+
+# -- a value for what is dropped ---------------------------------------------------------------------------------------
+def where_kept(x: Tensor, mask: Tensor, value: float) -> Tensor:
+    """X with ``value`` where it is dropped, in plain torch. Unlike a product with the mask, it lets no NaN through.
+
+    >>> where_kept(torch.tensor([1, 2]), torch.tensor([True, False]), 0.0)
+    tensor([1, 0])
+    """
+    # A Python scalar of x's own kind: any other would make torch promote, and copy, x.
+    if x.dtype.is_floating_point or x.dtype.is_complex:
+        return torch.where(mask, x, float(value))
+    if x.dtype is torch.bool:
+        # ONNX Runtime has no choice between bools, and torch.jit none between a tensor of them and a Python one.
+        return x | ~mask if value else x & mask
+    return torch.where(mask, x, int(value))
+
+
+def fill_dropped(x: Tensor, mask: Tensor, value: float = 0.0) -> Tensor:
+    """X with ``value`` where it is dropped, as a step of another function: no log records it.
+
+    By the kernel of `mw.fill` where that is predicted to pay, with its gradient where one is required.
+
+    >>> fill_dropped(torch.tensor([1.0, torch.nan]), torch.tensor([True, False]))
+    tensor([1., 0.])
+    """
+    out: Tensor = _fill_step(x, mask, None, value)
+    return out
+
+
+def fits_dtype(value: float, dtype: torch.dtype) -> bool:
+    """Whether a dtype is sure to hold a number, in range if not in digits."""
+    return dtype in _WIDE and not _LARGEST < abs(value) < math.inf
+
+
+_WIDE = (torch.float32, torch.float64, torch.bfloat16)
+_LARGEST = torch.finfo(torch.bfloat16).max
+
+
+def _value_for(x: Tensor, value: float | complex) -> Tensor:
+    """A number as a tensor of x's dtype and no dims; torch knows what fits."""
+    # A number stays on the host: to hand it over with the launch is cheaper than a launch to write it.
+    device = "cpu" if x.device.type == "cuda" and not is_tracing() else x.device
+    # torch would make a number infinite that is too large for a float.
+    too_large = isinstance(value, float) and x.is_floating_point() and torch.finfo(x.dtype).max < abs(value) < math.inf
+    try:
+        if not too_large:
+            return number(value, x.dtype, device)
+    except RuntimeError:
+        pass
+    hint = f"a value that {x.dtype} can hold, or x.to({torch.result_type(x, value)})"
+    raise ArgumentError(say("fill", "value", must=f"fit x's dtype {x.dtype}", got=value, hint=hint))
+
+
+def _fill_run(route: str, run: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The op, which takes tensors and no dims, as `Operation` calls it: with dims, and perhaps with a number."""
+
+    def call(x: Tensor, mask: Tensor, dims: list[int], value: float | complex | Tensor) -> Tensor:
+        return run(x, mask, value if isinstance(value, Tensor) else _value_for(x, value))
+
+    def plain(x: Tensor, mask: Tensor, dims: list[int], value: float | complex | Tensor) -> Tensor:
+        # A number that is sure to fit goes to torch as it is, which saves a tiny call half its time.
+        if type(value) is float and fits_dtype(value, x.dtype):
+            return torch.where(mask, x, value)
+        return call(x, mask, dims, value)
+
+    return plain if route == "plain" else call
+
+
+def _fill_fake(x: Tensor, mask: Tensor, value: Tensor) -> Tensor:
+    return empty_dense(x)
+
+
+def _fill_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, mask, value = inputs
+    ctx.shape = value.shape
+    ctx.save_for_backward(mask)
+
+
+def _fill_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor | None]:
+    """The gradient of what is kept is x's, that of what is dropped is the value's."""
+    (mask,) = ctx.saved_tensors
+    of_x = of_value = None
+    zero = _value_for(grad, 0.0)
+    if ctx.needs_input_grad[0]:
+        # With autograd around it where a second derivative is required.
+        ops = torch.ops.maskwise
+        of_x = (ops.fill_fused if torch.is_grad_enabled() else ops.fill_fused_forward)(grad, mask, zero)
+    if ctx.needs_input_grad[2]:
+        of_value = torch.where(mask, zero, grad).sum_to_size(ctx.shape)
+    return of_x, None, of_value
+
+
+def _fill_work(route: str, elements: int, size: int, grad: bool) -> Work:
+    """Both routes read x and the mask once and write once; the kernel writes into huge pages, and with SIMD."""
+    read, fresh = elements * (size + 1), elements * size * (1 + grad)
+    # torch's own kernel selects element by element, which takes the time of streaming as many bytes again.
+    return Work(calls=1, streamed=read if route != "plain" else 2 * read, fresh=fresh)
+
+
+#: X where it is kept, a number or a tensor of values where it is dropped: `mw.fill` without its checks of the value.
+fill = register(
+    "fill",
+    "(Tensor x, Tensor mask, Tensor value) -> Tensor",
+    reference=lambda x, mask, value: torch.where(mask, x, value),
+    fake=_fill_fake,
+    setup_context=_fill_setup,
+    backward=_fill_backward,
+    work=_fill_work,
+    cpu=(*FLOATING, *INTEGRAL, torch.bool, torch.complex64, torch.complex128),
+    gpu=(*FLOATING, *INTEGRAL, torch.bool),
+    gpu_from="maskwise.ops.fill.gpu:fill",
+    fuses=True,
+    adapt=_fill_run,
+)
+_fill_step = replace(fill, is_step=True)
+
+
+# -- counts and copies -------------------------------------------------------------------------------------------------
+def count(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
+    """How many of x are kept: int64, broadcastable to the result. A broadcast mask is not expanded."""
+    if mask.shape == x.shape:
+        return mask.sum(dim, keepdim=keepdim)
+    mask = mask.reshape((1,) * (x.dim() - mask.dim()) + mask.shape)
+    # A list, because torch.compile cannot hand a generator to a function of C.
+    repeated = prod([x.shape[d] for d in dim if x.dim() and mask.shape[d] == 1])
+    kept = mask.sum(dim, keepdim=keepdim)
+    return kept if repeated == 1 else kept * repeated
+
+
+def copy_transposed(x: Tensor) -> Tensor:
+    """A contiguous copy of x, whose rows lie side by side: on the CPU tile by tile, on all threads.
+
+    >>> copy_transposed(torch.tensor([[1.0, 2.0], [3.0, 4.0]]).T).is_contiguous()
+    True
+    """
+    if forced() == "plain" or why_not_served("fill", x.device.type, x.dtype) is not None:
+        return x.contiguous()
+    # The kernel of fill transposes tiles of its value.
+    out: Tensor = torch.ops.maskwise.fill_fused_forward.default(
+        x.new_zeros(()).expand(x.shape), torch.zeros((), dtype=torch.bool), x
+    )
+    return out
+
+
+# -- empty slices ------------------------------------------------------------------------------------------------------
+def replace_empty(
+    op: str, x: Tensor, mask: MaskLike, dim: Dim, keepdim: bool, empty: float, dtype: torch.dtype | None = None
+) -> Callable[[Tensor], Tensor]:
+    """What puts ``empty`` where a slice kept nothing, in the result of a reduction. Its gradient there is zero."""
+    if not isinstance(empty, (int, float, complex, Tensor)):
+        raise DtypeError(say(op, "empty", must="be a number or None", got=type(empty).__name__, hint="empty=0.0"))
+
+    def replaced(out: Tensor) -> Tensor:
+        bits = mask.to_bool() if isinstance(mask, Mask) else mask
+        dims = dims_of(op, x, dim)
+        bits = bits.reshape((1,) * (x.dim() - bits.dim()) + bits.shape)
+        # A dim along which the mask broadcasts is looked at once; unless it has no elements, when nothing is kept.
+        kept = bits.any(dims, keepdim=keepdim) if dims else bits
+        if any(x.shape[d] == 0 for d in dims):
+            kept = torch.zeros_like(kept)
+        return torch.where(kept, out if dtype is None else out.to(dtype), empty)
+
+    return replaced

@@ -1,0 +1,158 @@
+"""What the reductions share: how they are registered, their fakes, gradients and work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maskwise.errors import DtypeError, say
+from maskwise.ops.backends import FLOATING
+from maskwise.ops.operation import Describe, Operation, define, dropped_rows, register
+from maskwise.plan.cost import Work
+
+__all__ = ["GPU", "backward_of", "define_backward", "need_floating", "reduction", "save", "works"]
+
+#: Where the Triton kernels are.
+GPU = "maskwise.ops.reduce.gpu"
+
+
+# -- arguments ---------------------------------------------------------------------------------------------------------
+def need_floating(op: str, x: Tensor, hint: str, *, or_complex: bool = False) -> None:
+    """Raise unless x is a floating tensor. What is not a tensor at all is left to the checks that follow."""
+    if isinstance(x, Tensor) and not (x.dtype.is_floating_point or (or_complex and x.dtype.is_complex)):
+        kinds = "floating or complex" if or_complex else "floating"
+        raise DtypeError(say(op, "x", must=f"be {kinds}", got=x.dtype, hint=hint))
+
+
+# -- registration ------------------------------------------------------------------------------------------------------
+def reduction(
+    name: str,
+    reference: Callable[..., Tensor],
+    *,
+    settings: str = "",
+    result: Callable[[torch.dtype], torch.dtype] = lambda dtype: dtype,
+    dtypes: Iterable[torch.dtype] = FLOATING,
+    work: Describe,
+    backward: Callable[..., Any] | None = None,
+    setup_context: Callable[..., None] | None = None,
+) -> Operation:
+    """Register a reduction: ``(Tensor x, Tensor mask, int[] dim, bool keepdim<settings>) -> Tensor``.
+
+    Args:
+        name: the public name; its Triton kernel is the function of that name in gpu.py.
+        reference: the same in plain torch.
+        settings: what the schema has after ``keepdim``, such as ``", float correction"``.
+        result: the dtype of the result, by that of x.
+        dtypes: those that the kernels serve.
+        work: see `works`.
+        backward: the gradient, as ``torch.library.register_autograd`` takes it.
+        setup_context: what it saves; by default x, the mask, the result, and every plain argument.
+    """
+
+    def fake(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool, *rest: Any) -> Tensor:
+        sizes = [1 if d in dim else size for d, size in enumerate(x.shape) if keepdim or d not in dim]
+        return x.new_empty(sizes, dtype=result(x.dtype))
+
+    return register(
+        name,
+        f"(Tensor x, Tensor mask, int[] dim, bool keepdim{settings}) -> Tensor",
+        reference=reference,
+        fake=fake,
+        setup_context=(setup_context or save()) if backward else None,
+        backward=backward,
+        work=work,
+        cpu=dtypes,
+        gpu=dtypes,
+        gpu_from=f"{GPU}:{name}",
+        fuses=True,
+        skips=dropped_rows,
+    )
+
+
+def save(*, out: bool = True) -> Callable[..., None]:
+    """Make the setup_context of a reduction: x, mask, the result if ``out``, and every plain argument."""
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, mask, *ctx.rest = inputs
+        ctx.save_for_backward(x, mask, output) if out else ctx.save_for_backward(x, mask)
+
+    return setup_context
+
+
+def define_backward(
+    name: str, formula: Callable[..., Tensor], *, out: bool = True, settings: str = ""
+) -> Callable[..., Tensor]:
+    """Define the op of a gradient, ``<name>_backward``, and return it; ``formula`` is its reference.
+
+    It takes (grad, out, x, mask, dim, keepdim<settings>), or without the result where ``out`` is False.
+    """
+
+    def contiguous(*arguments: Any) -> Tensor:
+        return formula(*arguments).contiguous()
+
+    def fake(grad: Tensor, *rest: Any) -> Tensor:
+        x: Tensor = rest[1] if out else rest[0]
+        return x.new_empty(x.shape)
+
+    tensors = "Tensor grad, Tensor out, Tensor x, Tensor mask" if out else "Tensor grad, Tensor x, Tensor mask"
+    define(
+        f"{name}_backward",
+        f"({tensors}, int[] dim, bool keepdim{settings}) -> Tensor",
+        reference=contiguous,
+        fake=fake,
+        gpu=FLOATING,
+        gpu_from=f"{GPU}:{name}_backward",
+    )
+    op: Callable[..., Tensor] = getattr(torch.ops.maskwise, f"{name}_backward").default
+    return op
+
+
+def backward_of(
+    reference: Callable[..., Tensor], kernel: Callable[..., Tensor], *constants: Any, out: bool = True
+) -> Callable[..., Any]:
+    """The gradient of a reduction: by the op of it, or where it is itself differentiated through the reference.
+
+    ``constants`` are what the op takes after the arguments of the reduction.
+    """
+
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, mask, *result = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            of_x = through(reference, grad, x, mask, *ctx.rest)
+        else:
+            of_x = kernel(grad, *result, x, mask, *ctx.rest, *constants)
+        return of_x, None, *[None] * len(ctx.rest)
+
+    return backward
+
+
+def through(reference: Callable[..., Tensor], grad: Tensor, x: Tensor, *rest: Any) -> Tensor:
+    """The gradient as a differentiable function of ``x`` and ``grad``: torch differentiates the reference."""
+    with torch.enable_grad():
+        out = reference(x, *rest)
+        (of_x,) = torch.autograd.grad(out, x, grad, create_graph=True, materialize_grads=True)
+    return of_x
+
+
+def works(*, calls: int, copies: float, gradient_copies: float = 0.0, gradient_calls: int = 0) -> Describe:
+    """How much work each route is: the kernel streams x and mask once, the idiom writes and reads copies of x.
+
+    Args:
+        calls: the torch calls of the plain route.
+        copies: how many temporaries of x's size the plain route makes.
+        gradient_copies: how many more its gradient makes than the kernel's, which writes the gradient and nothing else.
+        gradient_calls: the torch calls of the kernel's gradient, where that has no kernel of its own.
+    """
+
+    def work(route: str, elements: int, size: int, grad: bool) -> Work:
+        read, copy = elements * (size + 1), elements * size
+        backward = copy if grad else 0
+        if route == "plain":
+            fresh = copy * copies + backward * (1 + gradient_copies)
+            return Work(calls=calls, streamed=int(read + copy * copies), fresh=int(fresh))
+        return Work(calls=1 + grad * gradient_calls, streamed=read, fresh=backward)
+
+    return work

@@ -1,0 +1,282 @@
+"""Sum, product and mean of what is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maskwise.ops.arguments import Dim, MaskLike, to_dtype
+from maskwise.ops.backends import DEVICE, FLOATING, INTEGRAL, why_not_served
+from maskwise.ops.operation import define
+from maskwise.ops.primitives import accumulate_dtype, count, expand_reduced, fill_dropped, replace_empty, where_kept
+from maskwise.ops.reduce import reference
+from maskwise.ops.reduce.reduction import (
+    GPU,
+    backward_of,
+    define_backward,
+    need_floating,
+    reduction,
+    works,
+)
+
+__all__ = ["mean", "prod", "sum"]
+
+
+def sum(
+    x: Tensor,  # (...)
+    mask: MaskLike,  # broadcasts to x
+    dim: Dim = None,
+    *,
+    keepdim: bool = False,
+    dtype: torch.dtype | None = None,
+    empty: float | None = None,
+) -> Tensor:
+    """Sum what the mask keeps.
+
+    >>> import torch, maskwise as mw
+    >>> x = torch.tensor([[1.0, 2.0, float("nan")], [4.0, 5.0, 6.0]])
+    >>> mask = torch.tensor([[True, True, False], [False, False, False]])
+    >>> mw.sum(x, mask, dim=1)
+    tensor([3., 0.])
+    >>> mw.sum(x, mask, dim=1, empty=-1.0)
+    tensor([ 3., -1.])
+
+    Args:
+        x: any shape; floating, integer, bool or complex.
+        mask: a Mask or a bool tensor that broadcasts to ``x``; True means keep.
+        dim: the dim or dims to reduce; None for all.
+        keepdim: whether reduced dims stay, with size 1.
+        dtype: x is cast to it first. Integers and bools sum to int64 otherwise, as in torch.
+        empty: what a slice with nothing kept gives, instead of 0.
+
+    Returns:
+        The sums: x's shape without the reduced dims.
+
+    Raises:
+        ShapeError: the mask does not broadcast to x.
+        DtypeError: the mask is not bool.
+        DeviceError: the mask is on another device.
+        OutOfRangeError: a dim that x does not have.
+        ArgumentError: a dim is named twice, or x or the mask is sparse.
+    """
+    if dtype is not None:
+        x = to_dtype("sum", x, dtype)
+    then: Callable[[Tensor], Tensor] | None = None
+    if empty is not None:
+        then = replace_empty("sum", x, mask, dim, keepdim, empty, dtype)
+    elif dtype is not None:
+        # Integers sum to int64, and from there to the dtype: modulo arithmetic is the same either way.
+        then = partial(Tensor.to, dtype=dtype)
+    out: Tensor = _sum(x, mask, dim, keepdim, then=then)
+    return out
+
+
+def prod(
+    x: Tensor,  # (...)
+    mask: MaskLike,  # broadcasts to x
+    dim: Dim = None,
+    *,
+    keepdim: bool = False,
+    dtype: torch.dtype | None = None,
+    empty: float | None = None,
+) -> Tensor:
+    """Multiply what the mask keeps.
+
+    >>> import torch, maskwise as mw
+    >>> x = torch.tensor([[1.0, 2.0, float("nan")], [4.0, 5.0, 6.0]])
+    >>> mask = torch.tensor([[True, True, False], [False, False, False]])
+    >>> mw.prod(x, mask, dim=1)
+    tensor([2., 1.])
+
+    Args:
+        x: any shape; floating, integer, bool or complex.
+        mask: a Mask or a bool tensor that broadcasts to ``x``; True means keep.
+        dim: the dim or dims to reduce; None for all.
+        keepdim: whether reduced dims stay, with size 1.
+        dtype: x is cast to it first. Integers and bools multiply to int64 otherwise, as in torch.
+        empty: what a slice with nothing kept gives, instead of 1.
+
+    Returns:
+        The products: x's shape without the reduced dims.
+
+    Raises:
+        ShapeError: the mask does not broadcast to x.
+        DtypeError: the mask is not bool.
+        DeviceError: the mask is on another device.
+        OutOfRangeError: a dim that x does not have.
+        ArgumentError: a dim is named twice, or x or the mask is sparse.
+    """
+    if dtype is not None:
+        x = to_dtype("prod", x, dtype)
+    then: Callable[[Tensor], Tensor] | None = None
+    if empty is not None:
+        then = replace_empty("prod", x, mask, dim, keepdim, empty, dtype)
+    elif dtype is not None:
+        # Integers multiply to int64, and from there to the dtype: modulo arithmetic is the same either way.
+        then = partial(Tensor.to, dtype=dtype)
+    out: Tensor = _prod(x, mask, dim, keepdim, then=then)
+    return out
+
+
+def mean(
+    x: Tensor,  # (...)
+    mask: MaskLike,  # broadcasts to x
+    dim: Dim = None,
+    *,
+    keepdim: bool = False,
+    dtype: torch.dtype | None = None,
+    empty: float | None = None,
+) -> Tensor:
+    """Average what the mask keeps.
+
+    >>> import torch, maskwise as mw
+    >>> x = torch.tensor([[1.0, 2.0, float("nan")], [4.0, 5.0, 6.0]])
+    >>> mask = torch.tensor([[True, True, False], [False, False, False]])
+    >>> mw.mean(x, mask, dim=1)
+    tensor([1.5000,    nan])
+    >>> mw.mean(x, mask, dim=1, empty=0.0)
+    tensor([1.5000, 0.0000])
+
+    Args:
+        x: any shape; floating or complex.
+        mask: a Mask or a bool tensor that broadcasts to ``x``; True means keep.
+        dim: the dim or dims to reduce; None for all.
+        keepdim: whether reduced dims stay, with size 1.
+        dtype: x is cast to it first; integers have no mean of their own, as in torch.
+        empty: what a slice with nothing kept gives, instead of NaN.
+
+    Returns:
+        The means: x's shape without the reduced dims.
+
+    Raises:
+        ShapeError: the mask does not broadcast to x.
+        DtypeError: the mask is not bool, or x is not floating or complex.
+        DeviceError: the mask is on another device.
+        OutOfRangeError: a dim that x does not have.
+        ArgumentError: a dim is named twice, or x or the mask is sparse.
+    """
+    if dtype is not None:
+        x = to_dtype("mean", x, dtype)
+    need_floating("mean", x, "mw.mean(x, mask, dtype=torch.float32)", or_complex=True)
+    then = None if empty is None else replace_empty("mean", x, mask, dim, keepdim, empty)
+    out: Tensor = _mean(x, mask, dim, keepdim, then=then)
+    return out
+
+
+# -- sum and mean ------------------------------------------------------------------------------------------------------
+def save_mask(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    """The gradients of sum and mean need the mask, and how to undo the reduction."""
+    x, mask, ctx.dim, ctx.keepdim = inputs
+    ctx.shape = x.shape
+    ctx.save_for_backward(mask)
+
+
+def sum_gradient(grad: Tensor, mask: Tensor, shape: list[int], dim: list[int], keepdim: bool) -> Tensor:
+    """The gradient of the sum in plain torch operations."""
+    return torch.where(mask, expand_reduced(grad, torch.Size(shape), dim, keepdim), 0.0).contiguous()
+
+
+def mean_gradient(grad: Tensor, mask: Tensor, shape: list[int], dim: list[int], keepdim: bool) -> Tensor:
+    """The gradient of the mean in plain torch operations."""
+    kept = count(grad.new_empty(()).expand(shape), mask, dim, keepdim)
+    return sum_gradient(_share(grad, kept), mask, shape, dim, keepdim)
+
+
+def _share(grad: Tensor, kept: Tensor) -> Tensor:
+    return (grad.to(accumulate_dtype(grad)) / kept).to(grad.dtype)
+
+
+def _fake_expanded(grad: Tensor, mask: Tensor, shape: list[int], dim: list[int], keepdim: bool) -> Tensor:
+    return grad.new_empty(shape)
+
+
+for _name, _formula in (("sum", sum_gradient), ("mean", mean_gradient)):
+    define(
+        f"{_name}_backward",
+        "(Tensor grad, Tensor mask, SymInt[] shape, int[] dim, bool keepdim) -> Tensor",
+        reference=_formula,
+        fake=_fake_expanded,
+        gpu=FLOATING,
+        gpu_from=f"{GPU}:{_name}_backward",
+    )
+
+
+def has_kernel(grad: Tensor) -> bool:
+    """Whether a kernel expands this gradient: on a GPU, unless a second derivative is required."""
+    served = why_not_served("mean", grad.device.type, grad.dtype) is None
+    return served and grad.device.type == DEVICE and not torch.is_grad_enabled()
+
+
+def sum_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    """Expand the gradient over what was kept; exactly zero elsewhere, whatever the gradient holds."""
+    (mask,) = ctx.saved_tensors
+    if has_kernel(grad):
+        return torch.ops.maskwise.sum_backward(grad, mask, ctx.shape, ctx.dim, ctx.keepdim), None, None, None
+    return fill_dropped(expand_reduced(grad, ctx.shape, ctx.dim, ctx.keepdim), mask), None, None, None
+
+
+def mean_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    """As the sum's, an equal share to each that was kept."""
+    (mask,) = ctx.saved_tensors
+    if has_kernel(grad):
+        return torch.ops.maskwise.mean_backward(grad, mask, ctx.shape, ctx.dim, ctx.keepdim), None, None, None
+    if mask.shape == ctx.shape and why_not_served("sum", mask.device.type, torch.bool) is None:
+        # torch counts bools a hundred times slower than it reads them.
+        kept = torch.ops.maskwise.sum_fused_forward.default(mask, mask, ctx.dim, ctx.keepdim)
+    else:
+        kept = count(grad.new_empty(()).expand(ctx.shape), mask, ctx.dim, ctx.keepdim)
+    expanded = expand_reduced(_share(grad, kept), ctx.shape, ctx.dim, ctx.keepdim)
+    return fill_dropped(expanded, mask), None, None, None
+
+
+def total_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of a sum or a product."""
+    return dtype if dtype.is_floating_point or dtype.is_complex else torch.int64
+
+
+_sum = reduction(
+    "sum",
+    reference.sum,
+    result=total_dtype,
+    dtypes=(*FLOATING, *INTEGRAL, torch.bool),
+    work=works(calls=2, copies=1),
+    backward=sum_backward,
+    setup_context=save_mask,
+)
+_mean = reduction(
+    "mean",
+    reference.mean,
+    work=works(calls=4, copies=1, gradient_calls=6),
+    backward=mean_backward,
+    setup_context=save_mask,
+)
+
+
+# -- prod --------------------------------------------------------------------------------------------------------------
+def prod_gradient(grad: Tensor, out: Tensor, x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
+    """Everything's gradient is the product of all others; found by division, unless it is by 0."""
+    zero = mask & (x == 0)
+    zeros = expand_reduced(count(x, zero, dim, keepdim).expand(out.shape), x.shape, dim, keepdim)
+    values = where_kept(x, mask & ~zero, 1.0).to(accumulate_dtype(x))
+    nonzero = values
+    for d in reversed(dim):
+        nonzero = nonzero.prod(d, keepdim=True)
+    others = torch.where(zero, nonzero, nonzero / values)
+    alone = (zeros == 0) | (zero & (zeros == 1))
+    return torch.where(mask, torch.where(alone, others, 0.0) * expand_reduced(grad, x.shape, dim, keepdim), 0.0).to(
+        x.dtype
+    )
+
+
+_prod_backward = define_backward("prod", prod_gradient)
+_prod = reduction(
+    "prod",
+    reference.prod,
+    result=total_dtype,
+    work=works(calls=2, copies=1, gradient_calls=12),
+    backward=backward_of(reference.prod, _prod_backward),
+)

@@ -1,0 +1,428 @@
+"""The scans over what is kept: running sums, products and extremes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maskwise.errors import DtypeError, say
+from maskwise.ops.arguments import MaskLike, need_ordered, to_dtype
+from maskwise.ops.backends import FLOATING, INTEGRAL
+from maskwise.ops.operation import Describe, Operation, define, register
+from maskwise.ops.primitives import empty_dense
+from maskwise.ops.scan import reference
+from maskwise.plan.cost import Work
+
+__all__ = ["cummax", "cummin", "cumprod", "cumsum", "logcumsumexp"]
+
+
+def cumsum(
+    x: Tensor,  # (...)
+    mask: MaskLike,  # broadcasts to x
+    dim: int,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Sum what the mask keeps, up to each position; a dropped position repeats the running sum.
+
+    >>> import torch, maskwise as mw
+    >>> x = torch.tensor([1.0, float("nan"), 3.0, 4.0])
+    >>> mw.cumsum(x, torch.tensor([True, False, True, True]), dim=0)
+    tensor([1., 1., 4., 8.])
+
+    Args:
+        x: any shape; floating, integer, bool or complex.
+        mask: a Mask or a bool tensor that broadcasts to ``x``; True means keep.
+        dim: the dim along which the sum runs.
+        dtype: x is cast to it first. Integers and bools sum to int64 otherwise, as in torch.
+
+    Returns:
+        The running sums, of x's shape; 0 before anything is kept.
+
+    Raises:
+        ShapeError: the mask does not broadcast to x.
+        DtypeError: the mask is not bool, or dim is not an int.
+        DeviceError: the mask is on another device.
+        OutOfRangeError: a dim that x does not have.
+        ArgumentError: x or the mask is sparse.
+    """
+    out: Tensor = run(_cumsum, x, mask, dim, dtype)
+    return out
+
+
+def cumprod(
+    x: Tensor,  # (...)
+    mask: MaskLike,  # broadcasts to x
+    dim: int,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Multiply what the mask keeps, up to each position; a dropped position repeats the running product.
+
+    >>> import torch, maskwise as mw
+    >>> x = torch.tensor([2.0, float("nan"), 3.0, 4.0])
+    >>> mw.cumprod(x, torch.tensor([True, False, True, True]), dim=0)
+    tensor([ 2.,  2.,  6., 24.])
+
+    Args:
+        x: any shape; floating, integer, bool or complex.
+        mask: a Mask or a bool tensor that broadcasts to ``x``; True means keep.
+        dim: the dim along which the product runs.
+        dtype: x is cast to it first. Integers and bools multiply to int64 otherwise, as in torch.
+
+    Returns:
+        The running products, of x's shape; 1 before anything is kept. The gradient is right with zeros among the kept.
+
+    Raises:
+        ShapeError: the mask does not broadcast to x.
+        DtypeError: the mask is not bool, or dim is not an int.
+        DeviceError: the mask is on another device.
+        OutOfRangeError: a dim that x does not have.
+        ArgumentError: x or the mask is sparse.
+    """
+    out: Tensor = run(_cumprod, x, mask, dim, dtype)
+    return out
+
+
+def cummax(
+    x: Tensor,  # (...)
+    mask: MaskLike,  # broadcasts to x
+    dim: int,
+) -> torch.return_types.cummax:
+    """Find the largest of what the mask keeps, up to each position; a dropped position repeats the running maximum.
+
+    >>> import torch, maskwise as mw
+    >>> x = torch.tensor([1.0, 2.0, 9.0, 3.0])
+    >>> values, indices = mw.cummax(x, torch.tensor([False, True, False, True]), dim=0)
+    >>> values
+    tensor([-inf, 2., 2., 3.])
+    >>> indices
+    tensor([-1,  1,  1,  3])
+
+    Args:
+        x: any shape; floating, integer or bool.
+        mask: a Mask or a bool tensor that broadcasts to ``x``; True means keep.
+        dim: the dim along which the maximum runs.
+
+    Returns:
+        ``torch.return_types.cummax``: the running maxima (``values``) and where they stand (``indices``, always kept
+        positions; the latest of equals, as in torch). Before anything is kept the value is -inf, the lowest of an
+        integer dtype, or False, and the index -1. A kept NaN is above everything, as in torch.
+
+    Raises:
+        ShapeError: the mask does not broadcast to x.
+        DtypeError: the mask is not bool, dim is not an int, or x is complex or one of uint16, uint32 and uint64.
+        DeviceError: the mask is on another device.
+        OutOfRangeError: a dim that x does not have.
+        ArgumentError: x or the mask is sparse.
+    """
+    need_ordered("cummax", x)
+    out: torch.return_types.cummax = run(_cummax, x, mask, dim, then=torch.return_types.cummax)
+    return out
+
+
+def cummin(
+    x: Tensor,  # (...)
+    mask: MaskLike,  # broadcasts to x
+    dim: int,
+) -> torch.return_types.cummin:
+    """Find the smallest of what the mask keeps, up to each position; a dropped position repeats the running minimum.
+
+    >>> import torch, maskwise as mw
+    >>> x = torch.tensor([9.0, 2.0, 0.0, 1.0])
+    >>> values, indices = mw.cummin(x, torch.tensor([False, True, False, True]), dim=0)
+    >>> values
+    tensor([inf, 2., 2., 1.])
+    >>> indices
+    tensor([-1,  1,  1,  3])
+
+    Args:
+        x: any shape; floating, integer or bool.
+        mask: a Mask or a bool tensor that broadcasts to ``x``; True means keep.
+        dim: the dim along which the minimum runs.
+
+    Returns:
+        ``torch.return_types.cummin``: the running minima (``values``) and where they stand (``indices``, always kept
+        positions; the latest of equals, as in torch). Before anything is kept the value is +inf, the highest of an
+        integer dtype, or True, and the index -1. A kept NaN is below everything, as in torch.
+
+    Raises:
+        ShapeError: the mask does not broadcast to x.
+        DtypeError: the mask is not bool, dim is not an int, or x is complex or one of uint16, uint32 and uint64.
+        DeviceError: the mask is on another device.
+        OutOfRangeError: a dim that x does not have.
+        ArgumentError: x or the mask is sparse.
+    """
+    need_ordered("cummin", x)
+    out: torch.return_types.cummin = run(_cummin, x, mask, dim, then=torch.return_types.cummin)
+    return out
+
+
+def logcumsumexp(
+    x: Tensor,  # (...)
+    mask: MaskLike,  # broadcasts to x
+    dim: int,
+) -> Tensor:
+    """Sum the exponentials of what the mask keeps, up to each position, and take the logarithm; it never overflows.
+
+    >>> import torch, maskwise as mw
+    >>> x = torch.tensor([5.0, 0.0, float("nan"), 0.0])
+    >>> mw.logcumsumexp(x, torch.tensor([False, True, False, True]), dim=0)
+    tensor([  -inf, 0.0000, 0.0000, 0.6931])
+
+    Args:
+        x: any shape; floating.
+        mask: a Mask or a bool tensor that broadcasts to ``x``; True means keep.
+        dim: the dim along which the sum runs.
+
+    Returns:
+        The logarithms of the running sums, of x's shape; -inf before anything is kept.
+
+    Raises:
+        ShapeError: the mask does not broadcast to x.
+        DtypeError: the mask is not bool, dim is not an int, or x is not floating.
+        DeviceError: the mask is on another device.
+        OutOfRangeError: a dim that x does not have.
+        ArgumentError: x or the mask is sparse.
+    """
+    if isinstance(x, Tensor) and not x.dtype.is_floating_point:
+        hint = "x.float()" if not x.dtype.is_complex else "x.abs()"
+        raise DtypeError(say("logcumsumexp", "x", must="be floating", got=x.dtype, hint=hint))
+    out: Tensor = run(_logcumsumexp, x, mask, dim)
+    return out
+
+
+def run(
+    scan: Operation,
+    x: Tensor,
+    mask: MaskLike,
+    dim: int,
+    dtype: torch.dtype | None = None,
+    then: Callable[[Any], Any] | None = None,
+) -> Any:
+    """Run a scan, once it is known that dim is one dim."""
+    if not isinstance(dim, int):
+        raise DtypeError(say(scan.name, "dim", must="be an int", got=type(dim).__name__, hint="dim=-1"))
+    if dtype is None:
+        return scan(x, mask, dim, then=then)
+    # Integers scan to int64, and from there to the dtype: modulo arithmetic is the same either way.
+    return scan(to_dtype(scan.name, x, dtype), mask, dim, then=partial(Tensor.to, dtype=dtype))
+
+
+#: Where the Triton kernels are.
+GPU = "maskwise.ops.scan.gpu"
+ALL = (*FLOATING, *INTEGRAL, torch.bool)
+ONE = "(Tensor x, Tensor mask, int[] dim) -> Tensor"
+WITH_PLACES = "(Tensor x, Tensor mask, int[] dim) -> (Tensor, Tensor)"
+
+
+# -- results without data ----------------------------------------------------------------------------------------------
+def fake_total(x: Tensor, mask: Tensor, dim: list[int]) -> Tensor:
+    """A running sum or product without its data: integers and bools give int64, as in torch."""
+    return empty_dense(x, x.dtype if x.dtype.is_floating_point or x.dtype.is_complex else torch.int64)
+
+
+def fake_extreme(x: Tensor, mask: Tensor, dim: list[int]) -> tuple[Tensor, Tensor]:
+    """A running extreme and its places without their data."""
+    return empty_dense(x, x.dtype), empty_dense(x, torch.int64)
+
+
+# -- gradients ---------------------------------------------------------------------------------------------------------
+# Each is written once in plain torch, as the ground truth and for the second derivative, and defined as an op of its
+# own, whose kernel runs when no second derivative is required.
+def reversed_cumsum(grad: Tensor, dim: int) -> Tensor:
+    """The running sum from the end."""
+    return grad.flip(dim).cumsum(dim).flip(dim)
+
+
+def cumsum_backward_reference(grad: Tensor, mask: Tensor, dim: list[int]) -> Tensor:
+    """Each kept value is in every later total; exactly zero elsewhere, whatever the gradient holds."""
+    return torch.where(mask, reversed_cumsum(grad, dim[0]), 0.0)
+
+
+def extreme_backward_reference(grad: Tensor, places: Tensor, dim: list[int]) -> Tensor:
+    """Each gradient goes to the place its value came from; before anything was kept, nowhere."""
+    sent = torch.where(places >= 0, grad, 0.0)
+    return torch.zeros_like(sent).scatter_add(dim[0], places.clamp_min(0), sent)
+
+
+def through(scan: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The gradient of a reference by torch itself, as a function of (grad, x, mask, out, dim)."""
+
+    def backward(grad: Tensor, x: Tensor, mask: Tensor, out: Tensor, dim: list[int]) -> Tensor:
+        with torch.enable_grad():
+            leaf = x.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(scan(leaf, mask, dim), leaf, grad)
+        return gradient
+
+    return backward
+
+
+def save_mask(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    """What the gradient of a running sum needs."""
+    _, mask, ctx.dim = inputs
+    ctx.save_for_backward(mask)
+
+
+def save_places(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    """What the gradient of a running extreme needs."""
+    ctx.dim = inputs[2]
+    ctx.save_for_backward(output[1])
+    ctx.mark_non_differentiable(output[1])
+
+
+def save_all(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    """What the gradient of a running product or sum of exponentials needs."""
+    x, mask, ctx.dim = inputs
+    ctx.save_for_backward(x, mask, output)
+
+
+def cumsum_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    """The gradient of the running sum."""
+    (mask,) = ctx.saved_tensors
+    run = cumsum_backward_reference if torch.is_grad_enabled() else torch.ops.maskwise.cumsum_backward
+    return run(grad, mask, ctx.dim), None, None
+
+
+def extreme_backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
+    """The gradient of a running extreme."""
+    (places,) = ctx.saved_tensors
+    run = extreme_backward_reference if torch.is_grad_enabled() else torch.ops.maskwise.cumextreme_backward
+    return run(grad, places, ctx.dim), None, None
+
+
+def backward_of(name: str, scan: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, None, None]]:
+    """The gradient of a scan that is not linear in x."""
+    kernel = getattr(torch.ops.maskwise, f"{name}_backward")
+
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        x, mask, out = ctx.saved_tensors
+        if not torch.is_grad_enabled():
+            return kernel(grad, x, mask, out, ctx.dim), None, None
+        (gradient,) = torch.autograd.grad(scan(x, mask, ctx.dim), x, grad, create_graph=True)
+        return gradient, None, None
+
+    return backward
+
+
+def fake_of_grad(grad: Tensor, *saved: Any) -> Tensor:
+    """The gradient of a linear scan without its data."""
+    return empty_dense(grad, grad.dtype)
+
+
+def fake_of_x(grad: Tensor, x: Tensor, *saved: Any) -> Tensor:
+    """The gradient of any other scan without its data."""
+    return empty_dense(x, x.dtype)
+
+
+define(
+    "cumsum_backward",
+    "(Tensor grad, Tensor mask, int[] dim) -> Tensor",
+    reference=cumsum_backward_reference,
+    fake=fake_of_grad,
+    gpu=FLOATING,
+    gpu_from=f"{GPU}:cumsum_backward",
+)
+define(
+    "cumextreme_backward",
+    "(Tensor grad, Tensor places, int[] dim) -> Tensor",
+    reference=extreme_backward_reference,
+    fake=fake_of_grad,
+    gpu=FLOATING,
+    gpu_from=f"{GPU}:cumextreme_backward",
+)
+for _name, _scan in (("cumprod", reference.cumprod), ("logcumsumexp", reference.logcumsumexp)):
+    define(
+        f"{_name}_backward",
+        "(Tensor grad, Tensor x, Tensor mask, Tensor out, int[] dim) -> Tensor",
+        reference=through(_scan),
+        fake=fake_of_x,
+        gpu=FLOATING,
+        gpu_from=f"{GPU}:{_name}_backward",
+    )
+
+
+# -- work --------------------------------------------------------------------------------------------------------------
+def work_of(*, calls: int, gradient_calls: int, results: int, arithmetic: int) -> Describe:
+    """How much a scan is: the plain route also writes and reads a copy of x, and scans without SIMD.
+
+    ``calls`` are those of the plain route, ``gradient_calls`` how many more than the usual few its gradient takes;
+    ``results`` are bytes of the results for each byte of x; ``arithmetic`` is what torch's scan computes for each
+    element, as the bytes that could be streamed in that time.
+    """
+
+    def work(route: str, elements: int, size: int, grad: bool) -> Work:
+        read = elements * (size + 1)
+        fresh = elements * size * (results + grad)
+        if route == "plain":
+            streamed = (2 if grad else 1) * (read + elements * arithmetic)
+            return Work(calls + gradient_calls * grad, streamed, fresh=2 * fresh)
+        return Work(calls=1, streamed=read, fresh=fresh)
+
+    return work
+
+
+_cumsum = register(
+    "cumsum",
+    ONE,
+    reference=reference.cumsum,
+    fake=fake_total,
+    setup_context=save_mask,
+    backward=cumsum_backward,
+    work=work_of(calls=2, gradient_calls=0, results=1, arithmetic=20),
+    cpu=ALL,
+    gpu=ALL,
+    gpu_from=f"{GPU}:cumsum",
+)
+_cumprod = register(
+    "cumprod",
+    ONE,
+    reference=reference.cumprod,
+    fake=fake_total,
+    setup_context=save_all,
+    backward=backward_of("cumprod", reference.cumprod),
+    work=work_of(calls=2, gradient_calls=6, results=1, arithmetic=20),
+    cpu=ALL,
+    gpu=ALL,
+    gpu_from=f"{GPU}:cumprod",
+)
+_cummax = register(
+    "cummax",
+    WITH_PLACES,
+    reference=reference.cummax,
+    fake=fake_extreme,
+    setup_context=save_places,
+    backward=extreme_backward,
+    work=work_of(calls=10, gradient_calls=5, results=3, arithmetic=200),
+    cpu=ALL,
+    gpu=ALL,
+    gpu_from=f"{GPU}:cummax",
+)
+_cummin = register(
+    "cummin",
+    WITH_PLACES,
+    reference=reference.cummin,
+    fake=fake_extreme,
+    setup_context=save_places,
+    backward=extreme_backward,
+    work=work_of(calls=10, gradient_calls=5, results=3, arithmetic=200),
+    cpu=ALL,
+    gpu=ALL,
+    gpu_from=f"{GPU}:cummin",
+)
+_logcumsumexp = register(
+    "logcumsumexp",
+    ONE,
+    reference=reference.logcumsumexp,
+    fake=fake_total,
+    setup_context=save_all,
+    backward=backward_of("logcumsumexp", reference.logcumsumexp),
+    work=work_of(calls=12, gradient_calls=20, results=1, arithmetic=600),
+    cpu=FLOATING,
+    gpu=FLOATING,
+    gpu_from=f"{GPU}:logcumsumexp",
+)

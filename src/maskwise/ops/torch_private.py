@@ -1,0 +1,108 @@
+"""Every private name of torch that Maskwise uses, each with its purpose and what happens without it.
+
+Nothing else in the package names anything private of torch. What stands here was looked up in torch 2.10 to 2.15; a
+name that a later torch removes falls back to its public counterpart where there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch.autograd import forward_ad
+
+__all__ = [
+    "has_dispatch_modes",
+    "is_exporting",
+    "is_tracing",
+    "is_transformed",
+    "is_vmapped_or_functional",
+    "mark_constant_in_graphs",
+    "untransformed_apply",
+]
+
+Fn = TypeVar("Fn", bound=Callable[..., Any])
+
+# Bound here, because an attribute look-up through two modules takes a tiny call longer than the call itself.
+_is_compiling, _is_exporting = torch.compiler.is_compiling, torch.compiler.is_exporting
+#: The tracing state of torch.jit. torch.jit.is_tracing is the public name; its checks cost a tiny call too much.
+_jit_state: Callable[[], Any] = getattr(
+    torch._C,
+    "_get_tracing_state",
+    lambda: torch.jit.is_tracing() or None,  # type: ignore[attr-defined, no-untyped-call]
+)
+#: The innermost transform of torch.func. There is no public name; without it, torch.func would meet our kernels, and
+#: raise for want of a rule.
+_functorch: Callable[[], Any] = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: None)
+
+
+#: How many TorchDispatchModes are active, such as that of fake tensors. Without it, none are noticed.
+_dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
+
+
+def is_tracing() -> bool:
+    """Whether a graph is being made of the call, by torch.compile, torch.export, torch.jit.trace or an ONNX export.
+
+    What is chosen then is a constant of the graph: it must not depend on data, nor on a cache.
+    """
+    return _is_compiling() or _jit_state() is not None
+
+
+def is_exporting() -> bool:
+    """Whether that graph leaves this process: then it must hold torch's own operators only.
+
+    >>> class Probe(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return x + is_exporting()
+    >>> torch.export.export(Probe(), (torch.zeros(1),)).module()(torch.zeros(1)), Probe()(torch.zeros(1))
+    (tensor([1.]), tensor([0.]))
+    """
+    return _is_exporting() if _is_compiling() else _jit_state() is not None
+
+
+def is_transformed() -> bool:
+    """Whether torch.func or forward-mode AD look through the call: they know torch's own operators only.
+
+    For calls outside of compiled graphs: inside of one torch answers otherwise, and the graph's maker transforms it.
+
+    >>> torch.vmap(lambda x: x + is_transformed())(torch.zeros(2)), is_transformed()
+    (tensor([1., 1.]), False)
+    """
+    return _functorch() is not None or forward_ad._current_level >= 0
+
+
+def is_vmapped_or_functional() -> bool:
+    """Whether a transform of torch.func is active, forward-mode AD apart: what it maps has no data to look at.
+
+    >>> torch.vmap(lambda x: x + is_vmapped_or_functional())(torch.zeros(2)), is_vmapped_or_functional()
+    (tensor([1., 1.]), False)
+    """
+    return _functorch() is not None
+
+
+def mark_constant_in_graphs(fn: Fn) -> Fn:
+    """Let torch.compile call ``fn`` while it traces, and keep the result as a constant of the graph.
+
+    torch.compiler.assume_constant_result does the same, and imports the whole compiler; this sets what it would set.
+    """
+    fn._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return fn
+
+
+def untransformed_apply(function: Any) -> Callable[..., Any]:
+    """``Function.apply`` of an autograd Function, for calls outside of torch.func's transforms.
+
+    Function.apply first looks for such a transform, which costs a tiny call a microsecond; its own base class has the
+    rest. Without that base, apply itself.
+    """
+    return getattr(super(torch.autograd.Function, function), "apply", function.apply)  # type: ignore[no-any-return]
+
+
+def has_dispatch_modes() -> bool:
+    """Whether a TorchDispatchMode looks at every operation: what it sees must not come from a cache.
+
+    >>> has_dispatch_modes()
+    False
+    """
+    return _dispatch_modes() > 0

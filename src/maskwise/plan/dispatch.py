@@ -1,0 +1,473 @@
+"""The one dispatcher: from what is known of a call to the route that runs it.
+
+A family states its routes once, in order of preference. A call collects its `Facts`, and `decide` picks: of the
+routes that serve it, the one that `force` requires, else the one with the lowest predicted cost, else the first. The
+outcome is a `Decision`. A repeated call finds its decision in `cache`, under whatever it was made of, and costs one
+dictionary look-up. `plan` is the same without the run, and `maskwise.plan.explain` reports what was decided.
+
+    facts -> decide(facts, ROUTES) -> Decision(run, plan, ...) -> cache[key]
+
+Nothing here sees a tensor, so nothing here waits for a device.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import torch
+
+from maskwise.errors import ArgumentError, DtypeError, say
+from maskwise.ops.torch_private import is_exporting, mark_constant_in_graphs
+from maskwise.plan import calibration
+from maskwise.plan.blocks import Blocks
+from maskwise.plan.cost import Rates, Work, microseconds
+
+__all__ = [
+    "NOT_APPLICABLE",
+    "ROUTES",
+    "Decision",
+    "Facts",
+    "Plan",
+    "Refusal",
+    "Route",
+    "Skips",
+    "cache",
+    "decide",
+    "decide_in_graph",
+    "force",
+    "forced",
+    "invalidate",
+    "is_any_forced",
+    "is_any_observing",
+    "is_dry_run",
+    "is_observed",
+    "observers",
+    "plan",
+]
+
+#: Every route that a call can take, and what it does. Those of one family are documented with it.
+ROUTES = {
+    "plain": "torch operations on everything, with dropped values replaced: leak-proof, dense, differentiable by torch",
+    "bare": "the kernel, without autograd around it",
+    "fused": "the kernel with autograd",
+    "kept": "what is kept is gathered first, and the function runs on that",
+    "filled": "losses: torch's own loss between the kernels of fill and sum",
+    "pieces": "losses: cut into pieces that fit the cache; dropped rows are left out",
+    "whole": "attention: one call of scaled_dot_product_attention with a mask",
+    "blocks": "attention: the CPU kernel of scaled_dot_product_attention on the blocks that are kept",
+    "sdpa": "attention: scaled_dot_product_attention on inputs that are zero where dropped, without a host-device sync",
+    "sequences": "attention: one call for each sequence of packed tokens",
+    "sparse": "linear maps: a kernel that multiplies kept weights only",
+    "units": "linear maps: a smaller dense product, without dead inputs and outputs",
+    "packed": "models: the kept tokens of all sequences in one row",
+    "padded": "models: the forward as it was, with padding",
+}
+#: What `force` takes beside the routes of families.
+ALIASES = {"dense": "plain", "kernel": "the family's own kernel"}
+
+#: How a mask reaches a kernel: as [start, end) along a dim, or as a bool for each position. See `Mask`.
+MaskKind: TypeAlias = Literal["none", "bits", "intervals"]
+
+
+class Facts(NamedTuple):
+    """What is known of a call before it runs. It is hashable, and collecting it never waits for a device.
+
+    Attributes:
+        op: the function.
+        shape: of x, or of what the family counts as elements.
+        dtype: of x.
+        device: the type of x's device, such as ``"cpu"``.
+        grad: whether a gradient is required.
+        transformed: whether torch.func or forward-mode AD look through the call.
+        traced: whether a graph is made of the call.
+        mask: how the mask reaches a kernel.
+        kept: how many positions the mask keeps, where that is known.
+        contiguous: whether x is.
+        detail: what else the routes of the family look at.
+    """
+
+    op: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+    grad: bool = False
+    transformed: bool = False
+    traced: bool = False
+    mask: MaskKind = "bits"
+    kept: int | None = None
+    contiguous: bool = True
+    detail: Any = None
+
+
+class Skips(Enum):
+    """What a route leaves out for a dropped element. It is declared with the route, and never more than is certain."""
+
+    #: Nothing: it is read and computed as a kept one, and its result is thrown away.
+    NOTHING = 0
+    #: Nothing is computed of it, though its memory may be read.
+    COMPUTING = 1
+    #: It is neither read nor computed.
+    READING = 2
+
+
+#: The reason of a route that has no part in a call, such as a kernel without autograd where a gradient is required:
+#: nobody expects it, so no report names it.
+NOT_APPLICABLE = ""
+_TRANSFORMED = "torch.func transforms and forward-mode AD see through plain torch operations only"
+_FORCED, _OTHER_FORCED = "forced", "another is forced"
+
+
+def _serves(facts: Facts) -> None:
+    """Serve every call."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """One way to run the calls of a family.
+
+    Attributes:
+        name: one of `ROUTES`.
+        run: what runs; its arguments are the family's own.
+        serves: ``facts -> reason``: why the route cannot serve a call, or None where it can. `NOT_APPLICABLE` leaves it
+            out of reports.
+        work: ``facts -> Work``: what it has to do. Without it, the order of the routes decides.
+        cost: ``(facts, work, rates) -> microseconds``, where that is not what the work predicts.
+        call: which rate of a call counts: ``"plain"``, ``"bare"`` or ``"fused"``.
+        reason: why it is taken, where no prediction says so; a string, or ``facts -> str``.
+        skips: what it leaves out for a dropped element; where that depends on how tensors lie in memory, a function of
+            those that the family reports with.
+        flops: floating point operations of an element that is not left out: a number, ``facts -> int``, or None.
+        is_kernel: whether ``mw.force("kernel")`` means it.
+        transforms: whether it runs under torch.func and forward-mode AD.
+        in_graph: what runs instead in a graph that is traced.
+    """
+
+    name: str
+    run: Callable[..., Any]
+    serves: Callable[[Facts], str | None] = _serves
+    work: Callable[[Facts], Work] | None = None
+    cost: Callable[[Facts, Work, Rates], float] | None = None
+    call: str = "plain"
+    reason: str | Callable[[Facts], str] = ""
+    skips: Skips | Callable[..., Skips] = Skips.NOTHING
+    flops: int | Callable[[Facts], int] | None = None
+    is_kernel: bool = False
+    transforms: bool = False
+    in_graph: Callable[..., Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.name not in ROUTES:
+            raise ValueError(f"Route: `name` must be one of {', '.join(ROUTES)}, got {self.name!r}. Hint: ROUTES.")
+
+    def refuses(self, facts: Facts) -> str | None:
+        """Why the route cannot serve a call, or None."""
+        return _TRANSFORMED if facts.transformed and not self.transforms else self.serves(facts)
+
+    def predict(self, facts: Facts) -> tuple[Work, float] | None:
+        """The work of a call and its time in microseconds; None where nothing can be predicted."""
+        if self.work is None:
+            return None
+        work, rates = self.work(facts), calibration.rates_for(facts.device)
+        if self.cost is not None:
+            return work, self.cost(facts, work, rates)
+        backward = (rates.plain_backward if self.call == "plain" else rates.fused_backward) if facts.grad else 0.0
+        return work, microseconds(work, getattr(rates, f"{self.call}_call"), rates) + backward
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A route that was not taken, and the reason."""
+
+    route: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one kind of call is run: a route, the reason for it, its predicted cost, and the routes refused.
+
+    >>> import torch, maskwise as mw
+    >>> plan = mw.plan(mw.sum, torch.ones(512, 512), mw.Mask.causal(512), dim=-1)
+    >>> plan.op, plan.route, [refusal.route for refusal in plan.refused]
+    ('sum', 'bare', ['plain'])
+
+    Attributes:
+        op: the function.
+        route: one of `ROUTES`.
+        reason: why that one.
+        microseconds: the predicted time; 0 where nothing can be predicted.
+        refused: the other routes, each with the reason why not.
+        work: what the route has to do, where that is known.
+        dense: what the dense route would have to do.
+        skips: what the route leaves out for a dropped element.
+        flops: how many floating point operations an element takes that is not left out; None where nobody knows.
+    """
+
+    op: str
+    route: str
+    reason: str
+    microseconds: float
+    refused: tuple[Refusal, ...] = ()
+    work: Work | None = None
+    dense: Work | None = None
+    skips: Skips = Skips.NOTHING
+    flops: int | None = None
+
+
+class Decision(NamedTuple):
+    """A call that was checked and decided: what runs, the arguments that the checks prepared, and why."""
+
+    run: Callable[..., Any]
+    prepared: Any
+    plan: Plan
+    route: Route
+
+
+def decide(facts: Facts, routes: Sequence[Route], prepared: Any = None) -> Decision:
+    """Pick the route of a call.
+
+    >>> dense = Route("plain", print, work=lambda facts: Work(calls=2))
+    >>> kernel = Route("bare", print, lambda facts: None if facts.dtype.is_floating_point else "no kernel for integers",
+    ...                work=lambda facts: Work(calls=1))
+    >>> facts = Facts("sum", (2, 3), torch.float32, "cpu")
+    >>> decide(facts, (kernel, dense)).plan.refused
+    (Refusal(route='plain', reason='predicted 6 µs against 3 µs'),)
+    >>> decide(facts._replace(dtype=torch.int64), (kernel, dense)).plan.reason
+    'no kernel for integers'
+
+    Args:
+        facts: what is known of the call.
+        routes: those of the family, in order of preference; the last one serves every call, and is the dense one.
+        prepared: what goes with the decision into the cache, for ``run``.
+    """
+    reasons = {route.name: route.refuses(facts) for route in routes}
+    served = [route for route in routes if reasons[route.name] is None]
+    predictions = {route.name: route.predict(facts) for route in routes}
+    costs = {name: prediction[1] for name, prediction in predictions.items() if prediction is not None}
+    best = required = _required(served)
+    if best is None:
+        # Where the preferred route cannot be predicted, its place in the list is all there is to go by.
+        known = [route for route in served if route.name in costs]
+        best = min(known, key=lambda route: costs[route.name]) if served[0].name in costs else served[0]
+    for route in served:
+        if route is best:
+            continue
+        if required is not None:
+            reasons[route.name] = _OTHER_FORCED
+        elif route.name in costs and best.name in costs:
+            reasons[route.name] = f"predicted {costs[route.name]:.0f} µs against {costs[best.name]:.0f} µs"
+        else:
+            reasons[route.name] = reasons[route.name] or _reason(best, facts)
+    refused = tuple(Refusal(name, why) for name, why in reasons.items() if why)
+    work, dense = predictions[best.name], predictions[routes[-1].name]
+    plan = Plan(
+        facts.op,
+        best.name,
+        _FORCED if required is not None else _reason(best, facts) or _by_elimination(refused, costs, best),
+        costs.get(best.name, 0.0),
+        refused,
+        None if work is None else work[0],
+        None if dense is None else dense[0],
+        best.skips if isinstance(best.skips, Skips) else Skips.NOTHING,
+        best.flops(facts) if callable(best.flops) else best.flops,
+    )
+    return Decision(best.run, prepared, plan, best)
+
+
+def decide_in_graph(facts: Facts, routes: Sequence[Route]) -> Callable[..., Any]:
+    """The first route that serves a call of which a graph is made: a constant of the graph, so nothing is predicted."""
+    plain = forced() == "plain"
+    for route in routes[:-1]:
+        if not plain and route.serves(facts) is None:
+            return route.in_graph or route.run
+    return routes[-1].in_graph or routes[-1].run
+
+
+def _required(served: Sequence[Route]) -> Route | None:
+    """The route that is forced, if the family has it and it serves the call."""
+    wanted = forced()
+    if wanted is None:
+        return None
+    return next((route for route in served if route.name == wanted or (wanted == "kernel" and route.is_kernel)), None)
+
+
+def _reason(route: Route, facts: Facts) -> str:
+    return route.reason(facts) if callable(route.reason) else route.reason
+
+
+def _by_elimination(refused: tuple[Refusal, ...], costs: dict[str, float], best: Route) -> str:
+    """Why a route is taken: it is predicted to be the fastest, or no other serves."""
+    rivals = [refusal for refusal in refused if refusal.reason.startswith("predicted ")]
+    if rivals and best.name in costs:
+        return f"predicted fastest of {len(rivals) + 1}"
+    return refused[0].reason if refused else "the only route"
+
+
+# -- the cache ---------------------------------------------------------------------------------------------------------
+class _Cache(dict[tuple[Any, ...], Any]):
+    """Decisions by what they were made of: one cache for all families, the first item of a key being the family's name.
+
+    It is emptied when it has grown beyond its limit: calls with ever new shapes pay for planning, never in memory.
+
+    >>> decisions = _Cache(limit=2)
+    >>> decisions["sum", 3], decisions["sum", 4], decisions["sum", 5] = "bare", "bare", "plain"
+    >>> list(decisions)
+    [('sum', 5)]
+    """
+
+    def __init__(self, limit: int = 8192) -> None:
+        super().__init__()
+        self._limit = limit
+
+    def __setitem__(self, key: tuple[Any, ...], decision: Any) -> None:
+        if len(self) >= self._limit:
+            self.clear()
+        super().__setitem__(key, decision)
+
+
+cache = _Cache()
+
+
+def invalidate() -> None:
+    """Decide every call anew from here on: what decisions were made of, such as the measured rates, has changed."""
+    cache.clear()
+
+
+# -- mw.force ----------------------------------------------------------------------------------------------------------
+_routes = Blocks[str | None]("maskwise.force")
+
+
+@contextmanager
+def force(route: str | None) -> Iterator[None]:
+    """Require one route inside the block, wherever it can be taken: for experiments, and to see what a route is worth.
+
+    >>> import torch, maskwise as mw
+    >>> x, mask = torch.rand(512, 512), mw.Mask.causal(512)
+    >>> with mw.force("dense"), mw.explain() as log:
+    ...     total = mw.sum(x, mask)
+    >>> log.calls[0].route
+    'plain'
+
+    Args:
+        route: ``"dense"`` (or ``"plain"``), the leak-proof torch operations that every function has; ``"kernel"``, our
+            own kernel also where it is predicted to be the slower one; or a route of one family, such as ``"kept"`` of
+            `mw.apply` or ``"blocks"`` of `mw.attention`, which leaves the other families alone. None plans as usual,
+            inside of a block that forces.
+
+    Raises:
+        ArgumentError: there is no such route.
+
+    It holds in its own context (see `contextvars`): in its thread or asyncio task, and in tasks that are started inside
+    of the block, until the block ends. A generator that yields inside of the block leaves it open for its consumer. A
+    backward pass on the CPU runs in the thread that starts it, so what is forced there holds; on a GPU it runs in
+    threads of torch, where nothing is forced. Compiled graphs keep what they were traced with.
+    """
+    if route is not None and route not in ALIASES and route not in ROUTES:
+        names = ", ".join((*ALIASES, *ROUTES))
+        raise ArgumentError(say("force", "route", must=f"be one of {names}", got=repr(route), hint='mw.force("dense")'))
+    with _routes.opened("plain" if route == "dense" else route):
+        yield
+
+
+def forced() -> str | None:
+    """The route that `force` requires in this context, or None. It is a part of the key of every cached decision.
+
+    An export requires the plain one: a graph that leaves this process holds torch's own operators only.
+    """
+    return "plain" if is_exporting() else _forced_here()
+
+
+@mark_constant_in_graphs
+def _forced_here() -> str | None:
+    if not is_any_forced():
+        return None
+    routes = _routes.values()
+    return routes[-1] if routes else None
+
+
+#: Falsy where no route is forced: for calls that have 30 ns for the question, and no more.
+is_any_forced = _routes.any
+
+
+# -- observers: mw.explain, and mw.plan --------------------------------------------------------------------------------
+class Observer:
+    """What a call reports to: a log of `mw.explain`, or the dry run of `plan`."""
+
+
+_DRY_RUN = Observer()
+#: Who observes the calls of this context. Almost always nobody, so that a call costs one truth test.
+observers = Blocks[Observer]("maskwise.observers")
+#: Falsy where nobody observes.
+is_any_observing = observers.any
+
+
+def is_observed() -> bool:
+    """Whether anybody observes the calls of this context; a graph that is traced reports to nobody."""
+    # In this order: the compiler does not trace context variables.
+    return not torch.compiler.is_compiling() and bool(is_any_observing())
+
+
+def is_dry_run() -> bool:
+    """Whether calls return their plan instead of running: inside of `plan`."""
+    return _DRY_RUN in observers.values()
+
+
+#: Where the functions live that can be planned.
+_HOMES = ("maskwise.ops.", "maskwise.nn.")
+
+
+def plan(fn: Callable[..., Any], *arguments: Any, **options: Any) -> Plan:
+    """Plan a call without running it: the route it would take, why, its predicted cost, and the routes refused.
+
+    >>> import torch, maskwise as mw
+    >>> x, mask = torch.rand(512, 512), mw.Mask.causal(512)
+    >>> mw.plan(mw.softmax, x, mask, dim=-1).route
+    'bare'
+    >>> with mw.force("dense"):
+    ...     mw.plan(mw.softmax, x, mask, dim=-1).reason
+    'forced'
+
+    Args:
+        fn: a masked function, such as `mw.softmax`, or a masked layer.
+        arguments: what it would be called with; wrong ones raise what the call would raise.
+        options: its keyword arguments.
+
+    Returns:
+        A `Plan`.
+
+    Raises:
+        DtypeError: ``fn`` is no masked function of maskwise.
+        ArgumentError: ``fn`` has a single route, and so plans nothing.
+    """
+    name = _name_of(fn)
+    # A masked function ends with its dispatch, which in a dry run returns the plan in the place of a result.
+    with observers.opened(_DRY_RUN):
+        planned = fn(*arguments, **options)
+    if isinstance(planned, Plan):
+        return planned
+    hint = "mw.plan(mw.softmax, x, mask, dim=-1)"
+    raise ArgumentError(say("plan", "fn", must="have routes to choose from", got=f"{name}, which has one", hint=hint))
+
+
+def _name_of(fn: Any) -> str:
+    """The name of a function that can be planned, or raise."""
+    inner = fn
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    name = getattr(inner, "__name__", type(inner).__name__)
+    home = str(getattr(inner, "__module__", ""))
+    if callable(inner) and home.startswith(_HOMES):
+        return str(name)
+    # Looked up, not imported: the imports of these layers go one way.
+    public = sys.modules["maskwise"].__all__
+    hint = "with mw.explain() as log: ..., which reports the plans of everything inside"
+    if name in public and home != "maskwise" and not home.startswith("maskwise."):
+        hint = f"mw.{name}"
+    got = f"{home}.{name}" if home and callable(fn) else repr(fn)
+    raise DtypeError(say("plan", "fn", must="be a masked function of maskwise", got=got, hint=hint))

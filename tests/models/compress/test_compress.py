@@ -11,7 +11,7 @@ import maskwise as mw
 from maskwise.errors import ArgumentError, DtypeError
 from maskwise.models import CompressionError
 from maskwise.models.compress import LiveConv2d, LiveLinear
-from maskwise.models.compress.timing import Times
+from maskwise.models.compress.candidates import Times
 from tests.models.compress.networks import ReadsWeight, drop, feed_forward
 
 # Sums of some hundred float32 numbers near 1 in another order.
@@ -201,7 +201,9 @@ def test_a_layer_whose_weight_the_model_reads_stays(prefer):
 def test_where_the_whole_model_is_slower_nothing_is_done(prefer, monkeypatch):
     prefer("sparse")
     slow = {"before": Times(1.0, 1.0), "after": Times(2.0, 2.0), "dense": Times(1.0, 1.0)}
-    monkeypatch.setattr("maskwise.models.compress.api.measured", lambda ways, _: {name: slow[name] for name in ways})
+    monkeypatch.setattr(
+        "maskwise.models.compress.api.time_calls", lambda calls, _: {name: slow[name] for name in calls}
+    )
     model = nn.Sequential(mw.nn.MaskedLinear(32, 32, gate=mw.nn.gates.TopK(0.1)))
     compressed, report = mw.compress(model, torch.randn(4, 32))
     assert type(compressed[0]) is mw.nn.MaskedLinear
@@ -261,7 +263,7 @@ def test_bad_arguments_are_told():
         mw.compress(nn.Linear(1, 1), torch.ones(1), seconds=0)
     silent = nn.Module()
     silent.forward = lambda x: None
-    with pytest.raises(ArgumentError, match="`model` must give tensors for the example"):
+    with pytest.raises(ArgumentError, match="`model` must return tensors for the example"):
         mw.compress(silent, torch.ones(1))
 
 

@@ -270,9 +270,9 @@ def test_a_file_of_an_unpadded_model_is_loaded_unpadded(prefer, tmp_path):
             assert torch.equal(loaded(x, src_key_padding_mask=padding), expected)
     padded = encoder()
     save_compressed(padded, tmp_path / "padded")
-    with pytest.raises(ArgumentError, match=r"must be unpadded as that of the file, in no module.* Hint: into=Model"):
+    with pytest.raises(ArgumentError, match=r"must be unpadded as the saved model, in no module.* Hint: into=Model"):
         load_compressed(tmp_path / "padded", into=mw.unpad(encoder()))
-    with pytest.raises(ArgumentError, match=r"must be a model that mw\.unpad serves"):
+    with pytest.raises(ArgumentError, match=r"must be a model that mw\.unpad supports"):
         load_compressed(tmp_path / "model", into=nn.Linear(2, 2))
 
 

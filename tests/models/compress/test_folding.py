@@ -52,7 +52,7 @@ def test_what_a_dead_unit_gives_goes_through_the_activation_into_the_next_bias(a
         constants = act(first.bias.clone())[[1, 3]]
         expected = second.bias + second.weight[:, [1, 3]] @ constants
     torch.testing.assert_close(model[3].bias, expected, **CLOSE)
-    assert "2 inputs left out, 2 of them folded into its bias" in report["3"].reason
+    assert "2 inputs removed, 2 of them folded into its bias" in report["3"].reason
 
 
 def test_a_next_layer_without_a_bias_gets_one_where_it_needs_one():

@@ -66,7 +66,7 @@ def test_no_blocks_are_tried_where_they_would_be_mostly_empty(prefer):
     assert model.block == (1, 1)
 
 
-def test_dead_inputs_and_outputs_of_a_layer_by_itself_are_left_out(prefer):
+def test_dead_inputs_and_outputs_of_a_single_layer_are_removed(prefer):
     prefer("live units")
     layer = nn.Linear(8, 6)
     with torch.no_grad():
@@ -81,7 +81,7 @@ def test_dead_inputs_and_outputs_of_a_layer_by_itself_are_left_out(prefer):
     assert report["0"].after.flops == 2 * 10 * 6
 
 
-def test_dead_channels_of_a_convolution_by_itself_are_left_out(prefer):
+def test_dead_channels_of_a_single_convolution_are_removed(prefer):
     prefer("live units")
     layer = nn.Conv2d(4, 6, 3, stride=2, padding=1)
     with torch.no_grad():
@@ -254,7 +254,7 @@ def test_examples_may_be_tensors_tuples_or_keywords(prefer):
         assert type(compressed[0]) is mw.nn.SparseLinear
 
 
-def test_bad_arguments_are_told():
+def test_bad_arguments_raise_with_a_hint():
     with pytest.raises(DtypeError, match=r"compress: `model` must be a torch\.nn\.Module, got str"):
         mw.compress("model", torch.ones(1))
     with pytest.raises(DtypeError, match=r"`example` must be a tensor, a tuple .* Hint: \(argument,\)"):

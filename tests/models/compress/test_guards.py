@@ -117,7 +117,7 @@ def compressed(kind):
 
 
 @pytest.mark.parametrize("features", ["slice", "call", "forward", "both", "weight", "second"])
-def test_a_flag_that_the_example_did_not_use_raises_instead_of_giving_fewer_units(features):
+def test_a_flag_that_the_example_did_not_use_raises_instead_of_returning_fewer_units(features):
     model, x = compressed("sequential")
     for _ in range(2):
         with pytest.raises(FoldedLayerError, match=r"outside of the module that joins it .* Hint: mw\.compress\(model"):

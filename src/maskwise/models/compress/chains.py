@@ -8,7 +8,6 @@ import textwrap
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -195,14 +194,8 @@ def _function_op(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         return None
     if not all(isinstance(value, bool | int | float | str) for value in (*args, *kwargs.values())):
         return None
-    return UnitwiseOp(
-        partial(_call, function, args, {name: value for name, value in kwargs.items() if name != "inplace"})
-    )
-
-
-def _call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], x: Tensor) -> Tensor:
-    out: Tensor = function(x, *args, **kwargs)
-    return out
+    kwargs.pop("inplace", None)
+    return UnitwiseOp(lambda x: function(x, *args, **kwargs))
 
 
 # -- straight-line code ------------------------------------------------------------------------------------------------

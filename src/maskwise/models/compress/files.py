@@ -16,9 +16,9 @@ from torch.nn.parameter import is_lazy
 
 from maskwise.errors import ArgumentError, DtypeError, MaskwiseError, say
 from maskwise.models.adapter import MARK, UnsupportedModelError
-from maskwise.models.compress.guards import Chain, chains, guard, unfolded_class
+from maskwise.models.compress.guards import chain_of, chains, guard, unfolded_class
 from maskwise.models.compress.live_units import LiveConv2d, LiveLinear
-from maskwise.models.compress.surgery import has_hooks, replace_module, update_fast_paths
+from maskwise.models.compress.surgery import has_hooks, hooks, replace_module, update_fast_paths
 from maskwise.models.unpadding import unpad
 from maskwise.nn import SparseLinear
 from maskwise.nn.modules import check_module
@@ -226,9 +226,7 @@ def _join(prefix: str, name: str) -> str:
 
 def _has_foreign_hooks(module: nn.Module) -> bool:
     """Whether there are hooks other than the guards of a chain."""
-    hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
-    ours = all(isinstance(getattr(hook, "__self__", None), Chain) for hook in hooks)
-    return has_hooks(module) and not (ours and hooks and not module._backward_hooks and not module._backward_pre_hooks)
+    return any(chain_of(hook) is None for hook in hooks(module))
 
 
 def _build_structure(name: str, structure: Any, layers: dict[str, Any], built: dict[str, nn.Module]) -> nn.Module:
@@ -261,7 +259,7 @@ def _replace_layers(into: nn.Module, layers: dict[str, Any]) -> nn.Module:
     built = {
         name: _build_layer(described)
         for name, described in layers.items()
-        if not _is_describable(found[name]) or json.loads(json.dumps(_describe(found[name]))) != described
+        if not _is_describable(found[name]) or _describe(found[name]) != described
     }
     for name, layer in built.items():
         into = replace_module(into, found[name], layer)
@@ -396,23 +394,25 @@ def _is_describable(module: nn.Module) -> bool:
     if _classes().get(kind.__name__) is not kind or module._modules or has_hooks(module) or "forward" in vars(module):
         return False
     try:
-        arguments = json.loads(json.dumps(_constructor_arguments(module)))
+        arguments = _constructor_arguments(module)
         with torch.device("meta"):
             twin = _construct(kind.__name__, arguments)
     except (ArgumentError, AttributeError, TypeError, ValueError):
         return False
     shapes = ({name: tensor.shape for name, tensor in each.state_dict().items()} for each in (module, twin))
-    return next(shapes) == next(shapes) and json.loads(json.dumps(_constructor_arguments(twin))) == arguments
+    return next(shapes) == next(shapes) and _constructor_arguments(twin) == arguments
 
 
 def _constructor_arguments(module: nn.Module) -> dict[str, Any]:
-    """The constructor arguments of a module.
+    """The constructor arguments of a module, as JSON has them: lists for tuples.
 
     >>> _constructor_arguments(nn.Linear(2, 3, bias=False))
     {'in_features': 2, 'out_features': 3, 'bias': False}
     """
     kind = unfolded_class(module)
-    return _OWN[kind](module) if kind in _OWN else _attributes(module, _argument_names(kind) or ())
+    arguments = _OWN[kind](module) if kind in _OWN else _attributes(module, _argument_names(kind) or ())
+    found: dict[str, Any] = json.loads(json.dumps(arguments))
+    return found
 
 
 def _construct(kind: str, arguments: dict[str, Any]) -> nn.Module:
@@ -428,7 +428,6 @@ def _construct(kind: str, arguments: dict[str, Any]) -> nn.Module:
 
 
 def _to_tuples(value: Any) -> Any:
-    """JSON has lists for tuples."""
     return tuple(map(_to_tuples, value)) if isinstance(value, list) else value
 
 

@@ -16,10 +16,10 @@ from torch.utils.hooks import RemovableHandle
 
 from maskwise.models.compress.example import CompressionError
 from maskwise.models.compress.live_units import LiveConv2d, LiveLinear
-from maskwise.models.compress.surgery import replace_module
+from maskwise.models.compress.surgery import hooks, replace_module
 from maskwise.nn import SparseLinear
 
-__all__ = ["Chain", "FoldedLayerError", "chains", "guard", "unfolded_class", "unguard"]
+__all__ = ["Chain", "FoldedLayerError", "chain_of", "chains", "guard", "unfolded_class", "unguard"]
 
 
 class FoldedLayerError(CompressionError, AttributeError):
@@ -208,10 +208,16 @@ def chains(model: nn.Module) -> list[tuple[str, list[str]]]:
             owners[module.chain] = name
         elif isinstance(module, _Guarded) and module.chain is not None:
             layers.setdefault(module.chain, []).append(name)
-        for hook in module._forward_pre_hooks.values():
-            if isinstance(getattr(hook, "__self__", None), Chain):
-                owners[hook.__self__] = name
+        for hook in hooks(module):
+            if (chain := chain_of(hook)) is not None:
+                owners[chain] = name
     return [(owners[chain], found) for chain, found in layers.items()]
+
+
+def chain_of(hook: Any) -> Chain | None:
+    """The chain whose guard this hook is, or None for any other hook."""
+    chain = getattr(hook, "__self__", None)
+    return chain if isinstance(chain, Chain) else None
 
 
 def _same_state(module: nn.Module, kind: Any) -> Any:

@@ -24,6 +24,7 @@ __all__ = [
     "conv_arguments",
     "dense_like",
     "has_hooks",
+    "hooks",
     "materialize_masks",
     "must_stay_dense",
     "parents",
@@ -59,9 +60,14 @@ def clone_model(model: Model) -> Model:
     return copy.deepcopy(model, memo)
 
 
+def hooks(module: nn.Module) -> list[Any]:
+    """The forward and backward hooks of a module."""
+    return [hook for name in _HOOKS for hook in getattr(module, name, {}).values()]
+
+
 def has_hooks(module: nn.Module) -> bool:
-    """Whether a module has forward or backward hooks, which observe its inputs, outputs or weights."""
-    return any(getattr(module, name, None) for name in _HOOKS)
+    """Whether a module has hooks, which observe its inputs, outputs or weights."""
+    return bool(hooks(module))
 
 
 def parents(model: nn.Module, module: nn.Module) -> list[tuple[nn.Module, str]]:
@@ -176,13 +182,12 @@ def _remove_gates(module: nn.Module) -> Origin:
 
 def _pruned_names(module: nn.Module) -> list[str]:
     """The tensors of a module that have a mask of `torch.nn.utils.prune`."""
-    hooks = module._forward_pre_hooks.values()
-    if not hooks:
+    if not has_hooks(module):
         return []
     # torch does not import it, so only models that may have been pruned pay for it.
     from torch.nn.utils import prune
 
-    return [hook._tensor_name for hook in hooks if isinstance(hook, prune.BasePruningMethod)]
+    return [hook._tensor_name for hook in hooks(module) if isinstance(hook, prune.BasePruningMethod)]
 
 
 def _remove_pruning(module: nn.Module, names: list[str]) -> Origin:

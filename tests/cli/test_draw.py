@@ -1,4 +1,4 @@
-"""`maskwise draw`: a small language for masks, which is never evaluated, and tells where a mistake is."""
+"""`maskwise draw`: a small language for masks, which is never evaluated, and points at errors."""
 
 import contextlib
 import json
@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 
 from maskwise import Mask
 from maskwise.cli.app import app
-from maskwise.cli.drawing.masks import EXAMPLES, OPERATORS, mask_of
-from maskwise.cli.drawing.problems import ExpressionError
+from maskwise.cli.expressions import EXAMPLES, OPERATORS, ExpressionError, parse_mask
 
 
 def invoke(*arguments):
@@ -58,13 +57,13 @@ MEANINGS = {
 
 @pytest.mark.parametrize("text", MEANINGS)
 def test_an_expression_means_what_python_would(text):
-    made, expected = mask_of(text), MEANINGS[text]
+    made, expected = parse_mask(text), MEANINGS[text]
     assert made.shape == expected.shape
     assert torch.equal(made.to_bool(), expected.to_bool())
 
 
 def test_every_example_of_the_hints_is_one():
-    assert all(mask_of(example).numel() > 0 for example in EXAMPLES)
+    assert all(parse_mask(example).numel() > 0 for example in EXAMPLES)
 
 
 def test_the_drawing_of_the_readme_is_printed():
@@ -113,7 +112,7 @@ WRONG = [
     ("causal", 6, "`(` is missing", "causal(...)"),
     ("causal(", 7, "a number, a list or a name", "full"),
     ("causal(x=4)", 0, "causal takes q=, k=, offset=, not x=", "causal(16)"),
-    ("lengths(max_len=3, 2)", 19, "what has no name comes before", ""),
+    ("lengths(max_len=3, 2)", 19, "positional arguments come before named", ""),
     ("causal(4, k=2, k=3)", 15, "`k` is given twice", ""),
     ("window(3)", 0, "the arguments do not fit", "window(16, 3"),
     ("causal(-1)", 0, "must be an int of 0 or more, got -1", ""),
@@ -130,7 +129,7 @@ WRONG = [
 @pytest.mark.parametrize(("text", "place", "what", "hint"), WRONG, ids=[text[:25] for text, *_ in WRONG])
 def test_a_mistake_is_shown_at_its_place_with_a_hint(text, place, what, hint):
     with pytest.raises(ExpressionError) as raised:
-        mask_of(text)
+        parse_mask(text)
     error = raised.value
     assert what in error.what
     assert hint in error.hint
@@ -170,7 +169,7 @@ def test_a_picture_of_too_many_positions_is_refused(tmp_path):
 @given(st.text(alphabet="causlwindow()[]&|^-~.T,= 0123'\"", max_size=40))
 def test_no_text_whatever_raises_anything_else(text):
     with contextlib.suppress(ExpressionError):
-        assert isinstance(mask_of(text), Mask)
+        assert isinstance(parse_mask(text), Mask)
 
 
 trees = st.recursive(
@@ -193,5 +192,5 @@ NAMES = {
 @given(trees)
 def test_random_expressions_agree_with_python(text):
     expected = eval(text, {"__builtins__": {}}, NAMES)
-    made = mask_of(text)
+    made = parse_mask(text)
     assert torch.equal(made.to_bool(), expected.to_bool())

@@ -17,8 +17,8 @@ from maskwise.benchmarks.case import Case, Side, at_least, never_slower
 from maskwise.benchmarks.registry import select
 from maskwise.benchmarks.run import BenchmarkError, run_case
 from maskwise.cli import app, bench, calibrate
-from maskwise.cli.drawing.command import _check_size
-from maskwise.cli.drawing.masks import mask_of
+from maskwise.cli.draw import _check_size
+from maskwise.cli.expressions import parse_mask
 from maskwise.cli.pictures import check_picture
 from maskwise.errors import ArgumentError, MaskwiseError
 from maskwise.plan import calibration
@@ -26,7 +26,7 @@ from tests.errors.row import Row
 
 
 def draw(expression: str) -> Callable[[], Any]:
-    return lambda: mask_of(expression)
+    return lambda: parse_mask(expression)
 
 
 def measure(**options: Any) -> Callable[[], Any]:
@@ -79,7 +79,7 @@ ROWS = [
     Row("maskwise draw", draw("full(3, 5) & full(4)"), ArgumentError, "sizes line up from the right"),
     Row("maskwise draw", draw("full(3) & lengths(5)"), ArgumentError, "max_len=max(lengths)"),
     Row("maskwise draw", draw("window(3)"), ArgumentError, "window(16, 3"),
-    Row("maskwise draw --plot", lambda: _check_size("none(0)", mask_of("none(0)")), ArgumentError, "without --plot"),
+    Row("maskwise draw --plot", lambda: _check_size("none(0)", parse_mask("none(0)")), ArgumentError, "without --plot"),
     # -- options
     Row("maskwise demo", lambda: app.demo(quick=True), typer.BadParameter, "go with --train: add it"),
     Row("maskwise bench", measure(device="tpu"), typer.BadParameter, "measures on 'cpu' and 'cuda'"),

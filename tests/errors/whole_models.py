@@ -20,7 +20,7 @@ from maskwise.errors import ArgumentError, DtypeError
 from maskwise.models import CompressionError, FoldedLayerError, PackedMask, Packing, UnsupportedModelError
 from maskwise.models.compress import MissingSafetensorsError
 from maskwise.models.compress.files import FORMAT
-from maskwise.models.compress.guarding import FoldedLinear, guard
+from maskwise.models.compress.guards import FoldedLinear, guard
 from maskwise.models.compress.report import CompressionReport, Measured
 from maskwise.models.hugging_face import interface
 from maskwise.models.hugging_face.frames import Frame, call

@@ -166,7 +166,7 @@ def draw(expression: Expression, *, json: Json = False, plot: Drawing = None, op
     Lengths without max_len are as long as the masks around them; beside causal, window or segments they are the
     lengths of keys, one for each entry of a batch.
     """
-    from maskwise.cli.drawing import command
+    from maskwise.cli import draw as command
 
     raise typer.Exit(command.run(command.Options(expression, json=json, plot=plot, open=open_)))
 

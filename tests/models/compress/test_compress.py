@@ -11,7 +11,7 @@ import maskwise as mw
 from maskwise.errors import ArgumentError, DtypeError
 from maskwise.models import CompressionError
 from maskwise.models.compress import LiveConv2d, LiveLinear
-from maskwise.models.compress.timing import Times
+from maskwise.models.compress.candidates import Times
 from tests.models.compress.networks import ReadsWeight, drop, feed_forward
 
 # Sums of some hundred float32 numbers near 1 in another order.
@@ -66,7 +66,7 @@ def test_no_blocks_are_tried_where_they_would_be_mostly_empty(prefer):
     assert model.block == (1, 1)
 
 
-def test_dead_inputs_and_outputs_of_a_layer_by_itself_are_left_out(prefer):
+def test_dead_inputs_and_outputs_of_a_single_layer_are_removed(prefer):
     prefer("live units")
     layer = nn.Linear(8, 6)
     with torch.no_grad():
@@ -81,7 +81,7 @@ def test_dead_inputs_and_outputs_of_a_layer_by_itself_are_left_out(prefer):
     assert report["0"].after.flops == 2 * 10 * 6
 
 
-def test_dead_channels_of_a_convolution_by_itself_are_left_out(prefer):
+def test_dead_channels_of_a_single_convolution_are_removed(prefer):
     prefer("live units")
     layer = nn.Conv2d(4, 6, 3, stride=2, padding=1)
     with torch.no_grad():
@@ -201,7 +201,9 @@ def test_a_layer_whose_weight_the_model_reads_stays(prefer):
 def test_where_the_whole_model_is_slower_nothing_is_done(prefer, monkeypatch):
     prefer("sparse")
     slow = {"before": Times(1.0, 1.0), "after": Times(2.0, 2.0), "dense": Times(1.0, 1.0)}
-    monkeypatch.setattr("maskwise.models.compress.api.measured", lambda ways, _: {name: slow[name] for name in ways})
+    monkeypatch.setattr(
+        "maskwise.models.compress.api.time_calls", lambda calls, _: {name: slow[name] for name in calls}
+    )
     model = nn.Sequential(mw.nn.MaskedLinear(32, 32, gate=mw.nn.gates.TopK(0.1)))
     compressed, report = mw.compress(model, torch.randn(4, 32))
     assert type(compressed[0]) is mw.nn.MaskedLinear
@@ -252,7 +254,7 @@ def test_examples_may_be_tensors_tuples_or_keywords(prefer):
         assert type(compressed[0]) is mw.nn.SparseLinear
 
 
-def test_bad_arguments_are_told():
+def test_bad_arguments_raise_with_a_hint():
     with pytest.raises(DtypeError, match=r"compress: `model` must be a torch\.nn\.Module, got str"):
         mw.compress("model", torch.ones(1))
     with pytest.raises(DtypeError, match=r"`example` must be a tensor, a tuple .* Hint: \(argument,\)"):
@@ -261,7 +263,7 @@ def test_bad_arguments_are_told():
         mw.compress(nn.Linear(1, 1), torch.ones(1), seconds=0)
     silent = nn.Module()
     silent.forward = lambda x: None
-    with pytest.raises(ArgumentError, match="`model` must give tensors for the example"):
+    with pytest.raises(ArgumentError, match="`model` must return tensors for the example"):
         mw.compress(silent, torch.ones(1))
 
 

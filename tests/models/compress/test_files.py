@@ -104,7 +104,7 @@ with torch.no_grad():
     torch.testing.assert_close(torch.tensor(json.loads(done.stdout)), run(compressed, x))
 
 
-def test_what_is_no_such_file_is_told(tmp_path):
+def test_other_files_raise_with_a_hint(tmp_path):
     from safetensors.torch import save_file
 
     save_file({"x": torch.ones(1)}, tmp_path / "other")
@@ -270,9 +270,9 @@ def test_a_file_of_an_unpadded_model_is_loaded_unpadded(prefer, tmp_path):
             assert torch.equal(loaded(x, src_key_padding_mask=padding), expected)
     padded = encoder()
     save_compressed(padded, tmp_path / "padded")
-    with pytest.raises(ArgumentError, match=r"must be unpadded as that of the file, in no module.* Hint: into=Model"):
+    with pytest.raises(ArgumentError, match=r"must be unpadded as the saved model, in no module.* Hint: into=Model"):
         load_compressed(tmp_path / "padded", into=mw.unpad(encoder()))
-    with pytest.raises(ArgumentError, match=r"must be a model that mw\.unpad serves"):
+    with pytest.raises(ArgumentError, match=r"must be a model that mw\.unpad supports"):
         load_compressed(tmp_path / "model", into=nn.Linear(2, 2))
 
 
@@ -303,6 +303,6 @@ def test_a_sequential_with_a_layer_that_the_docs_name_is_loaded_into_a_new_one(n
     loaded = load_compressed(tmp_path / "model", into=nn.Sequential(NEED_INTO[name]()))
     x = torch.randn(3, 2, 8)
     mine, expected = loaded(x), net(x)
-    # A recurrent layer gives its state, too.
+    # A recurrent layer returns its state, too.
     assert torch.equal(*((mine[0], expected[0]) if isinstance(mine, tuple) else (mine, expected)))
     assert name in (Path(__file__).parents[3] / "docs" / "compress.md").read_text()

@@ -43,7 +43,7 @@ def kill_columns(layer, *columns):
 
 
 @pytest.mark.parametrize("act", [nn.ReLU(), nn.GELU(), nn.Sigmoid(), nn.Softplus(), nn.ELU(inplace=True)])
-def test_what_a_dead_unit_gives_goes_through_the_activation_into_the_next_bias(act):
+def test_the_output_of_a_dead_unit_goes_through_the_activation_into_the_next_bias(act):
     first, second = kill_rows(nn.Linear(6, 5), 1, 3), nn.Linear(5, 2)
     model, report = compressed(nn.Sequential(first, act, nn.Dropout(0.5), second), torch.randn(4, 6))
     assert weight(model[0]).shape == (3, 6)
@@ -52,7 +52,7 @@ def test_what_a_dead_unit_gives_goes_through_the_activation_into_the_next_bias(a
         constants = act(first.bias.clone())[[1, 3]]
         expected = second.bias + second.weight[:, [1, 3]] @ constants
     torch.testing.assert_close(model[3].bias, expected, **CLOSE)
-    assert "2 inputs left out, 2 of them folded into its bias" in report["3"].reason
+    assert "2 inputs removed, 2 of them folded into its bias" in report["3"].reason
 
 
 def test_a_next_layer_without_a_bias_gets_one_where_it_needs_one():
@@ -65,7 +65,7 @@ def test_a_next_layer_without_a_bias_gets_one_where_it_needs_one():
     assert model[2].bias is None
 
 
-def test_a_unit_that_nobody_reads_is_left_out_and_so_is_what_only_it_read():
+def test_an_unread_unit_is_removed_and_so_is_what_only_it_read():
     first, second, third = nn.Linear(3, 4), nn.Linear(4, 4), kill_columns(nn.Linear(4, 2), 2)
     with torch.no_grad():
         # Only unit 2 of the second reads unit 1 of the first.
@@ -74,7 +74,7 @@ def test_a_unit_that_nobody_reads_is_left_out_and_so_is_what_only_it_read():
     assert [tuple(weight(model[i]).shape) for i in (0, 2, 4)] == [(3, 3), (3, 3), (2, 3)]
 
 
-def test_dead_units_that_make_others_dead_are_folded_all_the_way():
+def test_dead_units_that_make_others_dead_are_all_folded():
     first, second, third = kill_rows(nn.Linear(3, 4), 0), nn.Linear(4, 4), nn.Linear(4, 2)
     with torch.no_grad():
         second.weight[1, 1:] = 0  # reads unit 0 only, which is always the same
@@ -121,7 +121,7 @@ def test_grouped_convolutions_are_no_chain():
     assert model[0].out_channels == 4
 
 
-def test_nested_sequentials_are_one_chain_unless_somebody_watches():
+def test_nested_sequentials_are_one_chain_unless_one_has_hooks():
     def nested():
         return nn.Sequential(nn.Sequential(kill_rows(nn.Linear(3, 4), 0), nn.ReLU()), nn.Sequential(nn.Linear(4, 2)))
 

@@ -1,18 +1,13 @@
-"""``mw.compress``: what is dropped of a model's weights becomes speed; and files of what comes out."""
+"""``mw.compress``: make a model with dropped weights faster; and files of compressed models."""
 
 from __future__ import annotations
 
-from maskwise.models.compress.api import compress as compress
-from maskwise.models.compress.files import load_compressed as load_compressed
-from maskwise.models.compress.files import save_compressed as save_compressed
-from maskwise.models.compress.live_units import LiveConv2d as LiveConv2d
-from maskwise.models.compress.live_units import LiveLinear as LiveLinear
-from maskwise.models.compress.problems import CompressionError as CompressionError
-from maskwise.models.compress.problems import FoldedLayerError as FoldedLayerError
-from maskwise.models.compress.problems import MissingSafetensorsError as MissingSafetensorsError
-from maskwise.models.compress.report import CompressionReport as CompressionReport
-from maskwise.models.compress.report import LayerReport as LayerReport
-from maskwise.models.compress.report import Measured as Measured
+from maskwise.models.compress.api import compress
+from maskwise.models.compress.example import CompressionError
+from maskwise.models.compress.files import MissingSafetensorsError, load_compressed, save_compressed
+from maskwise.models.compress.guards import FoldedLayerError
+from maskwise.models.compress.live_units import LiveConv2d, LiveLinear
+from maskwise.models.compress.report import CompressionReport, LayerReport, Measured
 
 __all__ = [
     "CompressionError",

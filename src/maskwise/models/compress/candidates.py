@@ -1,40 +1,50 @@
-"""The exact forms that a layer could take."""
+"""The exact replacements of a layer, and the choice between them: all are timed on its input, and the fastest wins."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from maskwise.models.compress.live_units import LiveConv2d, LiveLinear
+from maskwise.models.compress.live_units import without_dead_units
 from maskwise.nn import SparseLinear
-from maskwise.nn.linear_forms import indices_unless_all
 from maskwise.ops.linear import BLOCKS, Block
 from maskwise.plan import planner
 
-__all__ = ["Layer", "candidates", "conv_arguments", "rebuilt"]
+__all__ = ["DENSE", "MARGIN", "Choice", "Layer", "Times", "candidates", "choose", "time_calls"]
 
+DENSE = "dense"
 #: Above this share of kept weights no kernel beats the dense product, and none is tried.
 TOO_DENSE = 0.75
-#: Blocks may hold this many values for each one that is kept; the others are stored as zeros.
+#: Blocks may store this many values per kept one; the others are stored zeros.
 COVER = 1.25
+#: The ratio of times below which one call counts as faster than another: less is noise.
+MARGIN = 0.97
+#: The fewest and the most rounds, and how long one sample lasts at least, in seconds.
+ROUNDS = (7, 60)
+SAMPLE = 2e-4
+#: The ratio of median and best time above which up to three times the rounds are taken: the machine is busy.
+NOISY = 1.3
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A linear layer or a convolution: its module, and what is kept of its weight."""
+    """A linear layer or a convolution, and which of its weights are kept."""
 
     module: nn.Linear | nn.Conv2d
     live: Tensor  # bool, of the weight's shape
 
     @classmethod
-    def of(cls, module: nn.Linear | nn.Conv2d, bits: Tensor | None = None) -> Layer:
-        """The layer; what is not 0 is kept, and what a gate keeps, unless the weight is not 0 elsewhere too."""
+    def of(cls, module: nn.Linear | nn.Conv2d, mask: Tensor | None = None) -> Layer:
+        """The layer with this mask, or that of its nonzero weights if the mask does not cover them."""
         nonzero = module.weight.detach() != 0
-        fits = bits is not None and bits.shape == nonzero.shape and not bool((nonzero & ~bits).any())
-        return cls(module, bits if fits and bits is not None else nonzero)
+        if mask is None or mask.shape != nonzero.shape or bool((nonzero & ~mask).any()):
+            mask = nonzero
+        return cls(module, mask)
 
     @property
     def kept(self) -> int:
@@ -43,151 +53,159 @@ class Layer:
 
     @property
     def density(self) -> float:
-        """The share of weights that is kept; 1 for none at all."""
+        """The share of weights that is kept; 1 for a layer without weights."""
         return self.kept / self.live.numel() if self.live.numel() else 1.0
 
 
 def candidates(layer: Layer, x: Tensor) -> tuple[dict[str, nn.Module], list[str]]:
-    """The forms other than dense that this layer could take for such an input, and why others are out."""
-    if isinstance(layer.module, nn.Conv2d):
-        return _of_conv(layer)
-    found: dict[str, nn.Module] = {}
-    refused: list[str] = []
-    with torch.no_grad():
-        live = _live_linear(layer.module)
-        if live is not None:
-            found["live units"] = live
-        if not planner.has_kernel("linear", layer.module.weight.dtype, x.device.type):
-            refused.append(f"there is no sparse kernel for {layer.module.weight.dtype} on {x.device.type}")
-        elif layer.density > TOO_DENSE:
-            refused.append("too much for a sparse kernel")
-        else:
-            for block in BLOCKS:
-                cover = _cover(layer.live, block)
-                if int(cover.sum()) <= COVER * layer.kept:
-                    name = "sparse" if block == (1, 1) else f"sparse {block[0]}x{block[1]}"
-                    found[name] = _sparse(layer.module, cover, block)
-    return found, refused
-
-
-def _of_conv(layer: Layer) -> tuple[dict[str, nn.Module], list[str]]:
-    conv = layer.module
-    assert isinstance(conv, nn.Conv2d)
-    if conv.groups != 1:
+    """The exact replacements of this layer for such an input, and why there are no others."""
+    module, found = layer.module, dict[str, nn.Module]()
+    if isinstance(module, nn.Conv2d) and module.groups != 1:
         return {}, ["groups tie its channels together"]
-    with torch.no_grad():
-        live = _live_conv(conv)
-    if live is None:
-        return {}, ["no whole channel is dead, and there is no sparse convolution"]
-    return {"live units": live}, []
+    live = without_dead_units(module)
+    if live is not None:
+        found["live units"] = live
+    if isinstance(module, nn.Conv2d):
+        return found, [] if found else ["no whole channel is dead, and there is no sparse convolution"]
+    if not planner.has_kernel("linear", module.weight.dtype, x.device.type):
+        return found, [f"there is no sparse kernel for {module.weight.dtype} on {x.device.type}"]
+    if layer.density > TOO_DENSE:
+        return found, ["too dense for a sparse kernel"]
+    for block in BLOCKS:
+        cover = _cover(layer.live, block)
+        if int(cover.sum()) <= COVER * layer.kept:
+            name = "sparse" if block == (1, 1) else f"sparse {block[0]}x{block[1]}"
+            found[name] = _sparse(module, cover, block)
+    return found, []
 
 
 def _cover(live: Tensor, block: Block) -> Tensor:
-    """The mask of all blocks of which something is kept."""
+    """The mask of all blocks with a kept weight."""
     if block == (1, 1):
         return live
     height, width = block
-    down, along = -live.shape[0] % height, -live.shape[1] % width
-    full = nn.functional.pad(live, (0, along, 0, down))
-    cut = full.reshape(full.shape[0] // height, height, full.shape[1] // width, width)
-    whole = cut.any(3, keepdim=True).any(1, keepdim=True).expand_as(cut).reshape(full.shape)
-    return whole[: live.shape[0], : live.shape[1]]
+    padded = nn.functional.pad(live, (0, -live.shape[1] % width, 0, -live.shape[0] % height))
+    blocks = padded.reshape(padded.shape[0] // height, height, padded.shape[1] // width, width)
+    cover = blocks.any(3, keepdim=True).any(1, keepdim=True).expand_as(blocks).reshape(padded.shape)
+    return cover[: live.shape[0], : live.shape[1]]
 
 
-def _sparse(linear: nn.Linear, bits: Tensor, block: Block) -> SparseLinear:
-    layer = SparseLinear.from_linear(linear, bits, block=block)
-    layer.values.requires_grad_(linear.weight.requires_grad)
-    if layer.bias is not None:
-        layer.bias.requires_grad_(linear.bias.requires_grad)
-    return layer
+@torch.no_grad()
+def _sparse(linear: nn.Linear, mask: Tensor, block: Block) -> SparseLinear:
+    sparse = SparseLinear.from_linear(linear, mask, block=block)
+    sparse.values.requires_grad_(linear.weight.requires_grad)
+    if sparse.bias is not None:
+        sparse.bias.requires_grad_(linear.bias.requires_grad)
+    return sparse
 
 
-def _units(weight: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Which inputs and which outputs live, or None for all; at least one of each, so that there is a layer."""
-    nonzero = weight.detach() != 0
-    inputs, outputs = nonzero.transpose(0, 1).flatten(1).any(1), nonzero.flatten(1).any(1)
-    for units in (inputs, outputs):
-        if units.numel() and not bool(units.any()):
-            units[0] = True
-    return indices_unless_all(inputs), indices_unless_all(outputs)
+# -- times -------------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Times:
+    """Seconds per call."""
+
+    best: float
+    median: float
+
+    def beats(self, other: Times) -> bool:
+        """Whether this is faster by more than noise: by the best times, which other processes disturb the least.
+
+        >>> Times(0.9, 1.0).beats(Times(1.0, 1.1)), Times(0.99, 1.0).beats(Times(1.0, 1.1))
+        (True, False)
+        """
+        return self.best < MARGIN * other.best
 
 
-def _live_linear(linear: nn.Linear) -> LiveLinear | None:
-    inputs, outputs = _units(linear.weight)
-    if inputs is None and outputs is None:
-        return None
-    reads, makes = (None if each is None else each.numel() for each in (inputs, outputs))
-    weight = linear.weight
-    made = LiveLinear(
-        linear.in_features, linear.out_features, reads, makes, linear.bias is not None, weight.device, weight.dtype
-    )
-    _fill(made, linear, inputs, outputs)
-    return made
+def time_calls(calls: Mapping[str, Callable[[], object]], seconds: float) -> dict[str, Times]:
+    """Time calls, interleaved in rounds, for about this long in all.
+
+    >>> sorted(time_calls({"a": lambda: None, "b": lambda: None}, 0.01))
+    ['a', 'b']
+    """
+    repeats: dict[str, int] = {}
+    one_round = 0.0
+    for name, call in calls.items():
+        # Warm up: the first call pays for caches.
+        call()
+        once = min(_elapsed(call, 1) for _ in range(3))
+        repeats[name] = max(1, min(1000, round(SAMPLE / max(once, 1e-9))))
+        one_round += once * repeats[name]
+    fewest, most = ROUNDS
+    rounds = max(fewest, min(most, int(seconds / max(one_round, 1e-9))))
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    done = 0
+    while done < rounds or (done < 3 * rounds and any(map(_is_noisy, samples.values()))):
+        # Every other round is reversed, so that no call always follows the same one.
+        for name in list(calls) if done % 2 else reversed(list(calls)):
+            samples[name].append(_elapsed(calls[name], repeats[name]) / repeats[name])
+        done += 1
+    return {name: Times(min(found), _median(found)) for name, found in samples.items()}
 
 
-def _live_conv(conv: nn.Conv2d) -> LiveConv2d | None:
-    inputs, outputs = _units(conv.weight)
-    if inputs is None and outputs is None:
-        return None
-    arguments = conv_arguments(conv)
-    del arguments["in_channels"], arguments["out_channels"], arguments["groups"]
-    reads, makes = (None if each is None else each.numel() for each in (inputs, outputs))
-    made = LiveConv2d(
-        conv.in_channels,
-        conv.out_channels,
-        live_inputs=reads,
-        live_outputs=makes,
-        device=conv.weight.device,
-        dtype=conv.weight.dtype,
-        **arguments,
-    )
-    _fill(made, conv, inputs, outputs)
-    return made
+def _median(samples: list[float]) -> float:
+    # Imported here: with its dependencies it takes milliseconds, which every import of maskwise would pay.
+    from statistics import median
+
+    return median(samples)
 
 
-def _fill(
-    made: LiveLinear | LiveConv2d, layer: nn.Linear | nn.Conv2d, inputs: Tensor | None, outputs: Tensor | None
-) -> None:
-    weight = layer.weight.detach()
-    if inputs is not None:
-        assert made.inputs is not None
-        made.inputs.copy_(inputs)
-        weight = weight.index_select(1, inputs)
-    if outputs is not None:
-        assert made.outputs is not None
-        made.outputs.copy_(outputs)
-        weight = weight.index_select(0, outputs)
-    small = made.small.weight
-    assert isinstance(small, nn.Parameter)
-    small.copy_(weight)
-    small.requires_grad_(layer.weight.requires_grad)
-    if layer.bias is not None:
-        assert made.bias is not None
-        made.bias.copy_(layer.bias)
-        made.bias.requires_grad_(layer.bias.requires_grad)
-    made.train(layer.training)
+def _is_noisy(samples: list[float]) -> bool:
+    return _median(samples) > NOISY * min(samples)
 
 
-def conv_arguments(conv: nn.Conv2d) -> dict[str, Any]:
-    """The arguments that make a convolution like this one."""
-    names = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
-    return {**{name: getattr(conv, name) for name in names}, "bias": conv.bias is not None}
+def _elapsed(call: Callable[[], object], repeats: int) -> float:
+    start = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
 
 
-def rebuilt(layer: nn.Linear | nn.Conv2d, weight: Tensor, bias: Tensor | None) -> nn.Linear | nn.Conv2d:
-    """A layer like this one, of another size."""
-    where: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype}
-    made: nn.Linear | nn.Conv2d
-    if isinstance(layer, nn.Linear):
-        made = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, **where)
-    else:
-        sizes = {"in_channels": weight.shape[1], "out_channels": weight.shape[0], "bias": bias is not None}
-        made = nn.Conv2d(**{**conv_arguments(layer), **sizes}, **where)
+# -- the choice --------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Choice:
+    """The module chosen for one layer, why, its times, and those of the layer before."""
+
+    kind: str
+    module: nn.Module
+    reason: str
+    times: Times | None = None
+    before: Times | None = None
+    #: Whether the layer must stay as it is, so that its neighbours cannot change it either.
+    is_fixed: bool = False
+
+
+def choose(
+    layer: Layer, x: Tensor, seconds: float, before: nn.Module | None = None, *, why_dense: str | None = None
+) -> Choice:
+    """Time the candidates of a layer on an input; dense wins unless another is faster by more than noise.
+
+    >>> layer = Layer.of(nn.Linear(2, 2))
+    >>> choose(layer, torch.ones(1, 2), 0.01).kind
+    'dense'
+
+    Args:
+        layer: the layer.
+        x: its input.
+        seconds: about how long to measure.
+        before: what the layer was before its mask was materialized, timed for the report.
+        why_dense: the reason why it must stay dense, if it must.
+    """
+    # Under autocast, the input may have another dtype than the weight.
+    x = x.to(layer.module.weight.dtype)
+    found, refused = candidates(layer, x) if why_dense is None else ({}, [why_dense] if layer.density < 1 else [])
+    modules: dict[str, nn.Module] = {DENSE: layer.module, **found}
+    if before is not None:
+        modules["before"] = before
     with torch.no_grad():
-        made.weight.copy_(weight)
-        if bias is not None:
-            assert made.bias is not None
-            made.bias.copy_(bias)
-    for parameter in made.parameters():
-        parameter.requires_grad_(layer.weight.requires_grad)
-    return made.train(layer.training)
+        times = time_calls({name: partial(module, x) for name, module in modules.items()}, seconds)
+    faster = [name for name in found if times[name].beats(times[DENSE])]
+    best = min(faster, key=lambda name: times[name].best, default=DENSE)
+    if best == DENSE:
+        slower = [f"{name} took {times[name].best / times[DENSE].best:.2f} × as long" for name in found]
+        reasons = [*refused, *slower]
+    else:
+        reasons = [f"{times[DENSE].best / times[best].best:.2f} × as fast as dense"]
+    reason = "; ".join([f"{layer.density:.1%} kept", *reasons])
+    return Choice(best, modules[best], reason, times[best], times["before" if before is not None else DENSE])

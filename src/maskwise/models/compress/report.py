@@ -1,4 +1,4 @@
-"""What compressing a model has done: a table, or JSON."""
+"""The report of `mw.compress`: of each layer and of the whole model, before and after."""
 
 from __future__ import annotations
 
@@ -7,24 +7,29 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from torch import nn
+
+from maskwise.models.compress.candidates import Times
+from maskwise.models.compress.live_units import LiveConv2d, LiveLinear
+from maskwise.nn import SparseLinear
 from maskwise.plan.tabular import Tabular
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["CompressionReport", "LayerReport", "Measured"]
+__all__ = ["CompressionReport", "LayerReport", "Measured", "flops_per_position"]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A layer, or a model, at one time.
+    """The size and the speed of a layer or a model.
 
     Attributes:
         kind: the class, or the form that was chosen.
-        parameters: how many numbers its parameters have.
-        bytes: those of its state_dict, indices and masks included.
-        flops: for one call on the example; a multiplication and an addition are two.
-        seconds: for one call on the example, the best of several; None where nothing was to be compared.
+        parameters: the number of elements of its parameters.
+        bytes: of its state_dict, indices and masks included; shared tensors count once.
+        flops: per call on the example; a multiply-add is two.
+        seconds: per call on the example, the best of several; None where nothing was compared.
     """
 
     kind: str
@@ -33,10 +38,17 @@ class Measured:
     flops: int
     seconds: float | None
 
+    @classmethod
+    def of(cls, kind: str, module: nn.Module, flops: int, times: Times | None) -> Measured:
+        """The measurements of a module."""
+        parameters = sum(parameter.numel() for parameter in module.parameters())
+        distinct = {(tensor.data_ptr(), tensor.shape): tensor.nbytes for tensor in module.state_dict().values()}
+        return cls(kind, parameters, sum(distinct.values()), flops, None if times is None else times.best)
+
 
 @dataclass(frozen=True)
 class LayerReport:
-    """One layer before and after, and why it is what it is."""
+    """One layer before and after, and the reason for its form."""
 
     name: str
     before: Measured
@@ -49,10 +61,10 @@ class CompressionReport(Tabular):
     """What `mw.compress` did. Print it for a table, iterate it, or take ``to_json()``.
 
     Attributes:
-        layers: every linear layer, every convolution and everything that was gated.
-        before: the whole model as it was, in evaluation; FLOPs are those of the listed layers.
-        after: the whole model as it is.
-        difference: the largest between outputs for the example.
+        layers: every linear layer, every convolution and every gated module.
+        before: the whole model before, in evaluation; FLOPs are those of the listed layers.
+        after: the whole model after.
+        difference: the largest difference between outputs for the example.
     """
 
     layers: tuple[LayerReport, ...]
@@ -101,21 +113,17 @@ class CompressionReport(Tabular):
 
 
 def _cells(before: Measured, after: Measured) -> tuple[str, str, str, str, str]:
-    kinds = before.kind if before.kind == after.kind else f"{before.kind} → {after.kind}"
-    times = "" if before.seconds is None or after.seconds is None else _arrow(before.seconds, after.seconds, _time)
     return (
-        kinds,
-        _arrow(before.parameters, after.parameters, _number),
-        _arrow(before.bytes, after.bytes, _number),
-        _arrow(before.flops, after.flops, _number),
-        times,
+        _arrow(before.kind, after.kind),
+        _arrow(_number(before.parameters), _number(after.parameters)),
+        _arrow(_number(before.bytes), _number(after.bytes)),
+        _arrow(_number(before.flops), _number(after.flops)),
+        "" if before.seconds is None or after.seconds is None else _arrow(_time(before.seconds), _time(after.seconds)),
     )
 
 
-def _arrow(before: float, after: float, words: object) -> str:
-    assert callable(words)
-    one, two = words(before), words(after)
-    return one if one == two else f"{one} → {two}"
+def _arrow(before: object, after: object) -> str:
+    return f"{before}" if before == after else f"{before} → {after}"
 
 
 def _number(value: float) -> str:
@@ -126,10 +134,15 @@ def _number(value: float) -> str:
 
 
 def _time(seconds: float) -> str:
-    return (
-        f"{seconds * 1e6:.0f} µs"
-        if seconds < 1e-3
-        else f"{seconds * 1e3:.3g} ms"
-        if seconds < 1
-        else f"{seconds:.3g} s"
-    )
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} µs"
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def flops_per_position(module: nn.Module) -> int:
+    """The FLOPs of a layer per token or pixel: two per multiplied weight."""
+    if isinstance(module, SparseLinear):
+        return 2 * module.values.numel()
+    dense = module.small if isinstance(module, LiveLinear | LiveConv2d) else module
+    weight = dense._parameters.get("weight")
+    return 0 if weight is None else 2 * weight.numel()

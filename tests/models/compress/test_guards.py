@@ -1,4 +1,4 @@
-"""Units that another way through the model reads: left out where that cannot happen, and an error where it does."""
+"""Units that another path through the model reads: removed where none can, and an error where one does."""
 
 import copy
 import pickle
@@ -10,10 +10,10 @@ from torch import nn
 
 import maskwise as mw
 from maskwise.models import FoldedLayerError, load_compressed, save_compressed
-from maskwise.models.compress import choosing
-from maskwise.models.compress.copying import has_hooks
-from maskwise.models.compress.straight import is_straight
-from maskwise.models.compress.timing import Times
+from maskwise.models.compress import folding
+from maskwise.models.compress.candidates import Times
+from maskwise.models.compress.chains import is_straight_line
+from maskwise.models.compress.surgery import has_hooks
 from tests.models.compress.networks import FeedForward, drop
 
 # Sums of a few float32 numbers near 1 in another order.
@@ -34,7 +34,7 @@ def dead(layer, count=24):
 
 
 class Sliced(nn.Module):
-    """A classifier that gives its features where they are wanted."""
+    """A classifier that can return its features."""
 
     def __init__(self):
         super().__init__()
@@ -117,7 +117,7 @@ def compressed(kind):
 
 
 @pytest.mark.parametrize("features", ["slice", "call", "forward", "both", "weight", "second"])
-def test_a_flag_that_the_example_did_not_use_raises_instead_of_giving_fewer_units(features):
+def test_a_flag_that_the_example_did_not_use_raises_instead_of_returning_fewer_units(features):
     model, x = compressed("sequential")
     for _ in range(2):
         with pytest.raises(FoldedLayerError, match=r"outside of the module that joins it .* Hint: mw\.compress\(model"):
@@ -126,11 +126,11 @@ def test_a_flag_that_the_example_did_not_use_raises_instead_of_giving_fewer_unit
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("way", ["itself", "deepcopy", "pickle", "file"])
-def test_every_kind_of_owner_has_a_guard_and_so_have_its_copies_and_files(kind, way, tmp_path):
+@pytest.mark.parametrize("copied", ["itself", "deepcopy", "pickle", "file"])
+def test_every_kind_of_owner_has_a_guard_and_so_have_its_copies_and_files(kind, copied, tmp_path):
     model, x = compressed(kind)
     expected = model(x)
-    if way == "file":
+    if copied == "file":
         pytest.importorskip("safetensors", reason="files of compressed models are safetensors")
         save_compressed(model, tmp_path / "model")
         other = load_compressed(tmp_path / "model", into=KINDS[kind]())
@@ -138,7 +138,7 @@ def test_every_kind_of_owner_has_a_guard_and_so_have_its_copies_and_files(kind, 
         assert torch.equal(again(x), expected)
     else:
         other = {"itself": lambda m: m, "deepcopy": copy.deepcopy, "pickle": lambda m: pickle.loads(pickle.dumps(m))}[
-            way
+            copied
         ](model)
     assert torch.equal(other(x), expected)
     with pytest.raises(FoldedLayerError):
@@ -197,7 +197,9 @@ def test_a_folded_model_compiles_into_one_graph_and_is_guarded_there_too(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_where_folding_does_not_pay_nothing_of_a_guard_is_left(kind, monkeypatch):
     slow = {"before": Times(1.0, 1.0), "after": Times(2.0, 2.0), "dense": Times(1.0, 1.0)}
-    monkeypatch.setattr("maskwise.models.compress.api.measured", lambda ways, _: {name: slow[name] for name in ways})
+    monkeypatch.setattr(
+        "maskwise.models.compress.api.time_calls", lambda calls, _: {name: slow[name] for name in calls}
+    )
     monkeypatch.setattr(
         "maskwise.models.compress.api._fast_enough", lambda times, answers=[False, True]: answers.pop(0)
     )
@@ -214,7 +216,7 @@ def test_where_folding_does_not_pay_nothing_of_a_guard_is_left(kind, monkeypatch
 
 def prefer_smaller(monkeypatch):
     """Let smaller layers be the faster ones."""
-    monkeypatch.setattr(choosing, "_total", lambda choices: len([c for c in choices.values() if c.kind == "dense"]))
+    monkeypatch.setattr(folding, "_total", lambda choices: len([c for c in choices.values() if c.kind == "dense"]))
 
 
 class Flagged(FeedForward):
@@ -264,14 +266,14 @@ def helper(x, layer):
 def test_a_forward_that_could_do_something_else_is_not_folded(kind):
     block = kind()
     dead(block.up)
-    assert not is_straight(block)
+    assert not is_straight_line(block)
     with torch.no_grad():
         found, _ = mw.compress(block.eval(), torch.randn(5, 16))
     assert type(found.up) is nn.Linear
     assert found.up.out_features == 32
 
 
-def test_a_forward_of_calls_alone_is_straight():
+def test_a_forward_of_calls_alone_is_straight_line_code():
     class Residual(FeedForward):
         def forward(self, x):
             """Text is no code."""
@@ -280,9 +282,9 @@ def test_a_forward_of_calls_alone_is_straight():
             y: torch.Tensor = self.down(left)
             return x + y * 0.5
 
-    assert is_straight(FeedForward())
+    assert is_straight_line(FeedForward())
     # In a function that has no cell of its own.
-    assert is_straight(Residual())
+    assert is_straight_line(Residual())
 
 
 # -- torch's encoder with nested tensors -------------------------------------------------------------------------------
@@ -309,7 +311,7 @@ def test_a_default_encoder_is_compressed_with_padding_in_the_example(order, pref
     if not order:
         assert found.layers[0].linear1.out_features == found.layers[1].linear2.in_features == 8
     else:
-        # Some weights are dropped, and no form but dense gives 0 at padding.
+        # Some weights are dropped, and only dense layers output 0 at padding.
         drop(model.layers[1].linear2, 0.5)
         with torch.no_grad():
             expected = model(x, src_key_padding_mask=padding)

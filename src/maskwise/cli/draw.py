@@ -10,14 +10,13 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from maskwise.cli.drawing.masks import mask_of
-from maskwise.cli.drawing.problems import ExpressionError
+from maskwise.cli.expressions import ExpressionError, parse_mask
 from maskwise.cli.pictures import check_picture, show_picture
 from maskwise.mask import Mask
 
 __all__ = ["Options", "run"]
 
-#: Positions that JSON still lists, and that a picture still shows one by one.
+#: The most positions that JSON lists, and that a picture shows; and the most slices of a picture.
 LISTED = 1 << 16
 SHOWN = 1 << 24
 SLICES = 8
@@ -25,7 +24,7 @@ SLICES = 8
 
 @dataclass(frozen=True)
 class Options:
-    """What was asked for on the command line."""
+    """The options of the command line."""
 
     expression: str
     json: bool = False
@@ -34,14 +33,14 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Draw the mask and return the exit code: 0, or 2 where the expression means none."""
+    """Draw the mask and return the exit code: 0, or 2 for an invalid expression."""
     check_picture(options.plot, options.open)
     try:
-        mask = mask_of(options.expression)
+        mask = parse_mask(options.expression)
         if options.plot is not None:
             _check_size(options.expression, mask)
     except ExpressionError as error:
-        # As it is: carets must stay below what they point at.
+        # Not wrapped: carets must stay below what they point at.
         typer.echo(f"error: {error}", err=True)
         return 2
     if options.plot is not None:
@@ -57,7 +56,7 @@ def run(options: Options) -> int:
 
 
 def as_data(mask: Mask, expression: str) -> dict[str, Any]:
-    """The mask as plain data; each position is 1 where kept and 0 where dropped, unless there are too many of them.
+    """The mask as plain data; positions are 1 where kept and 0 where dropped, or None if there are too many.
 
     >>> as_data(Mask.causal(2), "causal(2)")["positions"]
     [[1, 0], [1, 1]]
@@ -76,7 +75,7 @@ def as_data(mask: Mask, expression: str) -> dict[str, Any]:
 
 
 def write_picture(path: Path, mask: Mask, title: str) -> None:
-    """Draw the mask as a picture, kept positions dark: a panel for each slice, of the first few."""
+    """Plot the mask, kept positions dark: one panel per slice, of the first few."""
     from matplotlib.figure import Figure
 
     from maskwise.benchmarks.atomic import atomic_path

@@ -1,8 +1,8 @@
-"""Layers without the units that only their neighbour reads, which therefore nobody else may call.
+"""Guards of folded layers: they lack the units that only their neighbour reads, so nothing else may call them.
 
-What an example does not show cannot be proven: another argument of the model's forward may call the layer by itself,
-for its features. So the layers of a chain run only while the module is running whose forward joins them, thread by
-thread; called from elsewhere they raise, instead of giving fewer units than the model had.
+An example covers one path through a model: another argument of forward may call a layer by itself, for its features.
+So the layers of a chain run only while the module runs whose forward joins them, per thread; called from elsewhere
+they raise, instead of returning fewer units than the model had.
 """
 
 from __future__ import annotations
@@ -12,17 +12,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from maskwise.models.compress.copying import put
+from maskwise.models.compress.example import CompressionError
 from maskwise.models.compress.live_units import LiveConv2d, LiveLinear
-from maskwise.models.compress.problems import FoldedLayerError
+from maskwise.models.compress.surgery import hooks, replace_module
 from maskwise.nn import SparseLinear
 
-__all__ = ["Chain", "chains", "guard", "kind_of", "unguard"]
+__all__ = ["Chain", "FoldedLayerError", "chain_of", "chains", "guard", "unfolded_class", "unguard"]
+
+
+class FoldedLayerError(CompressionError, AttributeError):
+    """A folded layer is used from outside of its chain, but lacks the units that only its neighbour reads."""
 
 
 class Chain:
-    """Layers that fit only each other: which of them have run in the call of their owner that is running now.
+    """The guard of layers that fit only each other: records which of them ran in the current call of their owner.
 
     >>> chain = Chain()
     >>> chain.enter()
@@ -35,19 +40,21 @@ class Chain:
 
     def __init__(self) -> None:
         self._threads = threading.local()
-        # Dynamo traces one call at a time, and cannot see what belongs to a thread.
+        # Dynamo traces one call at a time, and does not support thread-locals.
         self._traced: list[set[int]] = []
+        #: Of the owner's hooks.
+        self.handles: list[RemovableHandle] = []
 
     def __reduce__(self) -> tuple[type[Chain], tuple[()]]:
         # A copy of a model is not running.
         return type(self), ()
 
     def enter(self, *_: Any) -> None:
-        """The owner begins; a forward pre-hook."""
+        """A forward pre-hook of the owner."""
         self._calls().append(set())
 
     def leave(self, *_: Any) -> None:
-        """The owner ends, be it by an error; a forward hook."""
+        """A forward hook of the owner, called after an error too."""
         self._calls().pop()
 
     @property
@@ -56,7 +63,7 @@ class Chain:
         return bool(self._calls())
 
     def check(self, layer: nn.Module) -> None:
-        """Raise unless the owner is running, and has not called this layer before."""
+        """Raise unless the owner is running and has not called this layer yet."""
         calls = self._calls()
         if not calls or id(layer) in calls[-1]:
             raise FoldedLayerError(_message("is called"))
@@ -73,9 +80,9 @@ class Chain:
 
 def _message(what: str, hint: str = "") -> str:
     return (
-        f"compress: a layer {what} outside of the module that joins it with its neighbour, which the example did not "
-        "show: units that only the neighbour reads are left out of it. Hint: mw.compress(model, example) with this "
-        f"call as the example leaves the layer as it was{hint}."
+        f"compress: a folded layer {what} outside of the module that joins it with its neighbour, which the example "
+        "did not do: units that only the neighbour reads are removed from it. Hint: mw.compress(model, example) with "
+        f"this call as the example leaves the layer as it was{hint}."
     )
 
 
@@ -83,11 +90,11 @@ class _Guarded(nn.Module):
     """A layer that runs only in its chain."""
 
     chain: Chain | None = None
-    #: Whether its weight may be read from elsewhere: torch's encoders do, in their fast path.
+    #: Whether its weight may be read outside of the chain: the fast path of torch's encoders does.
     is_readable = False
 
     def forward(self, input: Tensor) -> Tensor:
-        """What the layer gives, in its chain."""
+        """The output of the layer, in its chain."""
         if self.chain is None:
             raise FoldedLayerError(_message("without its chain is called"))
         self.chain.check(self)
@@ -96,11 +103,11 @@ class _Guarded(nn.Module):
 
     def __getattr__(self, name: str) -> Any:
         if name == "weight" and not self.is_readable and self.chain is not None and not self.chain.is_running:
-            raise FoldedLayerError(_message("has its weight read", "; layer.state_dict()['weight'] to look at it"))
+            raise FoldedLayerError(_message("has its weight read", "; layer.state_dict()['weight'] to inspect it"))
         return super().__getattr__(name)
 
     def extra_repr(self) -> str:
-        """What is printed."""
+        """The sizes, and that it is folded."""
         return f"{super().extra_repr()}, folded"
 
 
@@ -131,11 +138,11 @@ _FOLDED: dict[type[nn.Module], type[_Guarded]] = {
     LiveLinear: FoldedLiveLinear,
     LiveConv2d: FoldedLiveConv2d,
 }
-_KINDS: dict[type[nn.Module], type[nn.Module]] = {folded: kind for kind, folded in _FOLDED.items()}
+_UNFOLDED: dict[type[nn.Module], type[nn.Module]] = {folded: kind for kind, folded in _FOLDED.items()}
 
 
 class FoldedEncoderLayer(nn.TransformerEncoderLayer):
-    """``torch.nn.TransformerEncoderLayer`` as the owner of a chain. Torch's fast path is for layers without hooks."""
+    """``torch.nn.TransformerEncoderLayer`` as the owner of a chain; hooks would disable its fast path."""
 
     chain: Chain
 
@@ -147,49 +154,48 @@ class FoldedEncoderLayer(nn.TransformerEncoderLayer):
             self.chain.leave()
 
 
-_KINDS[FoldedEncoderLayer] = nn.TransformerEncoderLayer
+_UNFOLDED[FoldedEncoderLayer] = nn.TransformerEncoderLayer
 
 
-def kind_of(module: nn.Module) -> type[nn.Module]:
-    """The class of a module, or that of the layer which it is in a chain.
+def unfolded_class(module: nn.Module) -> type[nn.Module]:
+    """The class of a module; for a layer in a chain, its class outside of one.
 
-    >>> kind_of(nn.ReLU())
+    >>> unfolded_class(nn.ReLU())
     <class 'torch.nn.modules.activation.ReLU'>
     """
-    return _KINDS.get(type(module), type(module))
+    return _UNFOLDED.get(type(module), type(module))
 
 
 def guard(model: nn.Module, owner: nn.Module, layers: list[nn.Module]) -> nn.Module:
-    """Let layers run in their owner alone: all of them become others of the same state. Returns the model."""
+    """Replace layers by guarded ones of the same state, which run only in their owner. Returns the model."""
     chain = Chain()
     for layer in layers:
         new = _same_state(layer, _FOLDED[type(layer)])
         new.chain, new.is_readable = chain, isinstance(owner, nn.TransformerEncoderLayer)
-        model = put(model, layer, new)
+        model = replace_module(model, layer, new)
     if isinstance(owner, nn.TransformerEncoderLayer):
         folded = _same_state(owner, FoldedEncoderLayer)
         folded.chain = chain
-        return put(model, owner, folded)
-    owner.register_forward_pre_hook(chain.enter)
-    owner.register_forward_hook(chain.leave, always_call=True)
+        return replace_module(model, owner, folded)
+    chain.handles = [
+        owner.register_forward_pre_hook(chain.enter),
+        owner.register_forward_hook(chain.leave, always_call=True),
+    ]
     return model
 
 
 def unguard(model: nn.Module, owner: nn.Module, layers: list[nn.Module]) -> nn.Module:
-    """Undo `guard`: the very modules that were given to it are back in their places. Returns the model."""
-    places = {id(found._parameters): found for found in model.modules() if isinstance(found, _Guarded)}
+    """Undo `guard`: put back the very modules that were passed to it. Returns the model."""
+    guarded = {id(module._parameters): module for module in model.modules() if isinstance(module, _Guarded)}
+    chain = guarded[id(layers[0]._parameters)].chain
+    assert chain is not None
     for layer in layers:
-        new = places[id(layer._parameters)]
-        chain = new.chain
-        model = put(model, new, layer)
-        for hooks in (owner._forward_pre_hooks, owner._forward_hooks):
-            for key, hook in list(hooks.items()):
-                if chain is not None and getattr(hook, "__self__", None) is chain:
-                    del hooks[key]
-                    owner._forward_hooks_always_called.pop(key, None)
-        for found in list(model.modules()):
-            if isinstance(found, FoldedEncoderLayer) and found.chain is chain:
-                model = put(model, found, owner)
+        model = replace_module(model, guarded[id(layer._parameters)], layer)
+    for handle in chain.handles:
+        handle.remove()
+    for module in list(model.modules()):
+        if isinstance(module, FoldedEncoderLayer) and module.chain is chain:
+            model = replace_module(model, module, owner)
     return model
 
 
@@ -202,10 +208,16 @@ def chains(model: nn.Module) -> list[tuple[str, list[str]]]:
             owners[module.chain] = name
         elif isinstance(module, _Guarded) and module.chain is not None:
             layers.setdefault(module.chain, []).append(name)
-        for hook in module._forward_pre_hooks.values():
-            if isinstance(getattr(hook, "__self__", None), Chain):
-                owners[hook.__self__] = name
+        for hook in hooks(module):
+            if (chain := chain_of(hook)) is not None:
+                owners[chain] = name
     return [(owners[chain], found) for chain, found in layers.items()]
+
+
+def chain_of(hook: Any) -> Chain | None:
+    """The chain whose guard this hook is, or None for any other hook."""
+    chain = getattr(hook, "__self__", None)
+    return chain if isinstance(chain, Chain) else None
 
 
 def _same_state(module: nn.Module, kind: Any) -> Any:

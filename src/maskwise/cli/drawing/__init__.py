@@ -1,1 +1,0 @@
-"""``maskwise draw``: masks from a small language of expressions."""

@@ -124,7 +124,7 @@ _FORCED, _OTHER_FORCED = "forced", "another is forced"
 
 
 def _serves(facts: Facts) -> None:
-    """Serve every call."""
+    """Serve every call, and pay for every call."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +136,7 @@ class Route:
         run: what runs; its arguments are the family's own.
         serves: ``facts -> reason``: why the route cannot serve a call, or None where it can. `NOT_APPLICABLE` leaves it
             out of reports.
+        pays: ``facts -> reason``: why the route could serve a call but would not pay, or None; `force` overrules it.
         work: ``facts -> Work``: what it has to do. Without it, the order of the routes decides.
         cost: ``(facts, work, rates) -> microseconds``, where that is not what the work predicts.
         call: which rate of a call counts: ``"plain"``, ``"bare"`` or ``"fused"``.
@@ -152,6 +153,7 @@ class Route:
     run: Callable[..., Any]
     serves: Callable[[Facts], str | None] = _serves
     work: Callable[[Facts], Work] | None = None
+    pays: Callable[[Facts], str | None] = _serves
     cost: Callable[[Facts, Work, Rates], float] | None = None
     call: str = "plain"
     reason: str | Callable[[Facts], str] = ""
@@ -246,32 +248,38 @@ def decide(facts: Facts, routes: Sequence[Route], prepared: Any = None) -> Decis
         routes: those of the family, in order of preference; the last one serves every call, and is the dense one.
         prepared: what goes with the decision into the cache, for ``run``.
     """
-    reasons = {route.name: route.refuses(facts) for route in routes}
-    served = [route for route in routes if reasons[route.name] is None]
-    predictions = {route.name: route.predict(facts) for route in routes}
-    costs = {name: prediction[1] for name, prediction in predictions.items() if prediction is not None}
+    # By position, since routes may share a name: the same route for other facts.
+    reasons = [route.refuses(facts) for route in routes]
+    served = [route for route, why in zip(routes, reasons, strict=True) if why is None]
+    predictions = [route.predict(facts) for route in routes]
+    costs = {id(route): found[1] for route, found in zip(routes, predictions, strict=True) if found is not None}
     best = required = _required(served)
     if best is None:
+        reasons = [route.pays(facts) if why is None else why for route, why in zip(routes, reasons, strict=True)]
+        served = [route for route, why in zip(routes, reasons, strict=True) if why is None]
         # Where the preferred route cannot be predicted, its place in the list is all there is to go by.
-        known = [route for route in served if route.name in costs]
-        best = min(known, key=lambda route: costs[route.name]) if served[0].name in costs else served[0]
-    for route in served:
-        if route is best:
+        known = [route for route in served if id(route) in costs]
+        best = min(known, key=lambda route: costs[id(route)]) if id(served[0]) in costs else served[0]
+    cost = costs.get(id(best))
+    refused = []
+    for route, why in zip(routes, reasons, strict=True):
+        if route is best or why == NOT_APPLICABLE or (why is None and route.name == best.name):
             continue
-        if required is not None:
-            reasons[route.name] = _OTHER_FORCED
-        elif route.name in costs and best.name in costs:
-            reasons[route.name] = f"predicted {costs[route.name]:.0f} µs against {costs[best.name]:.0f} µs"
+        if why is not None:
+            refused.append(Refusal(route.name, why))
+        elif required is not None:
+            refused.append(Refusal(route.name, _OTHER_FORCED))
+        elif cost is not None and id(route) in costs:
+            refused.append(Refusal(route.name, f"predicted {costs[id(route)]:.0f} µs against {cost:.0f} µs"))
         else:
-            reasons[route.name] = reasons[route.name] or _reason(best, facts)
-    refused = tuple(Refusal(name, why) for name, why in reasons.items() if why)
-    work, dense = predictions[best.name], predictions[routes[-1].name]
+            refused.append(Refusal(route.name, _reason(best, facts)))
+    work, dense = predictions[routes.index(best)], predictions[-1]
     plan = Plan(
         facts.op,
         best.name,
-        _FORCED if required is not None else _reason(best, facts) or _by_elimination(refused, costs, best),
-        costs.get(best.name, 0.0),
-        refused,
+        _FORCED if required is not None else _reason(best, facts) or _by_elimination(refused),
+        cost or 0.0,
+        tuple(refused),
         None if work is None else work[0],
         None if dense is None else dense[0],
         best.skips if isinstance(best.skips, Skips) else Skips.NOTHING,
@@ -301,11 +309,11 @@ def _reason(route: Route, facts: Facts) -> str:
     return route.reason(facts) if callable(route.reason) else route.reason
 
 
-def _by_elimination(refused: tuple[Refusal, ...], costs: dict[str, float], best: Route) -> str:
+def _by_elimination(refused: Sequence[Refusal]) -> str:
     """Why a route is taken: it is predicted to be the fastest, or no other serves."""
-    rivals = [refusal for refusal in refused if refusal.reason.startswith("predicted ")]
-    if rivals and best.name in costs:
-        return f"predicted fastest of {len(rivals) + 1}"
+    rivals = sum(refusal.reason.startswith("predicted ") for refusal in refused)
+    if rivals:
+        return f"predicted fastest of {rivals + 1}"
     return refused[0].reason if refused else "the only route"
 
 

@@ -12,13 +12,20 @@ from typing import Any, TypeVar
 import torch
 from torch.autograd import forward_ad
 
+# What torch.compile, DataLoader and FSDP know as containers of tensors. torch.utils.pytree is for reading trees alone.
+from torch.utils._pytree import register_pytree_node
+
 __all__ = [
+    "are_saved_tensors_hooks_enabled",
+    "assert_async",
     "has_dispatch_modes",
     "is_exporting",
+    "is_forward_ad",
     "is_tracing",
     "is_transformed",
     "is_vmapped_or_functional",
     "mark_constant_in_graphs",
+    "register_pytree_node",
     "untransformed_apply",
 ]
 
@@ -72,6 +79,11 @@ def is_transformed() -> bool:
     return _functorch() is not None or forward_ad._current_level >= 0
 
 
+def is_forward_ad() -> bool:
+    """Whether forward-mode AD is active: results must carry tangents."""
+    return forward_ad._current_level >= 0
+
+
 def is_vmapped_or_functional() -> bool:
     """Whether a transform of torch.func is active, forward-mode AD apart: what it maps has no data to look at.
 
@@ -106,3 +118,22 @@ def has_dispatch_modes() -> bool:
     False
     """
     return _dispatch_modes() > 0
+
+
+def are_saved_tensors_hooks_enabled() -> bool:
+    """Whether torch.autograd.graph.saved_tensors_hooks may be entered: torch.func forbids them.
+
+    There is no public name; without it, they are taken for allowed.
+    """
+    enabled = getattr(torch._C._autograd, "_saved_tensors_hooks_is_enabled", None)
+    return enabled is None or bool(enabled())
+
+
+def assert_async(condition: torch.Tensor, message: str) -> None:
+    """Raise ``message`` where a condition on a device turns out to be false, without a host-device sync.
+
+    There is no public name; without it, nothing is asserted.
+    """
+    check = getattr(torch, "_assert_async", None)
+    if check is not None:
+        check(condition, message)

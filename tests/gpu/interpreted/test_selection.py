@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import maskwise as mw
-from maskwise.ops.select import gpu, reference, segments
+from maskwise.ops.select import gpu, reference, sequences
 from tests.laws.odd_bytes import odd
 
 LAYOUTS = [
@@ -75,7 +75,7 @@ def test_segments_agree_with_plain_torch_forward_and_backward(op, shape):
     x = torch.randn(shape)
     values, bounds = mw.pack(x, mask).values, mw.Mask(mask).cu_seqlens
     results = []
-    for run in (segments.reduce_segments, segments.plain):
+    for run in (sequences.reduce_segments, sequences.reduce_plain):
         leaf = values.clone().requires_grad_()
         out = run(leaf, bounds, op)
         weights = torch.linspace(0.5, 2.0, out.numel()).reshape(out.shape)

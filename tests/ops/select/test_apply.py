@@ -5,7 +5,7 @@ import torch
 
 import maskwise as mw
 from maskwise.errors import DtypeError, ShapeError
-from maskwise.ops.select.routes import choose
+from maskwise.ops.select.apply import _decision
 
 
 @pytest.fixture(params=["packs", "dense"])
@@ -141,7 +141,7 @@ def test_rows_are_moved_where_that_pays_and_left_where_not():
     masks = [mw.Mask.from_lengths([length] * 100, max_len=100) for length in (10, 50, 95, 99, 100)]
 
     def routes(fn, x, *, learns):
-        return [choose(fn, x, mask, learns=learns).route for mask in masks]
+        return [_decision(fn, x, mask, grad=learns).plan.route for mask in masks]
 
     apart = x.transpose(0, 1)
     assert routes(torch.nn.Linear(3, 3), x, learns=False) == ["kept", "kept", "kept", "plain", "plain"]

@@ -11,12 +11,12 @@ from torch.utils.checkpoint import checkpoint
 
 import maskwise as mw
 from maskwise.errors import ArgumentError, MaskwiseError, ShapeError
-from maskwise.ops.select import verdicts
+from maskwise.ops.select import rowwise_check
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_judged_yet():
-    verdicts._verdicts.clear()
+    rowwise_check._verdicts.clear()
 
 
 X = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(0))
@@ -183,8 +183,8 @@ def test_functions_that_mix_at_random_are_refused_whatever_is_drawn(route):
 
 def test_random_functions_that_draw_by_what_they_see_are_taken_and_judged_every_time(monkeypatch):
     judged = []
-    judge = verdicts._judge
-    monkeypatch.setattr(verdicts, "_judge", lambda *given: (judged.append(1), judge(*given))[1])
+    judge = rowwise_check._judge
+    monkeypatch.setattr(rowwise_check, "_judge", lambda *given: (judged.append(1), judge(*given))[1])
 
     def counts(rows):
         return torch.poisson(rows.exp()) + torch.poisson(rows.abs() * 20)
@@ -368,8 +368,8 @@ def changed_by(name):
 def test_a_function_is_judged_anew_when_what_it_consists_of_has_changed(name, monkeypatch):
     fn, change = changed_by(name)
     judged = []
-    judge = verdicts._judge
-    monkeypatch.setattr(verdicts, "_judge", lambda *given: (judged.append(given[0]), judge(*given)))
+    judge = rowwise_check._judge
+    monkeypatch.setattr(rowwise_check, "_judge", lambda *given: (judged.append(given[0]), judge(*given)))
     for _ in range(3):
         mw.apply(fn, X, mask=MASK)
     assert len(judged) == 1
@@ -511,10 +511,10 @@ def test_compiled_graphs_and_transforms_take_functions_as_they_are():
 def test_verdicts_live_no_longer_than_their_functions():
     model = nn.Linear(8, 8)
     mw.apply(model, X, mask=MASK)
-    assert len(verdicts._verdicts) == 1
+    assert len(rowwise_check._verdicts) == 1
     del model
     gc.collect()
-    assert len(verdicts._verdicts) == 0
+    assert len(rowwise_check._verdicts) == 0
 
 
 def test_an_error_of_the_functions_own_is_not_hidden():

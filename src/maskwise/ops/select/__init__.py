@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from maskwise.ops.select.packed import Packed as Packed
-from maskwise.ops.select.packed import pack as pack
-from maskwise.ops.select.rowwise import apply as apply
-from maskwise.ops.select.rowwise import apply_ as apply_
+from maskwise.ops.select.apply import apply, apply_
+from maskwise.ops.select.packed import Packed, pack
 
 __all__ = ["Packed", "apply", "apply_", "pack"]

@@ -4,30 +4,49 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from math import isfinite
-from typing import Any
+from dataclasses import dataclass, replace
+from math import isfinite, prod
+from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
-from torch.utils._pytree import register_pytree_node
 
 from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike
 from maskwise.ops.backends import DEVICE
 from maskwise.ops.primitives import number
-from maskwise.ops.select import conversions, reference, registered, sequences
-from maskwise.ops.select.room import check_room
-from maskwise.ops.select.routes import is_few, pack_plan
-from maskwise.ops.select.rows import line_up
-from maskwise.ops.small import is_ordinary
-from maskwise.ops.torch_private import is_tracing
-from maskwise.plan.dispatch import is_observed
+from maskwise.ops.select import conversions, reference, rows, sequences
+from maskwise.ops.select.arguments import check_out, line_up
+from maskwise.ops.torch_private import (
+    assert_async,
+    is_forward_ad,
+    is_tracing,
+    is_transformed,
+    is_vmapped_or_functional,
+    register_pytree_node,
+)
+from maskwise.plan import calibration, dispatch
+from maskwise.plan.cost import Work, microseconds
+from maskwise.plan.dispatch import (
+    NOT_APPLICABLE,
+    Decision,
+    Facts,
+    Plan,
+    Route,
+    Skips,
+    decide,
+    forced,
+    is_any_forced,
+    is_any_observing,
+    is_observed,
+)
 from maskwise.plan.explain import record
 
 __all__ = ["Packed", "collect", "pack"]
+
+# Bound here, because an attribute look-up takes a tiny call longer than the call itself.
+_is_grad_enabled = torch.is_grad_enabled
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,21 +91,21 @@ class Packed:
             ShapeError: ``out`` has another shape, or gaps.
             DtypeError: ``out`` is not a tensor, or of another dtype.
             DeviceError: ``out`` is on another device.
-            ArgumentError: ``out`` shares memory with what is read, or a gradient is asked for.
+            ArgumentError: ``out`` shares memory with what is read, or a gradient is required.
         """
         values = self.values
         other = fill_for(values, fill)
         bits = self.mask.to_bool()
         if out is not None:
-            check_room("Packed.unpack", out, (*self.mask.shape, *values.shape[1:]), values, other)
-        if self.capacity is not None or _transformed():
-            static = by_kernel(bits, registered.unpack_capacity, reference.unpack_static)
-            spread: Tensor = static(values, bits, other)
-            return spread if out is None else out.copy_(spread)
+            check_out("Packed.unpack", out, (*self.mask.shape, *values.shape[1:]), values, other)
+        if self.capacity is not None or _is_functional():
+            static = by_kernel(bits, rows.unpack_capacity, reference.unpack_static)
+            expanded: Tensor = static(values, bits, other)
+            return expanded if out is None else out.copy_(expanded)
         if out is not None:
-            registered.unpack_rows_out(values.contiguous(), bits, other, out)
+            rows.unpack_rows_out(values.contiguous(), bits, other, out)
             return out
-        run = registered.unpack_rows if _is_taped(values, other) else registered.unpack_rows_forward
+        run = rows.unpack_rows if _may_differentiate(values, other) else rows.unpack_rows_forward
         unpacked: Tensor = run(values.contiguous(), bits, other)
         return unpacked
 
@@ -180,7 +199,7 @@ class Packed:
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # `tensor + packed`: torch asks before it gives up, and Python then tries __radd__ and its friends.
+        # `tensor + packed`: torch calls this before it gives up, and Python then tries __radd__ and its friends.
         return NotImplemented
 
     # -- sequences -----------------------------------------------------------------------------------------------------
@@ -243,7 +262,7 @@ def pack(x: Tensor, mask: MaskLike, *, capacity: int | None = None, out: Tensor 
         capacity: how many rows the result has, for a shape that does not depend on data, as compiled and captured
             graphs want it; the rest is zero and ignored. Must be at least what the mask keeps.
         out: where to write, (n, *rest), contiguous and without gradients: the values of what is returned. A large
-            result goes faster into memory that is there already. On a GPU it makes the host wait for n.
+            result goes faster into memory that is there already. On a GPU it takes a host-device sync for n.
 
     Returns:
         A `Packed`; gradients flow through its values to what was kept.
@@ -255,54 +274,173 @@ def pack(x: Tensor, mask: MaskLike, *, capacity: int | None = None, out: Tensor 
         ArgumentError: the mask keeps more than ``capacity``, or its count is not known and there is none (inside of
             torch.func transforms, and on the meta device); ``out`` cannot be written; or x or the mask is sparse.
     """
-    if capacity is None and out is None and isinstance(mask, Mask) and (done := _at_once(x, mask)) is not None:
-        return done
-    lead = line_up("pack", x, mask)
-    if not is_tracing() and is_observed() and (planned := record(pack_plan(x, lead), x, lead)):
+    if is_tracing() or capacity is not None or out is not None:
+        lead = line_up("pack", x, mask)
+        if is_observed() and (planned := _report(_decide(x, lead), x, lead)):
+            return planned  # type: ignore[return-value]
+        return collect(x, lead, capacity=capacity, out=out)
+    try:
+        key = _key(x, mask)
+        decision = dispatch.cache.get(key)
+    except (AttributeError, TypeError, RuntimeError):
+        # Not tensors, or nested ones without a shape, which the checks report in full.
+        line_up("pack", x, mask)
+        raise
+    if decision is None or not decision.prepared:
+        lead = line_up("pack", x, mask)
+        decision = dispatch.cache[key] = decision or _decide(x, lead, is_lined_up=lead is mask)
+    else:
+        lead = cast("Mask", mask)
+    if is_any_observing() and (planned := _report(decision, x, lead)):
         return planned  # type: ignore[return-value]
-    return collect(x, lead, capacity=capacity, out=out)
+    packed: Packed = decision.run(x, lead)
+    return packed
 
 
 def collect(x: Tensor, lead: Mask, *, capacity: int | None = None, out: Tensor | None = None) -> Packed:
-    """As `pack`, by a mask that is lined up with x, and as a step of another function: no log hears of it."""
-    bits = lead.to_bool()
+    """As `pack`, by a mask that is lined up with x, and as a step of another function: no log records it."""
     if capacity is not None:
-        run = by_kernel(bits, registered.pack_capacity, reference.pack_static)
+        bits = lead.to_bool()
+        run = by_kernel(bits, rows.pack_capacity, reference.pack_static)
         static = run(x, bits, _enough(lead, capacity))
         if out is not None:
-            static = check_room("pack", out, tuple(static.shape), x, bits).copy_(static)
+            static = check_out("pack", out, tuple(static.shape), x, bits).copy_(static)
         return Packed(static, lead, capacity)
-    meta = bits.device.type == "meta" and not is_tracing()
-    if _transformed() or (meta and lead.facts.count is None):
-        must = "be given on the meta device" if meta else "be given inside torch.func transforms"
-        raise ArgumentError(say("pack", "capacity", must=must, got=None, hint="capacity=mask.numel()"))
-    if out is not None:
-        registered.pack_rows_out(x, bits, check_room("pack", out, (lead.count(), *x.shape[lead.dim() :]), x, bits))
+    if is_tracing():
+        return Packed(rows.pack_rows(x, lead.to_bool()), lead)
+    key = _key(x, lead)
+    decision = dispatch.cache.get(key)
+    if decision is None:
+        decision = dispatch.cache[key] = _decide(x, lead, is_lined_up=True)
+    if out is not None and decision.run is not _gather_transformed:
+        bits = lead.to_bool()
+        rows.pack_rows_out(x, bits, check_out("pack", out, (lead.count(), *x.shape[lead.dim() :]), x, bits))
         return Packed(out, lead)
-    if (meta or bits.device.type == DEVICE) and not is_tracing() and lead.facts.count is not None:
-        # What the host knows already, the device need not be asked for.
-        return Packed(registered.pack_capacity(x, bits, lead.facts.count), lead)
-    if not _is_taped(x):
-        return Packed(registered.pack_rows_forward(x, bits), lead)
-    if not is_tracing() and is_few(x):
-        return Packed(picked(x, bits), lead)
-    return Packed(registered.pack_rows(x, bits), lead)
+    packed: Packed = decision.run(x, lead)
+    return packed
 
 
-def _at_once(x: Tensor, mask: Mask) -> Packed | None:
-    """The call that is made most, a plain tensor on the CPU without a gradient: asked as little as can be."""
-    if not is_ordinary() or type(x) is not Tensor or x.requires_grad or not x.is_cpu:
-        return None
-    if x.layout is not torch.strided or x.is_nested:
-        return None
-    shape = mask.shape
-    if (x.shape != shape and x.shape[: len(shape)] != shape) or not (bits := mask.to_bool()).is_cpu:
-        return None
-    return Packed(registered.pack_rows_forward(x, bits), mask)
+# -- the routes of pack ------------------------------------------------------------------------------------------------
+def _gather_transformed(x: Tensor, lead: Mask) -> Packed:
+    if is_vmapped_or_functional():
+        must, hint = "be given inside torch.func transforms", "capacity=mask.numel()"
+        raise ArgumentError(say("pack", "capacity", must=must, got=None, hint=hint))
+    # Forward-mode AD, which torch.library's autograd serves.
+    return _gather_with_gradient(x, lead)
 
 
-def picked(x: Tensor, bits: Tensor) -> Tensor:
-    """Few kept rows, by torch's own operations: those for single elements are the quicker ones."""
+def _gather_on_device(x: Tensor, lead: Mask) -> Packed:
+    count = lead.facts.count
+    if count is not None:
+        # What the host knows already needs no host-device sync.
+        return Packed(rows.pack_capacity(x, lead.to_bool(), count), lead)
+    if x.device.type == "meta":
+        must, hint = "be given on the meta device", "capacity=mask.numel()"
+        raise ArgumentError(say("pack", "capacity", must=must, got=None, hint=hint))
+    return _gather_with_gradient(x, lead) if _may_differentiate(x) else _gather_forward(x, lead)
+
+
+def _gather_forward(x: Tensor, lead: Mask) -> Packed:
+    return Packed(rows.pack_rows_forward(x, lead.to_bool()), lead)
+
+
+def _gather_with_gradient(x: Tensor, lead: Mask) -> Packed:
+    return Packed(rows.pack_rows(x, lead.to_bool()), lead)
+
+
+def _gather_by_torch(x: Tensor, lead: Mask) -> Packed:
+    return Packed(index_rows(x, lead.to_bool()), lead)
+
+
+def why_torch_indexes(facts: Facts) -> str | None:
+    """Why torch's own indexing is faster than our kernel with its gradient, or None: so little is moved on the CPU."""
+    rates = calibration.rates_for("cpu")
+    # Indexing takes two calls, and what our kernel does to each byte is next to nothing beside it.
+    few = rates.indexed * (rates.fused_call - 2 * rates.plain_call)
+    is_few = facts.device == "cpu" and prod(facts.shape) * facts.dtype.itemsize < few
+    return "too few rows for a kernel to pay" if is_few else None
+
+
+_COPIED = "kept rows are copied together"
+_ROUTES = (
+    Route(
+        "kept",
+        _gather_transformed,
+        lambda facts: None if facts.transformed else NOT_APPLICABLE,
+        reason=_COPIED,
+        flops=0,
+        transforms=True,
+    ),
+    Route(
+        "kept",
+        _gather_on_device,
+        lambda facts: None if facts.device in (DEVICE, "meta") else NOT_APPLICABLE,
+        reason=_COPIED,
+        flops=0,
+        is_kernel=True,
+    ),
+    Route(
+        "kept",
+        _gather_forward,
+        lambda facts: NOT_APPLICABLE if facts.grad else None,
+        reason=_COPIED,
+        flops=0,
+        is_kernel=True,
+    ),
+    Route("kept", _gather_with_gradient, pays=why_torch_indexes, reason=_COPIED, flops=0, is_kernel=True),
+    Route("plain", _gather_by_torch, reason=_COPIED, flops=0, transforms=True),
+)
+
+
+def _key(x: Tensor, mask: MaskLike) -> tuple[Any, ...]:
+    # fmt: off
+    return (
+        "pack", x.shape, mask.shape, x.dtype, mask.dtype, x.device, mask.device, x.layout, type(x), type(mask),
+        x.requires_grad and _is_grad_enabled(), is_transformed(), is_any_forced() and forced(),
+    )
+    # fmt: on
+
+
+def _decide(x: Tensor, lead: Mask, *, is_lined_up: bool = False) -> Decision:
+    facts = Facts(
+        "pack",
+        tuple(x.shape),
+        x.dtype,
+        x.device.type,
+        grad=x.requires_grad and torch.is_grad_enabled(),
+        transformed=is_transformed(),
+    )
+    return decide(facts, _ROUTES, is_lined_up)
+
+
+#: Bytes that memory hands out together: of a row that is shorter, a neighbour's reading reads a part.
+_LINE = 64
+
+
+def row_skips(x: Tensor, lead: Mask) -> Skips:
+    """What gathering kept rows leaves out: dropped rows are not read, if they are rows and not elements."""
+    row = x.element_size() * (x.numel() // max(lead.numel(), 1))
+    return Skips.READING if row >= _LINE and x.is_contiguous() else Skips.COMPUTING
+
+
+def _report(decision: Decision, x: Tensor, lead: Mask) -> Plan | None:
+    """Record a call of pack, with the work that it is for as many rows as are kept."""
+    density, rates = lead.facts.density, calibration.rates_for(x.device.type)
+    # Each row is read and written once; all of them, where nobody has counted.
+    gathered = round(2 * x.nbytes * (1.0 if density is None else density))
+    work = Work(calls=1, streamed=lead.numel(), gathered=gathered)
+    plan = replace(
+        decision.plan,
+        microseconds=microseconds(work, rates.bare_call, rates),
+        work=work,
+        dense=Work(calls=1, streamed=x.nbytes, fresh=x.nbytes),
+        skips=row_skips(x, lead),
+    )
+    return record(plan, x, lead)
+
+
+def index_rows(x: Tensor, bits: Tensor) -> Tensor:
+    """The kept rows by torch's own operations: those for single elements are the faster ones."""
     return x.masked_select(bits) if bits.dim() == x.dim() else x[bits].contiguous()
 
 
@@ -315,28 +453,28 @@ def fill_for(values: Tensor, fill: float | Tensor) -> Tensor:
 
 def by_kernel(bits: Tensor, op: Callable[..., Tensor], plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The op on a device that has a kernel for it; torch.func transforms see through plain operations only."""
-    return op if bits.device.type == DEVICE and not _transformed() else plain
+    return op if bits.device.type == DEVICE and not _is_functional() else plain
 
 
-def _is_taped(*operands: Tensor) -> bool:
+def _may_differentiate(*operands: Tensor) -> bool:
     """Whether there will be a gradient, or nobody can tell: in a compiled graph, and in forward mode."""
-    if is_tracing() or forward_ad._current_level >= 0:
+    if is_tracing() or is_forward_ad():
         return True
     return torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
 
 
-def _transformed() -> bool:
-    """Whether a torch.func transform is at work, under which a shape must not depend on data; a graph may have such."""
-    return not is_tracing() and torch._C._functorch.peek_interpreter_stack() is not None
+def _is_functional() -> bool:
+    """Whether torch.func looks through the call, so that a shape must not depend on data; in a graph it may."""
+    return not is_tracing() and is_vmapped_or_functional()
 
 
 def _enough(mask: Mask, capacity: int) -> int:
-    """``capacity``, if it is enough; what lies on a device is asked there, without waiting for the answer."""
+    """``capacity``, if it is enough; on a device that is asserted there, without a host-device sync."""
     if not isinstance(capacity, (int, torch.SymInt)):
         must, hint = "be an int or None", "capacity=mask.numel()"
         raise DtypeError(say("pack", "capacity", must=must, got=type(capacity).__name__, hint=hint))
     if is_tracing() or not (mask.facts.on_host or mask.device.type == "cpu"):
-        torch._assert_async(mask.to_bool().sum() <= capacity, "pack: the mask keeps more than `capacity`")
+        assert_async(mask.to_bool().sum() <= capacity, "pack: the mask keeps more than `capacity`")
     elif capacity < mask.numel() and (kept := mask.count()) > capacity:
         raise ArgumentError(
             say(

@@ -1,72 +1,148 @@
-"""How a mask lines up with x on a selection: as indexing does, not as broadcasting does."""
+"""Selection as registered ops: pack_rows and unpack_rows, each the gradient of the other."""
 
 from __future__ import annotations
 
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from maskwise.errors import DeviceError, DtypeError, ShapeError, say
-from maskwise.mask import Mask
-from maskwise.ops.arguments import MUST, MaskLike, fits, mask_hint, need_dense
+from maskwise.ops.backends import FLOATING, INTEGRAL
+from maskwise.ops.operation import define, differentiate
+from maskwise.ops.select import reference
 
-__all__ = ["as_mask", "is_layout", "line_up"]
+__all__ = [
+    "pack_capacity", "pack_rows", "pack_rows_forward", "pack_rows_out",
+    "unpack_capacity", "unpack_rows", "unpack_rows_forward", "unpack_rows_out",
+]  # fmt: skip
 
-
-def as_mask(op: str, mask: Any) -> Mask:
-    """The mask as a Mask."""
-    if isinstance(mask, Mask):
-        return mask
-    if isinstance(mask, Tensor) and mask.dtype is torch.bool:
-        return Mask(mask)
-    got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-    raise DtypeError(say(op, "mask", must=MUST, got=got, hint=mask_hint(mask)))
+#: Where the Triton kernels are, and what they move.
+GPU = "maskwise.ops.select.gpu"
+MOVED = (*FLOATING, *INTEGRAL, torch.bool)
 
 
-def line_up(
-    op: str,
-    x: Tensor,  # (*lead, *rest)
-    mask: MaskLike,
-) -> Mask:
-    """The mask over x's leading dims. One with as many dims as x may broadcast, and then selects single elements."""
-    if not isinstance(x, Tensor):
-        raise DtypeError(say(op, "x", must="be a tensor", got=type(x).__name__, hint="torch.as_tensor(x)"))
-    need_dense(op, "x", x)
-    need_dense(op, "mask", mask)
-    lead = mask if isinstance(mask, Mask) else as_mask(op, mask)
-    device, wanted = lead.device, x.device
-    if device != wanted:
-        if device.index is not None or device.type != wanted.type:
-            raise DeviceError(say(op, "mask", must=f"be on x's device {wanted}", got=device, hint="mask.to(x.device)"))
-        # A mask for "cuda" is for any CUDA device.
-        lead = lead.to(wanted)
-    if lead.shape == x.shape:
-        return lead
-    shape, sizes = tuple(lead.shape), tuple(x.shape)
-    if shape == sizes[: len(shape)]:
-        return lead
-    if len(shape) == len(sizes) and fits(shape, sizes):
-        return lead.expand(sizes)
-    raise ShapeError(
-        say(
-            op,
-            "mask",
-            must=f"be x's leading dims, or broadcast to all of them, {sizes}",
-            got=shape,
-            hint=_hint(shape, sizes),
-        )
+def fake_pack_rows(x: Tensor, mask: Tensor) -> Tensor:
+    """As many rows as nobody can know before the mask is read."""
+    kept = torch.library.get_ctx().new_dynamic_size()
+    return x.new_empty([kept, *x.shape[mask.dim() :]])
+
+
+def fake_unpack_rows(values: Tensor, mask: Tensor, other: Tensor) -> Tensor:
+    """The mask's shape, then a row's."""
+    return values.new_empty([*mask.shape, *values.shape[1:]])
+
+
+def save_pack(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    """Where the rows came from."""
+    ctx.save_for_backward(inputs[1])
+
+
+def pack_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    """Each row's gradient back in its place, zero elsewhere."""
+    (mask,) = ctx.saved_tensors
+    return unpack_rows(grad.contiguous(), mask, grad.new_zeros(())), None
+
+
+def save_unpack(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+    """Where the rows went, and which shape stood in for the rest."""
+    values, mask, other = inputs
+    ctx.other, ctx.row_dims, ctx.rows = other.shape, values.dim() - 1, values.shape[0]
+    ctx.save_for_backward(mask)
+
+
+def unpack_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor | None]:
+    """To the rows what stands in their places, to the other what stands in the rest."""
+    (mask,) = ctx.saved_tensors
+    values = other = None
+    if ctx.needs_input_grad[0]:
+        values = pack_rows(grad, mask)
+    if ctx.needs_input_grad[2]:
+        kept = mask.reshape(*mask.shape, *[1] * ctx.row_dims)
+        other = torch.where(kept, 0.0, grad).sum_to_size(ctx.other)
+    return values, None, other
+
+
+# Each with autograd and without: its bookkeeping costs a small call as much as all the rest, also where no gradient is
+# required.
+for _suffix in ("", "_forward"):
+    define(
+        f"pack_rows{_suffix}",
+        "(Tensor x, Tensor mask) -> Tensor",
+        reference=reference.pack_rows,
+        fake=fake_pack_rows,
+        gpu=MOVED,
+        gpu_from=f"{GPU}:pack_rows",
     )
+    define(
+        f"unpack_rows{_suffix}",
+        "(Tensor values, Tensor mask, Tensor other) -> Tensor",
+        reference=reference.unpack_rows,
+        fake=fake_unpack_rows,
+        gpu=MOVED,
+        gpu_from=f"{GPU}:unpack_capacity",
+    )
+for _name, _arguments in (
+    ("pack_rows", "Tensor x, Tensor mask"),
+    ("unpack_rows", "Tensor values, Tensor mask, Tensor other"),
+):
+    define(
+        f"{_name}_out",
+        f"({_arguments}, Tensor(a!) out) -> ()",
+        reference=getattr(reference, f"{_name}_out"),
+        fake=lambda *_: None,
+    )
+differentiate("pack_rows", pack_backward, save_pack)
+differentiate("unpack_rows", unpack_backward, save_unpack)
 
 
-def _hint(mask: tuple[int, ...], x: tuple[int, ...]) -> str:
-    if len(mask) < len(x) and fits(mask, x):
-        return f"mask[{'None, ' * (len(x) - len(mask))}...] selects single elements"
-    if len(mask) == 2 and mask[::-1] == x[:2]:
-        return "mask.T"
-    return "a selection lines up from the left, as x[mask] does"
+# -- with a capacity: shapes that do not depend on data ----------------------------------------------------------------
+def fake_pack_capacity(x: Tensor, mask: Tensor, capacity: int) -> Tensor:
+    """As many rows as the capacity."""
+    return x.new_empty([capacity, *x.shape[mask.dim() :]])
 
 
-def is_layout(value: Any, mask: Mask) -> TypeGuard[Tensor]:
-    """Whether value is a tensor laid out as the mask is: its leading dims are the mask's."""
-    return isinstance(value, Tensor) and value.shape[: mask.ndim] == mask.shape
+def pack_capacity_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    """Each row's gradient back in its place, zero elsewhere."""
+    (mask,) = ctx.saved_tensors
+    return unpack_capacity(grad, mask, grad.new_zeros(())), None, None
+
+
+def unpack_capacity_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor | None]:
+    """To the rows what stands in their places, to the other what stands in the rest."""
+    (mask,) = ctx.saved_tensors
+    values = other = None
+    if ctx.needs_input_grad[0]:
+        values = pack_capacity(grad, mask, ctx.rows)
+    if ctx.needs_input_grad[2]:
+        kept = mask.reshape(*mask.shape, *[1] * ctx.row_dims)
+        other = torch.where(kept, 0.0, grad).sum_to_size(ctx.other)
+    return values, None, other
+
+
+define(
+    "pack_capacity",
+    "(Tensor x, Tensor mask, SymInt capacity) -> Tensor",
+    reference=reference.pack_static,
+    fake=fake_pack_capacity,
+    gpu=MOVED,
+    gpu_from=f"{GPU}:pack_capacity",
+)
+define(
+    "unpack_capacity",
+    "(Tensor values, Tensor mask, Tensor other) -> Tensor",
+    reference=lambda *operands: reference.unpack_static(*operands).contiguous(),
+    fake=fake_unpack_rows,
+    gpu=MOVED,
+    gpu_from=f"{GPU}:unpack_capacity",
+)
+differentiate("pack_capacity", pack_capacity_backward, save_pack)
+differentiate("unpack_capacity", unpack_capacity_backward, save_unpack)
+
+pack_capacity = torch.ops.maskwise.pack_capacity.default
+unpack_capacity = torch.ops.maskwise.unpack_capacity.default
+pack_rows = torch.ops.maskwise.pack_rows.default
+pack_rows_forward = torch.ops.maskwise.pack_rows_forward.default
+pack_rows_out = torch.ops.maskwise.pack_rows_out.default
+unpack_rows = torch.ops.maskwise.unpack_rows.default
+unpack_rows_forward = torch.ops.maskwise.unpack_rows_forward.default
+unpack_rows_out = torch.ops.maskwise.unpack_rows_out.default

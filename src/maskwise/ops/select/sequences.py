@@ -1,17 +1,24 @@
-"""What a Packed knows of its sequences (the rows of its mask's last dim), and reductions over each, not unpacked."""
+"""The sequences of a Packed (the rows of its mask's last dim), and reductions over each, without unpacking.
+
+On the CPU they are plain torch operations; on a GPU the registered op ``segments``, one kernel which adds in the same
+order every time, where torch's own would add atomically.
+"""
 
 # The first argument is the class or the Packed itself, which the reader of a method never passes.
 # ruff: noqa: D417
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from maskwise.errors import ArgumentError, say
-from maskwise.ops.select.segments import reduce_segments, served
+from maskwise.ops import backends
+from maskwise.ops.backends import DEVICE, FLOATING
+from maskwise.ops.operation import define, differentiate
+from maskwise.ops.torch_private import is_tracing, is_vmapped_or_functional
 
 if TYPE_CHECKING:
     from maskwise.ops.select.packed import Packed
@@ -67,7 +74,7 @@ def _usable(self: Packed, name: str) -> Tensor:
     return self.values
 
 
-def _spread(self: Packed, ids: Tensor, of_sequence: Tensor) -> Tensor:
+def _expand(self: Packed, ids: Tensor, of_sequence: Tensor) -> Tensor:
     return of_sequence.reshape(-1, *self.values.shape[1:]).index_select(0, ids)
 
 
@@ -91,7 +98,7 @@ def sum(self: Packed) -> Tensor:
     Raises:
         ArgumentError: the rows have a capacity, and so rows that belong to no sequence.
     """
-    if served(_usable(self, "sum")):
+    if has_kernel(_usable(self, "sum")):
         return _by_kernel(self, "sum")
     total = _wide_sum(self, "sum")
     return total if self.values.dtype is torch.bool else total.to(self.values.dtype)
@@ -119,7 +126,7 @@ def mean(self: Packed) -> Tensor:
     Raises:
         ArgumentError: the rows have a capacity, and so rows that belong to no sequence.
     """
-    if served(_usable(self, "mean")):
+    if has_kernel(_usable(self, "mean")):
         return _by_kernel(self, "mean")
     kept = self.mask.lengths.to(self.values.device).reshape(*self.mask.shape[:-1], *[1] * (self.values.dim() - 1))
     # The gradient of an empty sequence is zero: nothing of x is in it.
@@ -129,7 +136,7 @@ def mean(self: Packed) -> Tensor:
 
 def _extreme(self: Packed, name: str) -> Tensor:
     values = _usable(self, name)
-    if served(values):
+    if has_kernel(values):
         return _by_kernel(self, name)
     if values.is_floating_point():
         identity: float = -torch.inf if name == "amax" else torch.inf
@@ -175,7 +182,7 @@ def _shifted(self: Packed, ids: Tensor) -> tuple[Tensor, Tensor]:
     """The values less their sequence's largest, and that: a shift that changes no result, so it needs no gradient."""
     peak = _extreme(self, "amax").detach()
     peak = torch.where(peak.isfinite(), peak, 0.0)
-    return self.values - _spread(self, ids, peak), peak
+    return self.values - _expand(self, ids, peak), peak
 
 
 def logsumexp(self: Packed) -> Tensor:
@@ -189,7 +196,7 @@ def logsumexp(self: Packed) -> Tensor:
     Raises:
         ArgumentError: the rows have a capacity, and so rows that belong to no sequence.
     """
-    if served(_usable(self, "logsumexp")):
+    if has_kernel(_usable(self, "logsumexp")):
         return _by_kernel(self, "logsumexp")
     ids = sequence_ids(self)
     shifted, peak = _shifted(self, ids)
@@ -209,11 +216,11 @@ def softmax(self: Packed) -> Packed:
     Raises:
         ArgumentError: the rows have a capacity, and so rows that belong to no sequence.
     """
-    if served(_usable(self, "softmax")):
+    if has_kernel(_usable(self, "softmax")):
         return self._like(reduce_segments(self.values, self.mask.cu_seqlens, "softmax"))
     ids = sequence_ids(self)
     exponentials = _shifted(self, ids)[0].exp()
-    return self._like(exponentials / _spread(self, ids, self._like(exponentials).sum()))
+    return self._like(exponentials / _expand(self, ids, self._like(exponentials).sum()))
 
 
 def _end(self: Packed, offset: Tensor, fill: float) -> Tensor:
@@ -251,3 +258,97 @@ def last(self: Packed, fill: float = 0.0) -> Tensor:
         fill: what an empty sequence gives.
     """
     return _end(self, self.mask.cu_seqlens[1:].long() - 1, fill)
+
+
+# -- the op for GPUs ---------------------------------------------------------------------------------------------------
+def reduce_plain(
+    values: Tensor,  # (n, *rest)
+    bounds: Tensor,  # (S + 1,): where each stretch begins, and the last ends
+    op: str,
+) -> Tensor:
+    """A reduction of each stretch, (S, *rest), or its softmax, (n, *rest), in plain torch operations."""
+    many = bounds.shape[0] - 1
+    rows = torch.arange(values.shape[0], device=values.device)
+    ids = torch.searchsorted(bounds[1:].long(), rows, right=True)
+    wide = values.to(torch.promote_types(values.dtype, torch.float32))
+    base = wide.new_zeros(many, *values.shape[1:])
+    lengths = bounds.diff().reshape(-1, *[1] * (values.dim() - 1))
+    if op in ("sum", "mean"):
+        total = base.index_add(0, ids, wide)
+        out = total if op == "sum" else torch.where(lengths > 0, total / lengths.clamp(min=1), torch.nan)
+        return out.to(values.dtype)
+    places = ids.reshape(-1, *[1] * (values.dim() - 1)).expand_as(wide)
+    name = "amin" if op == "amin" else "amax"
+    peak = torch.full_like(base, torch.inf if name == "amin" else -torch.inf)
+    peak = peak.scatter_reduce(0, places, wide, reduce=name)
+    if op in ("amax", "amin"):
+        return peak.to(values.dtype)
+    peak = torch.where(peak.isfinite(), peak, 0.0).detach()
+    exponentials = (wide - peak.index_select(0, ids)).exp()
+    total = base.index_add(0, ids, exponentials)
+    if op == "softmax":
+        return (exponentials / total.index_select(0, ids)).to(values.dtype)
+    return torch.where(total > 0, torch.where(total > 0, total, 1.0).log() + peak, -torch.inf).to(values.dtype)
+
+
+def reduce_plain_backward(grad: Tensor, saved: Tensor, values: Tensor, bounds: Tensor, op: str) -> Tensor:
+    """The gradient in plain torch operations."""
+    with torch.enable_grad():
+        leaf = values.detach().requires_grad_()
+        (of_values,) = torch.autograd.grad(reduce_plain(leaf, bounds, op), leaf, grad)
+    return of_values.contiguous()
+
+
+def fake(values: Tensor, bounds: Tensor, op: str) -> Tensor:
+    """The result without its data."""
+    return values.new_empty(values.shape if op == "softmax" else (bounds.shape[0] - 1, *values.shape[1:]))
+
+
+def fake_backward(grad: Tensor, saved: Tensor, values: Tensor, bounds: Tensor, op: str) -> Tensor:
+    """The gradient without its data."""
+    return values.new_empty(values.shape)
+
+
+def save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    """What the gradient needs."""
+    values, bounds, ctx.op = inputs
+    ctx.save_for_backward(output, values, bounds)
+
+
+def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    """The gradient: by its kernel, or where it is differentiated itself by torch."""
+    saved, values, bounds = ctx.saved_tensors
+    if torch.is_grad_enabled():
+        (of_values,) = torch.autograd.grad(reduce_plain(values, bounds, ctx.op), values, grad, create_graph=True)
+        return of_values, None, None
+    return torch.ops.maskwise.segments_backward(grad, saved, values, bounds, ctx.op), None, None
+
+
+GPU = "maskwise.ops.select.gpu"
+define(
+    "segments",
+    "(Tensor values, Tensor bounds, str op) -> Tensor",
+    reference=lambda *operands: reduce_plain(*operands).contiguous(),
+    fake=fake,
+    gpu=FLOATING,
+    gpu_from=f"{GPU}:segments",
+)
+define(
+    "segments_backward",
+    "(Tensor grad, Tensor saved, Tensor values, Tensor bounds, str op) -> Tensor",
+    reference=reduce_plain_backward,
+    fake=fake_backward,
+    gpu=FLOATING,
+    gpu_from=f"{GPU}:segment_backward",
+)
+differentiate("segments", backward, save)
+backends.provide("segments", DEVICE, FLOATING)
+
+reduce_segments = torch.ops.maskwise.segments.default
+
+
+def has_kernel(values: Tensor) -> bool:
+    """Whether a kernel reduces these rows: never under torch.func transforms, which see plain operations only."""
+    if backends.why_not_served("segments", values.device.type, values.dtype) is not None:
+        return False
+    return is_tracing() or not is_vmapped_or_functional()

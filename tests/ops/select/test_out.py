@@ -98,7 +98,7 @@ def test_room_that_is_read_from_is_refused_and_stays_as_it_was():
 
 def test_a_gradient_cannot_go_through_out():
     x = rows(2, 3, 2).requires_grad_()
-    with pytest.raises(ArgumentError, match=r"not be given where a gradient is asked for"):
+    with pytest.raises(ArgumentError, match=r"not be given where a gradient is required"):
         mw.pack(x, MASK, out=torch.empty(4, 2))
     with torch.no_grad():
         assert torch.equal(mw.pack(x, MASK, out=torch.empty(4, 2)).values, x[MASK])

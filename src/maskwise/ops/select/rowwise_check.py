@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from maskwise.errors import ArgumentError, say
-from maskwise.ops.select.parts import Parts
+from maskwise.ops.select.fingerprint import Parts
+from maskwise.ops.torch_private import are_saved_tensors_hooks_enabled, has_dispatch_modes, is_tracing, is_transformed
 
 __all__ = ["run"]
 
@@ -68,10 +68,9 @@ def run(fn: Callable[..., Any], rows: Rows, *, is_view: bool) -> Any:
 def _can_judge(rows: Rows) -> bool:
     """Whether values can be looked at: not in transforms and modes, nor where there are none."""
     return (
-        torch._C._functorch.peek_interpreter_stack() is None
-        and forward_ad._current_level < 0
-        and torch._C._len_torch_dispatch_stack() == 0
-        and torch._C._get_tracing_state() is None
+        not is_transformed()
+        and not has_dispatch_modes()
+        and not is_tracing()
         and all(type(row) in (Tensor, nn.Parameter) and not row.is_meta for row in rows if isinstance(row, Tensor))
         and not (rows[0].is_cuda and torch.cuda.is_current_stream_capturing())
     )
@@ -216,7 +215,7 @@ def _own_saved_tensors() -> AbstractContextManager[Any]:
     """Hides what the judge saves for backward from the hooks around it: checkpointing counts saved tensors, and the
     judge saves them in the first call only.
     """
-    if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]
+    if not are_saved_tensors_hooks_enabled():
         return nullcontext()
     return torch.autograd.graph.saved_tensors_hooks(_unchanged, _unchanged)
 

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from math import prod
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike, need_dense
 from maskwise.ops.primitives import fill_dropped
-from maskwise.ops.select.packed import Packed, collect, fill_for, picked
-from maskwise.ops.select.registered import pack_rows_forward, unpack_rows_forward
-from maskwise.ops.select.routes import ELEMENTWISE, choose, declared, is_few
-from maskwise.ops.select.rows import line_up
-from maskwise.ops.select.verdicts import run
-from maskwise.ops.small import is_ordinary
-from maskwise.ops.torch_private import is_tracing
-from maskwise.plan.dispatch import Plan, is_observed
+from maskwise.ops.select.arguments import line_up
+from maskwise.ops.select.packed import Packed, collect, fill_for, index_rows, row_skips, why_torch_indexes
+from maskwise.ops.select.rows import pack_rows_forward, unpack_rows_forward
+from maskwise.ops.select.rowwise_check import run
+from maskwise.ops.torch_private import is_tracing, is_transformed, is_vmapped_or_functional
+from maskwise.plan import dispatch
+from maskwise.plan.cost import Rates, Work, microseconds
+from maskwise.plan.dispatch import Decision, Facts, Plan, Route, decide, forced, is_any_forced, is_observed
 from maskwise.plan.explain import record
 
 __all__ = ["apply", "apply_"]
@@ -79,12 +80,13 @@ def apply(
     arguments = [x if x.shape == lead.shape else _rows_of(x, lead), *(_rows_of(value, lead) for value in more)]
     if more and fn in ELEMENTWISE:
         _check_ranks(arguments)
-    learns = torch.is_grad_enabled() and (x.requires_grad or (bool(more) and _requires_grad(more)))
-    plan = choose(fn, x, lead, learns=learns)
-    if is_observed() and (planned := record(declared(plan, x, lead), x, lead)):
+    grad = torch.is_grad_enabled() and (x.requires_grad or (bool(more) and _requires_grad(more)))
+    if is_tracing():
+        return _run_on_all(fn, arguments, lead, fill if other is None else other, grad)
+    decision = _decision(fn, x, lead, grad=grad)
+    if is_observed() and (planned := _report(decision, x, lead)):
         return planned
-    route = _packs if plan.route == "kept" else _runs_densely
-    return route(fn, arguments, lead, fill if other is None else other, learns)
+    return decision.run(fn, arguments, lead, fill if other is None else other, grad)
 
 
 def apply_(fn: Callable[..., Any], x: Tensor, *more: Any, mask: MaskLike) -> Tensor:
@@ -153,16 +155,124 @@ def _check_ranks(arguments: list[Any]) -> None:
             raise ShapeError(say("apply", "more", must=must, got=tuple(value.shape), hint=hint))
 
 
-def _packs(fn: Callable[..., Any], arguments: list[Any], lead: Mask, other: float | Tensor, learns: bool) -> Any:
+# -- the routes --------------------------------------------------------------------------------------------------------
+#: Functions of single elements. They cost about what moving an element does, and what a dropped place holds reaches
+#: no other.
+ELEMENTWISE = frozenset(
+    {torch.abs, torch.neg, torch.exp, torch.log, torch.log1p, torch.expm1, torch.sqrt, torch.rsqrt, torch.square}
+    | {torch.relu, torch.sigmoid, torch.tanh, torch.sin, torch.cos, torch.add, torch.sub, torch.mul, torch.div}
+    | {torch.nn.functional.relu, torch.nn.functional.gelu, torch.nn.functional.silu, torch.reciprocal}
+)
+#: From this density on, gathering rows costs more than it saves: for a 768-3072-768 network, 2 % of its time.
+_NEARLY_ALL = 0.98
+#: The same for elementwise functions that are differentiated, of an x whose rows lie apart in memory.
+_APART = 0.9
+#: A row is moved in the time of this many elements at least.
+_LEAST = 6
+_CHEAP, _ALL = "fn is as cheap as gathering rows is", "nearly all is kept"
+
+
+class Rows(NamedTuple):
+    """What the routes look at beside x."""
+
+    #: How many there are, kept or not.
+    total: int
+    is_elementwise: bool
+
+
+def _serves_kept(facts: Facts) -> str | None:
+    if facts.device != "cpu" and facts.kept is None:
+        return "nobody has counted what is kept, which would take a host-device sync"
+    return None
+
+
+def _pays_kept(facts: Facts) -> str | None:
+    """Why gathering rows would not pay. What fn costs nobody can know, unless it is elementwise."""
+    rows: Rows = facts.detail
+    if facts.kept is not None and facts.kept == rows.total > 0:
+        return _ALL
+    if _is_elementwise(facts):
+        # Few elements are not worth a count.
+        return _CHEAP if facts.kept is None else None
+    density = 0.0 if facts.kept is None or not rows.total else facts.kept / rows.total
+    if density < _APART:
+        return None
+    if rows.is_elementwise:
+        # The dense route has two passes more, to replace dropped rows before fn and after it.
+        return None if facts.contiguous else _CHEAP
+    return None if density < _NEARLY_ALL else _ALL
+
+
+def _is_elementwise(facts: Facts) -> bool:
+    """Whether the cost of the call is known: reading and writing."""
+    return bool(facts.detail.is_elementwise and not facts.grad and facts.device == "cpu")
+
+
+def _kept_work(facts: Facts) -> Work:
+    # Both moves read the mask twice; all of the result is written.
+    elements, size, count, kept = prod(facts.shape), facts.dtype.itemsize, facts.detail.total, facts.kept or 0
+    return Work(
+        calls=3,
+        streamed=4 * count + size * elements + 4 * (size * elements * kept // max(count, 1)),
+        gathered=4 * size * kept * max(elements // max(count, 1), _LEAST),
+    )
+
+
+def _plain_work(facts: Facts) -> Work:
+    # fn reads and writes everything, which takes as long again as it computes, and the filling after it does too.
+    return Work(calls=2, streamed=(6 * facts.dtype.itemsize + 1) * prod(facts.shape))
+
+
+def _cost(facts: Facts, work: Work, rates: Rates) -> float:
+    """Predicted for elementwise functions alone; of others the order decides."""
+    return microseconds(work, rates.plain_call, rates) if _is_elementwise(facts) else 0.0
+
+
+def _decision(fn: Callable[..., Any], x: Tensor, lead: Mask, *, grad: bool) -> Decision:
+    """The route of one call, from the cache or decided now; counts what is kept where that is on the host and pays."""
+    is_elementwise = fn in ELEMENTWISE
+    # torch.func alone: with forward-mode AD, fn itself carries the tangents.
+    transformed = is_vmapped_or_functional()
+    required = is_any_forced() and forced()
+    kept = lead.facts.count
+    few = why_torch_indexes(Facts("apply", tuple(x.shape), x.dtype, x.device.type)) is not None
+    if kept is None and not required and not transformed and not few and lead.device.type == "cpu":
+        kept = lead.count()
+    key = ("apply", x.shape, x.dtype, x.device, x.is_contiguous(), lead.shape, kept, grad, transformed, is_elementwise,
+           required)  # fmt: skip
+    decision: Decision | None = dispatch.cache.get(key)
+    if decision is None:
+        facts = Facts(
+            "apply",
+            tuple(x.shape),
+            x.dtype,
+            x.device.type,
+            grad=grad,
+            transformed=transformed,
+            kept=kept,
+            contiguous=x.is_contiguous(),
+            detail=Rows(lead.numel(), is_elementwise),
+        )
+        decision = dispatch.cache[key] = decide(facts, _ROUTES)
+    return decision
+
+
+def _report(decision: Decision, x: Tensor, lead: Mask) -> Plan | None:
+    """Record a call, with what is left out for a dropped row; the FLOPs of fn nobody can know."""
+    plan = decision.plan
+    return record(plan if plan.route == "plain" else replace(plan, skips=row_skips(x, lead)), x, lead)
+
+
+def _run_on_kept(fn: Callable[..., Any], arguments: list[Any], lead: Mask, other: float | Tensor, grad: bool) -> Any:
     x = arguments[0]
-    if not learns and len(arguments) == 1 and x.is_cpu and is_ordinary():
+    if not grad and len(arguments) == 1 and x.is_cpu and not is_transformed():
         bits = lead.to_bool()
         kept = pack_rows_forward(x, bits)
         return _each(_called(fn, [kept]), lambda out: _unpacked(_checked(out, kept.shape[0]), bits, lead, other))
-    if learns and len(arguments) == 1 and not isinstance(other, Tensor) and is_few(x):
+    if grad and len(arguments) == 1 and not isinstance(other, Tensor) and _is_few(x):
         bits = lead.to_bool()
-        few = picked(x, bits)
-        return _each(_called(fn, [few]), lambda out: _spread(_checked(out, few.shape[0]), bits, other))
+        few = index_rows(x, bits)
+        return _each(_called(fn, [few]), lambda out: _scatter_few(_checked(out, few.shape[0]), bits, other))
     capacity = None if lead.device.type == "cpu" else lead.facts.count
     rows = [collect(a, lead, capacity=capacity).values if isinstance(a, Tensor) and a.dim() else a for a in arguments]
     count = rows[0].shape[0]
@@ -170,32 +280,32 @@ def _packs(fn: Callable[..., Any], arguments: list[Any], lead: Mask, other: floa
 
 
 def _unpacked(values: Tensor, bits: Tensor, lead: Mask, other: float | Tensor) -> Tensor:
-    """Rows back in their places. fn may have weights that learn, in which case they are taped."""
+    """Rows back in their places. fn may have weights that learn, in which case autograd records them."""
     if values.requires_grad or isinstance(other, Tensor):
         return Packed(values, lead).unpack(other)
     out: Tensor = unpack_rows_forward(values.contiguous(), bits, fill_for(values, other))
     return out
 
 
-def _spread(values: Tensor, bits: Tensor, fill: float) -> Tensor:
+def _scatter_few(values: Tensor, bits: Tensor, fill: float) -> Tensor:
     """Few rows back in their places, by torch's own indexing."""
     out = values.new_full((*bits.shape, *values.shape[1:]), fill)
     return out.masked_scatter_(bits, values) if values.dim() == 1 else out.index_put_((bits,), values)
 
 
-def _runs_densely(fn: Callable[..., Any], arguments: list[Any], lead: Mask, other: float | Tensor, learns: bool) -> Any:
+def _run_on_all(fn: Callable[..., Any], arguments: list[Any], lead: Mask, other: float | Tensor, grad: bool) -> Any:
     bits = lead.to_bool()
     count = bits.numel()
     # Where nothing is dropped, nothing needs a stand-in, and nothing is put back.
     full = not is_tracing() and lead.facts.count == count
-    apart = _keeps_apart(fn, learns)
+    apart = _keeps_apart(fn, grad)
     if apart and not full:
         # What it makes of dropped elements is written over; and of which shape they are, it does not mind.
         return _placed(fn(*arguments), bits, other)
     rows = [a.reshape(count, *a.shape[lead.ndim :]) if isinstance(a, Tensor) and a.dim() else a for a in arguments]
     if not full:
         flat = bits.reshape(-1)
-        rows = [_harmless(row, flat, fn) if isinstance(row, Tensor) and row.dim() else row for row in rows]
+        rows = [_replace_dropped(row, flat, fn) if isinstance(row, Tensor) and row.dim() else row for row in rows]
 
     def place(out: Tensor) -> Tensor:
         out = _checked(out, count).reshape(*lead.shape, *out.shape[1:])
@@ -216,23 +326,21 @@ def _placed(
 ) -> Tensor:
     """The result with what stands where nothing was kept."""
     kept = bits if bits.dim() == out.dim() else bits.reshape(*bits.shape, *[1] * (out.dim() - bits.dim()))
-    if type(other) is float and other == 0.0 and out.is_floating_point() and is_ordinary():
+    if type(other) is float and other == 0.0 and out.is_floating_point():
         return fill_dropped(out, kept)
     return torch.where(kept, out, torch.as_tensor(other, device=out.device).to(out.dtype))
 
 
-def _keeps_apart(fn: Callable[..., Any], learns: bool) -> bool:
+def _keeps_apart(fn: Callable[..., Any], grad: bool) -> bool:
     """Whether what a dropped place holds reaches no other, so that nothing harmless need stand there.
 
     In a gradient it would: a gradient of 0 times a dropped NaN is NaN. Graphs and transforms do not say whether there
     will be one.
     """
-    if learns or is_tracing() or torch._C._functorch.peek_interpreter_stack() is not None:
-        return False
-    return fn in ELEMENTWISE and forward_ad._current_level < 0
+    return fn in ELEMENTWISE and not grad and not is_tracing() and not is_transformed()
 
 
-def _harmless(
+def _replace_dropped(
     rows: Tensor,  # (count, *rest)
     kept: Tensor,  # (count,) bool
     fn: Callable[..., Any],
@@ -277,3 +385,23 @@ def _each(outs: Any, place: Callable[[Tensor], Tensor]) -> Any:
             )
         return tuple(place(out) for out in outs)
     return place(outs)
+
+
+def _is_few(x: Tensor) -> bool:
+    """Whether torch's own indexing moves the rows of x faster than our kernel does."""
+    return not forced() and why_torch_indexes(Facts("apply", tuple(x.shape), x.dtype, x.device.type)) is not None
+
+
+_ROUTES = (
+    Route(
+        "kept",
+        _run_on_kept,
+        _serves_kept,
+        _kept_work,
+        pays=_pays_kept,
+        cost=_cost,
+        reason=lambda facts: "" if _is_elementwise(facts) else "fn runs on kept rows only",
+        is_kernel=True,
+    ),
+    Route("plain", _run_on_all, work=_plain_work, cost=_cost, transforms=True),
+)

@@ -55,7 +55,7 @@ class Operation:
             rest: what else the routes take.
             then: what is done to the result. Code that follows the call instead would meet a `Plan` in a dry run.
         """
-        bits = mask.to_bool() if isinstance(mask, Mask) else mask
+        bits, kind = (mask.to_bool(), mask.operand) if isinstance(mask, Mask) else (mask, "bits")
         # Inside of a graph the choice must be a constant of it: dtype and device are, the cache is not.
         if is_tracing():
             return self._in_graph(x, bits, dim, rest, then)
@@ -63,7 +63,7 @@ class Operation:
             # fmt: off
             key = (
                 self.name, dim, x.shape, bits.shape, x.dtype, bits.dtype, x.device, bits.device, x.layout, bits.layout,
-                x.requires_grad and _is_grad_enabled(),
+                kind, x.requires_grad and _is_grad_enabled(),
                 is_transformed(), _is_any_forced() and _forced(),
             )
             # fmt: on
@@ -102,8 +102,8 @@ class Operation:
         """Check and decide a call that was not made before."""
         check(self.name, x, bits)
         dims = dims_of(self.name, x, dim)
-        *_, grad, transformed, _ = key
-        facts = Facts(self.name, tuple(x.shape), x.dtype, x.device.type, grad=grad, transformed=transformed)
+        *_, kind, grad, transformed, _ = key
+        facts = Facts(self.name, tuple(x.shape), x.dtype, x.device.type, grad=grad, transformed=transformed, mask=kind)
         decision = dispatch.cache[key] = decide(facts, self.routes, dims)
         return decision
 

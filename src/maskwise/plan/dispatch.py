@@ -23,6 +23,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 
 from maskwise.errors import ArgumentError, DtypeError, say
+from maskwise.mask.structures import Operand
 from maskwise.ops.torch_private import is_exporting, mark_constant_in_graphs
 from maskwise.plan import calibration
 from maskwise.plan.blocks import Blocks
@@ -71,8 +72,8 @@ ROUTES = {
 #: What `force` takes beside the routes of families.
 ALIASES = {"dense": "plain", "kernel": "the family's own kernel"}
 
-#: How a mask reaches a kernel: as [start, end) along a dim, or as a bool for each position. See `Mask`.
-MaskKind: TypeAlias = Literal["none", "bits", "intervals"]
+#: How a mask reaches a kernel (see `Mask.operand`), or that there is none.
+MaskKind: TypeAlias = Operand | Literal["none"]
 
 
 class Facts(NamedTuple):
@@ -223,12 +224,13 @@ class Plan:
 
 
 class Decision(NamedTuple):
-    """A call that was checked and decided: what runs, the arguments that the checks prepared, and why."""
+    """A call that was checked and decided: what runs, the arguments that the checks prepared, why, and of what."""
 
     run: Callable[..., Any]
     prepared: Any
     plan: Plan
     route: Route
+    facts: Facts
 
 
 def decide(facts: Facts, routes: Sequence[Route], prepared: Any = None) -> Decision:
@@ -285,7 +287,7 @@ def decide(facts: Facts, routes: Sequence[Route], prepared: Any = None) -> Decis
         best.skips if isinstance(best.skips, Skips) else Skips.NOTHING,
         best.flops(facts) if callable(best.flops) else best.flops,
     )
-    return Decision(best.run, prepared, plan, best)
+    return Decision(best.run, prepared, plan, best, facts)
 
 
 def decide_in_graph(facts: Facts, routes: Sequence[Route]) -> Callable[..., Any]:

@@ -238,8 +238,8 @@ def _decision(fn: Callable[..., Any], x: Tensor, lead: Mask, *, grad: bool) -> D
     few = why_torch_indexes(Facts("apply", tuple(x.shape), x.dtype, x.device.type)) is not None
     if kept is None and not required and not transformed and not few and lead.device.type == "cpu":
         kept = lead.count()
-    key = ("apply", x.shape, x.dtype, x.device, x.is_contiguous(), lead.shape, kept, grad, transformed, is_elementwise,
-           required)  # fmt: skip
+    key = ("apply", x.shape, x.dtype, x.device, x.is_contiguous(), lead.shape, lead.operand, kept, grad, transformed,
+           is_elementwise, required)  # fmt: skip
     decision: Decision | None = dispatch.cache.get(key)
     if decision is None:
         facts = Facts(
@@ -249,6 +249,7 @@ def _decision(fn: Callable[..., Any], x: Tensor, lead: Mask, *, grad: bool) -> D
             x.device.type,
             grad=grad,
             transformed=transformed,
+            mask=lead.operand,
             kept=kept,
             contiguous=x.is_contiguous(),
             detail=Rows(lead.numel(), is_elementwise),

@@ -396,6 +396,7 @@ def _key(x: Tensor, mask: MaskLike) -> tuple[Any, ...]:
     # fmt: off
     return (
         "pack", x.shape, mask.shape, x.dtype, mask.dtype, x.device, mask.device, x.layout, type(x), type(mask),
+        mask.operand if type(mask) is Mask else "bits",
         x.requires_grad and _is_grad_enabled(), is_transformed(), is_any_forced() and forced(),
     )
     # fmt: on
@@ -409,6 +410,7 @@ def _decide(x: Tensor, lead: Mask, *, is_lined_up: bool = False) -> Decision:
         x.device.type,
         grad=x.requires_grad and torch.is_grad_enabled(),
         transformed=is_transformed(),
+        mask=lead.operand,
     )
     return decide(facts, _ROUTES, is_lined_up)
 

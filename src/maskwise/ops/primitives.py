@@ -1,4 +1,4 @@
-"""What the families lend each other: values for what is dropped, counts, transposed copies, results of empty slices.
+"""What the families share: values for what is dropped, sums and counts, transposed copies, results of empty slices.
 
 Where it is not a `MaskLike`, ``mask`` is a bool tensor that broadcasts to x and lies on its device: callers check that.
 """
@@ -18,8 +18,8 @@ from torch import Tensor
 from maskwise.errors import ArgumentError, DtypeError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import Dim, MaskLike, dims_of
-from maskwise.ops.backends import FLOATING, INTEGRAL, why_not_served
-from maskwise.ops.operation import register
+from maskwise.ops.backends import DEVICE, FLOATING, INTEGRAL, why_not_served
+from maskwise.ops.operation import define, dropped_rows, register
 from maskwise.ops.torch_private import has_dispatch_modes, is_tracing
 from maskwise.plan.cost import Work
 from maskwise.plan.dispatch import forced
@@ -30,13 +30,19 @@ __all__ = [
     "count",
     "empty_dense",
     "expand_reduced",
+    "expands_by_kernel",
     "fill",
     "fill_dropped",
     "fits_dtype",
     "highest",
     "lowest",
+    "masked_sum",
     "number",
     "replace_empty",
+    "save_mask",
+    "sum_gradient",
+    "sum_kept",
+    "total_dtype",
     "where_kept",
 ]
 
@@ -214,6 +220,90 @@ fill = register(
     adapt=_fill_run,
 )
 _fill_step = replace(fill, is_step=True)
+
+
+# -- sums --------------------------------------------------------------------------------------------------------------
+def sum_kept(x: Tensor, mask: Tensor) -> Tensor:
+    """The sum of all that is kept, as a step of another function: no log records it.
+
+    By the kernel of `mw.sum` where that is predicted to pay, with its gradient where one is required.
+
+    >>> sum_kept(torch.tensor([1.0, torch.nan, 2.0]), torch.tensor([True, False, True]))
+    tensor(3.)
+    """
+    out: Tensor = _sum_step(x, mask, None, False)
+    return out
+
+
+def total_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of a sum or a product."""
+    return dtype if dtype.is_floating_point or dtype.is_complex else torch.int64
+
+
+def _sum_fake(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
+    sizes = [1 if d in dim else size for d, size in enumerate(x.shape) if keepdim or d not in dim]
+    return x.new_empty(sizes, dtype=total_dtype(x.dtype))
+
+
+def save_mask(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    """The gradients of sum and mean need the mask, and how to undo the reduction."""
+    x, mask, ctx.dim, ctx.keepdim = inputs
+    ctx.shape = x.shape
+    ctx.save_for_backward(mask)
+
+
+def sum_gradient(grad: Tensor, mask: Tensor, shape: list[int], dim: list[int], keepdim: bool) -> Tensor:
+    """The gradient of the sum in plain torch operations."""
+    return torch.where(mask, expand_reduced(grad, torch.Size(shape), dim, keepdim), 0.0).contiguous()
+
+
+def expands_by_kernel(grad: Tensor) -> bool:
+    """Whether a kernel expands the gradient of a sum or a mean: on a GPU, unless a second derivative is required."""
+    served = why_not_served("mean", grad.device.type, grad.dtype) is None
+    return served and grad.device.type == DEVICE and not torch.is_grad_enabled()
+
+
+def _sum_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    """Expand the gradient over what was kept; exactly zero elsewhere, whatever the gradient holds."""
+    (mask,) = ctx.saved_tensors
+    if expands_by_kernel(grad):
+        return torch.ops.maskwise.sum_backward(grad, mask, ctx.shape, ctx.dim, ctx.keepdim), None, None, None
+    return fill_dropped(expand_reduced(grad, ctx.shape, ctx.dim, ctx.keepdim), mask), None, None, None
+
+
+def _sum_work(route: str, elements: int, size: int, grad: bool) -> Work:
+    """The kernel streams x and the mask once; the idiom writes a copy of x, and reads it."""
+    read, copy = elements * (size + 1), elements * size
+    if route == "plain":
+        return Work(calls=2, streamed=read + copy, fresh=copy * (1 + grad))
+    return Work(calls=1, streamed=read, fresh=copy * grad)
+
+
+define(
+    "sum_backward",
+    "(Tensor grad, Tensor mask, SymInt[] shape, int[] dim, bool keepdim) -> Tensor",
+    reference=sum_gradient,
+    fake=lambda grad, mask, shape, dim, keepdim: grad.new_empty(shape),
+    gpu=FLOATING,
+    gpu_from="maskwise.ops.reduce.gpu:sum_backward",
+)
+#: The sum of what is kept along dims: `mw.sum` without its options.
+masked_sum = register(
+    "sum",
+    "(Tensor x, Tensor mask, int[] dim, bool keepdim) -> Tensor",
+    # torch reads an empty list of dims as "all", which for x of no dims is what is meant.
+    reference=lambda x, mask, dim, keepdim: where_kept(x, mask, 0.0).sum(dim, keepdim=keepdim),
+    fake=_sum_fake,
+    setup_context=save_mask,
+    backward=_sum_backward,
+    work=_sum_work,
+    cpu=(*FLOATING, *INTEGRAL, torch.bool),
+    gpu=(*FLOATING, *INTEGRAL, torch.bool),
+    gpu_from="maskwise.ops.reduce.gpu:sum",
+    fuses=True,
+    skips=dropped_rows,
+)
+_sum_step = replace(masked_sum, is_step=True)
 
 
 # -- counts and copies -------------------------------------------------------------------------------------------------

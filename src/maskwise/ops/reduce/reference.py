@@ -16,8 +16,7 @@ from maskwise.ops.primitives import accumulate_dtype, count, expand_reduced, hig
 from maskwise.ops.torch_private import is_tracing, is_transformed
 
 __all__ = [
-    "all", "amax", "amin", "any", "argmax", "argmin", "logsumexp", "mean", "norm", "prod", "square_dtype", "std", "sum",
-    "var",
+    "all", "amax", "amin", "any", "argmax", "argmin", "logsumexp", "mean", "norm", "prod", "square_dtype", "std", "var",
 ]  # fmt: skip
 
 
@@ -48,12 +47,6 @@ def may_hold(x: Tensor, out: Tensor, value: float) -> bool:
 
 
 # -- totals ------------------------------------------------------------------------------------------------------------
-def sum(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
-    """The sum of what is kept; 0 where nothing is."""
-    # torch reads an empty list of dims as "all", which for x of no dims is what is meant.
-    return where_kept(x, mask, 0.0).sum(dim, keepdim=keepdim)
-
-
 def prod(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
     """The product of what is kept; 1 where nothing is."""
     out = where_kept(x, mask, 1.0)

@@ -10,9 +10,21 @@ import torch
 from torch import Tensor
 
 from maskwise.ops.arguments import Dim, MaskLike, to_dtype
-from maskwise.ops.backends import DEVICE, FLOATING, INTEGRAL, why_not_served
+from maskwise.ops.backends import FLOATING, why_not_served
 from maskwise.ops.operation import define
-from maskwise.ops.primitives import accumulate_dtype, count, expand_reduced, fill_dropped, replace_empty, where_kept
+from maskwise.ops.primitives import (
+    accumulate_dtype,
+    count,
+    expand_reduced,
+    expands_by_kernel,
+    fill_dropped,
+    masked_sum,
+    replace_empty,
+    save_mask,
+    sum_gradient,
+    total_dtype,
+    where_kept,
+)
 from maskwise.ops.reduce import reference
 from maskwise.ops.reduce.reduction import (
     GPU,
@@ -168,16 +180,7 @@ def mean(
 
 
 # -- sum and mean ------------------------------------------------------------------------------------------------------
-def save_mask(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """The gradients of sum and mean need the mask, and how to undo the reduction."""
-    x, mask, ctx.dim, ctx.keepdim = inputs
-    ctx.shape = x.shape
-    ctx.save_for_backward(mask)
-
-
-def sum_gradient(grad: Tensor, mask: Tensor, shape: list[int], dim: list[int], keepdim: bool) -> Tensor:
-    """The gradient of the sum in plain torch operations."""
-    return torch.where(mask, expand_reduced(grad, torch.Size(shape), dim, keepdim), 0.0).contiguous()
+_sum, _sum_forward = masked_sum, masked_sum.route("bare")
 
 
 def mean_gradient(grad: Tensor, mask: Tensor, shape: list[int], dim: list[int], keepdim: bool) -> Tensor:
@@ -190,63 +193,30 @@ def _share(grad: Tensor, kept: Tensor) -> Tensor:
     return (grad.to(accumulate_dtype(grad)) / kept).to(grad.dtype)
 
 
-def _fake_expanded(grad: Tensor, mask: Tensor, shape: list[int], dim: list[int], keepdim: bool) -> Tensor:
-    return grad.new_empty(shape)
-
-
-for _name, _formula in (("sum", sum_gradient), ("mean", mean_gradient)):
-    define(
-        f"{_name}_backward",
-        "(Tensor grad, Tensor mask, SymInt[] shape, int[] dim, bool keepdim) -> Tensor",
-        reference=_formula,
-        fake=_fake_expanded,
-        gpu=FLOATING,
-        gpu_from=f"{GPU}:{_name}_backward",
-    )
-
-
-def has_kernel(grad: Tensor) -> bool:
-    """Whether a kernel expands this gradient: on a GPU, unless a second derivative is required."""
-    served = why_not_served("mean", grad.device.type, grad.dtype) is None
-    return served and grad.device.type == DEVICE and not torch.is_grad_enabled()
-
-
-def sum_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-    """Expand the gradient over what was kept; exactly zero elsewhere, whatever the gradient holds."""
-    (mask,) = ctx.saved_tensors
-    if has_kernel(grad):
-        return torch.ops.maskwise.sum_backward(grad, mask, ctx.shape, ctx.dim, ctx.keepdim), None, None, None
-    return fill_dropped(expand_reduced(grad, ctx.shape, ctx.dim, ctx.keepdim), mask), None, None, None
+define(
+    "mean_backward",
+    "(Tensor grad, Tensor mask, SymInt[] shape, int[] dim, bool keepdim) -> Tensor",
+    reference=mean_gradient,
+    fake=lambda grad, mask, shape, dim, keepdim: grad.new_empty(shape),
+    gpu=FLOATING,
+    gpu_from=f"{GPU}:mean_backward",
+)
 
 
 def mean_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-    """As the sum's, an equal share to each that was kept."""
+    """Expand the gradient as the sum does, an equal share to each that was kept."""
     (mask,) = ctx.saved_tensors
-    if has_kernel(grad):
+    if expands_by_kernel(grad):
         return torch.ops.maskwise.mean_backward(grad, mask, ctx.shape, ctx.dim, ctx.keepdim), None, None, None
     if mask.shape == ctx.shape and why_not_served("sum", mask.device.type, torch.bool) is None:
         # torch counts bools a hundred times slower than it reads them.
-        kept = torch.ops.maskwise.sum_fused_forward.default(mask, mask, ctx.dim, ctx.keepdim)
+        kept = _sum_forward(mask, mask, ctx.dim, ctx.keepdim)
     else:
         kept = count(grad.new_empty(()).expand(ctx.shape), mask, ctx.dim, ctx.keepdim)
     expanded = expand_reduced(_share(grad, kept), ctx.shape, ctx.dim, ctx.keepdim)
     return fill_dropped(expanded, mask), None, None, None
 
 
-def total_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of a sum or a product."""
-    return dtype if dtype.is_floating_point or dtype.is_complex else torch.int64
-
-
-_sum = reduction(
-    "sum",
-    reference.sum,
-    result=total_dtype,
-    dtypes=(*FLOATING, *INTEGRAL, torch.bool),
-    work=works(calls=2, copies=1),
-    backward=sum_backward,
-    setup_context=save_mask,
-)
 _mean = reduction(
     "mean",
     reference.mean,

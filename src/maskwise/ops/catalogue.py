@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from maskwise.ops.backends import FLOATING, INTEGRAL, served
-from maskwise.ops.loss.registered import SERVED
+from maskwise.ops.loss.element_losses import KERNEL_LOSSES
 from maskwise.ops.registry import FUNCTIONS, Function
 
 __all__ = ["page"]
@@ -58,7 +58,7 @@ def signature(function: Function) -> str:
 
 def losses() -> str:
     """Which losses the kernel of ``loss`` means: for a loss, dtypes alone say too little."""
-    named = ", ".join(f"`{name}`" for name in dict.fromkeys(served.fn.__name__ for served in SERVED))
+    named = ", ".join(f"`{name}`" for name in dict.fromkeys(each.fn.__name__ for each in KERNEL_LOSSES))
     return f"""A loss has a kernel if it is one of these:
 
 - {named},

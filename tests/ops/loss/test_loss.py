@@ -9,7 +9,8 @@ import torch.nn.functional as F
 
 import maskwise as mw
 from maskwise.errors import ArgumentError, DeviceError, DtypeError, ShapeError
-from maskwise.ops.loss.kinds import KINDS, TAKES
+from maskwise.ops.loss.functional_losses import LOSSES as FUNCTIONAL
+from maskwise.ops.loss.functional_losses import REQUIRED
 from maskwise.plan.dispatch import force
 from tests.ops.loss.table import LOSSES, TABLE, expected, sample
 
@@ -416,12 +417,12 @@ def test_every_loss_of_torch_is_in_the_table_of_what_is_known():
     named = {
         name for name in dir(F) if name.endswith(("_loss", "cross_entropy", "with_logits", "kl_div")) and name[0] != "_"
     }
-    assert named - others == {fn.__name__ for fn in KINDS}
-    assert {loss.fn for loss in TABLE} >= {*KINDS}
+    assert named - others == {fn.__name__ for fn in FUNCTIONAL}
+    assert {loss.fn for loss in TABLE} >= {*FUNCTIONAL}
 
 
 def test_a_loss_of_three_tensors_that_is_given_two_says_how_it_is_called():
-    for fn, takes in TAKES.items():
+    for fn, takes in REQUIRED.items():
         if len(takes) == 3:
             with pytest.raises(ArgumentError, match=rf"takes {', '.join(takes)}, got 2 in all") as error:
                 mw.loss(fn, X, X, FULL)

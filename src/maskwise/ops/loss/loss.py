@@ -18,7 +18,7 @@ from maskwise.ops.loss import chunked, cross_entropy, element_losses, reference
 from maskwise.ops.loss.functional_losses import LOSSES, REQUIRED, LossFacts, LossSpec, Prepared, align
 from maskwise.ops.torch_private import has_dispatch_modes, is_tracing, is_transformed
 from maskwise.plan import dispatch
-from maskwise.plan.dispatch import Decision, Facts, Plan, Route, decide, is_observed
+from maskwise.plan.dispatch import Decision, Facts, MaskKind, Plan, Route, decide, is_observed
 from maskwise.plan.explain import record
 
 __all__ = ["loss"]
@@ -94,7 +94,7 @@ def loss(
     """
     if isinstance(fn, functools.partial) and not fn.args:
         return loss(fn.func, input, target, mask, reduction, **{**fn.keywords, **kwargs})
-    bits = mask.to_bool() if isinstance(mask, Mask) else mask
+    bits, kind = (mask.to_bool(), mask.operand) if isinstance(mask, Mask) else (mask, "bits")
     operands: tuple[Tensor, ...]
     key = decision = None
     traced = is_tracing()
@@ -102,7 +102,7 @@ def loss(
         try:
             rest = () if target is None else (target,)
             operands = (input, *rest) if isinstance(input, Tensor) else (*input, *rest)
-            key = _key(fn, operands, bits, reduction, kwargs)
+            key = _key(fn, operands, bits, kind, reduction, kwargs)
             decision = _cached(key)
         except (AttributeError, IndexError, RuntimeError, TypeError):
             # Not tensors, or nested ones without a shape, which the checks report in full; or sizes that are symbols: a
@@ -116,7 +116,7 @@ def loss(
         prepared = Prepared(fn, spec, reduction)
         if traced:
             return reference.loss(prepared, operands, bits, kwargs)
-        decision = _decide(prepared, operands, bits, kwargs)
+        decision = _decide(prepared, operands, bits, kind, kwargs)
         if key is not None:
             dispatch.cache[key] = decision
     if _is_any_observing() and (planned := _report(decision, operands[0], bits, mask)):
@@ -126,12 +126,17 @@ def loss(
 
 
 def _key(
-    fn: Callable[..., Tensor], operands: tuple[Tensor, ...], bits: Tensor, reduction: str, kwargs: dict[str, Any]
+    fn: Callable[..., Tensor],
+    operands: tuple[Tensor, ...],
+    bits: Tensor,
+    kind: MaskKind,
+    reduction: str,
+    kwargs: dict[str, Any],
 ) -> tuple[Any, ...]:
     """What a decision is made of. Of an object among the keyword arguments, its type: the cache must not own it."""
     device = operands[0].device.type
     key: list[Any] = [
-        "loss", fn, reduction, _is_grad_enabled(), is_transformed(), _is_any_forced() and _forced(),
+        "loss", fn, reduction, kind, _is_grad_enabled(), is_transformed(), _is_any_forced() and _forced(),
         device in _KERNELS and _is_autocast_enabled(device),
     ]  # fmt: skip
     for x in (*operands, bits):
@@ -181,7 +186,9 @@ _ROUTES = {fn: (*_own_routes(fn, spec), *_ANY_LOSS) for fn, spec in LOSSES.items
 _KERNEL_SETTINGS = {"elements": element_losses.kernel_settings, "classes": cross_entropy.kernel_settings}
 
 
-def _decide(prepared: Prepared, operands: tuple[Tensor, ...], bits: Tensor, kwargs: dict[str, Any]) -> Decision:
+def _decide(
+    prepared: Prepared, operands: tuple[Tensor, ...], bits: Tensor, kind: MaskKind, kwargs: dict[str, Any]
+) -> Decision:
     """Collect the facts of a call of one of torch's losses, and decide it."""
     fn, spec, reduction, _ = prepared
     x, transformed = operands[0], is_transformed()
@@ -203,7 +210,7 @@ def _decide(prepared: Prepared, operands: tuple[Tensor, ...], bits: Tensor, kwar
         chunks=None if chunks is None else "rows" if chunks.rows else "cells",
         largest=max(each.numel() for each in aligned.tensors),
     )
-    facts = _facts(x, transformed=transformed, detail=detail)
+    facts = _facts(x, transformed=transformed, mask=kind, detail=detail)
     return decide(facts, _ROUTES[fn], prepared if isinstance(kernel, str) else prepared._replace(kernel=kernel))
 
 

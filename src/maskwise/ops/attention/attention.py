@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import cast, overload
+import math
+from dataclasses import replace
+from typing import overload
 
 import torch
 from torch import Tensor
 
 from maskwise.errors import ArgumentError, say
 from maskwise.mask import Mask
-from maskwise.ops.arguments import MaskLike, need_dense
-from maskwise.ops.attention import reference
-from maskwise.ops.attention.arguments import check_options, lowered, recipe_for, without_queries
-from maskwise.ops.attention.blocks import Piece, attend_blocks, is_finite, learns
-from maskwise.ops.attention.large import attend_read, fitting_rows, scores_fit
+from maskwise.ops.arguments import MaskLike
+from maskwise.ops.attention import blocks, kernel, reference, sdpa
+from maskwise.ops.attention.arguments import (
+    KEYS,
+    OP,
+    Call,
+    Scores,
+    bits_of,
+    check,
+    drop_queries,
+    is_autocast,
+    kept_of,
+    to_autocast,
+)
 from maskwise.ops.attention.packed import attend_packed
-from maskwise.ops.attention.pieces import bits_of
-from maskwise.ops.attention.recipes import remembered
-from maskwise.ops.attention.registered import attend_fused
-from maskwise.ops.attention.routes import Call, bits_from, choose, report
-from maskwise.ops.attention.whole import attend_whole, end_gradients
 from maskwise.ops.select.packed import Packed
-from maskwise.plan.dispatch import is_observed
+from maskwise.ops.torch_private import has_dispatch_modes, is_tracing, is_transformed
+from maskwise.plan import dispatch
+from maskwise.plan.dispatch import NOT_APPLICABLE, Decision, Facts, Plan, Route, Skips, decide
+from maskwise.plan.explain import record
 
 __all__ = ["attention"]
+
+# Bound here, because an attribute look-up takes a tiny call longer than the call itself.
+_is_grad_enabled, _autocast_dtype, _cached = torch.is_grad_enabled, torch.get_autocast_dtype, dispatch.cache.get
+_is_any_forced, _is_any_observing, _forced = dispatch.is_any_forced, dispatch.is_any_observing, dispatch.forced
 
 
 @overload
@@ -100,102 +112,215 @@ def attention(
     CPU outside of compiled graphs any finite value. With ``query_mask`` the loss may read it, and its gradient may be
     anything.
     """
-    check_options(dropout_p)
-    for name, value in (("q", q), ("k", k), ("v", v), ("mask", mask)):
-        need_dense("attention", name, value)
+    if not 0.0 <= dropout_p <= 1.0:
+        raise ArgumentError(say(OP, "dropout_p", must="be between 0 and 1", got=dropout_p, hint="dropout_p=0.1"))
     if isinstance(q, Packed) or isinstance(k, Packed) or isinstance(v, Packed):
         if query_mask is not None:
             must, hint = "be None for Packed tokens, which are the queries that are kept", "mw.pack(q, query_mask)"
-            raise ArgumentError(say("attention", "query_mask", must=must, got=type(query_mask).__name__, hint=hint))
+            raise ArgumentError(say(OP, "query_mask", must=must, got=type(query_mask).__name__, hint=hint))
         return attend_packed(q, k, v, mask, attention, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
     if query_mask is not None:
-        mask = without_queries(q, k, v, mask, query_mask)
-    if torch.compiler.is_compiling() or reference.is_tracing():
-        sizes, index = recipe_for(q, k, v, mask)
-        q, k, v = lowered(q, k, v)
-        return reference.attention_by_sdpa(q, k, v, bits_from(mask, index, sizes), is_causal, dropout_p, scale)
-    recipe = remembered(q, k, v, mask, is_causal, dropout_p)
-    sizes, index, plan = recipe.sizes, recipe.lifting, recipe.plan
-    pieces: list[Piece] = []
-    if recipe.is_lowered:
-        q, k, v = lowered(q, k, v)
-    if plan is None:
-        plan, pieces = choose(q, k, v, mask, index, is_causal, dropout_p, sizes, grad=recipe.grad)
-    if is_observed() and (planned := report(plan, q, k, v, mask, Call(index, is_causal, sizes))):
+        mask = drop_queries(q, k, v, mask, query_mask)
+    # Inside of a graph the choice must be a constant of it.
+    if is_tracing():
+        return _in_graph(q, k, v, mask, is_causal, dropout_p, scale)
+    try:
+        device = q.device
+        lower = _autocast_dtype(device.type) if is_autocast(device.type) else None
+        of_mask = (
+            None
+            if mask is None
+            else (mask.shape, mask.device)
+            if isinstance(mask, Mask)
+            else (mask.shape, mask.device, mask.dtype, mask.layout)
+        )
+        # fmt: off
+        key = (
+            OP, q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, device, k.device, v.device, q.layout, k.layout,
+            v.layout, of_mask, lower, is_causal, dropout_p > 0.0,
+            (q.requires_grad or k.requires_grad or v.requires_grad) and _is_grad_enabled(),
+            is_transformed(), _is_any_forced() and _forced(),
+        )
+        # fmt: on
+        decision = _cached(key)
+    except (AttributeError, TypeError, RuntimeError):
+        # Not tensors, or nested ones without a shape, which the checks report in full.
+        check(q, k, v, mask)
+        if not has_dispatch_modes():
+            raise
+        # Sizes that are symbols: a graph is made of the call, as by make_fx.
+        return _in_graph(q, k, v, mask, is_causal, dropout_p, scale)
+    if decision is None:
+        *_, grad, transformed, _ = key
+        call = _checked(q, k, v, mask, lower, is_causal, dropout_p, grad=grad, transformed=transformed)
+        decision = dispatch.cache[key] = decide(call.facts, _ROUTES, call)
+    call = decision.prepared
+    if call.is_autocast:
+        q, k, v = to_autocast(q, k, v)
+    if decision.route is _BLOCKS:
+        decision, call = _decide_by_blocks(mask, call)
+    if _is_any_observing() and (planned := _report(decision.plan, q, k, v, mask, call)):
         return planned  # type: ignore[return-value]
-    if plan.route == "bare":
-        bits = mask.to_bool() if isinstance(mask, Mask) else mask
-        scale = recipe.scale if scale is None else scale
-        out, is_sound = attend_fused(q, k, v, bits, recipe.is_of_keys, is_causal, scale)
-        if is_sound:
-            return cast("Tensor", out)
-    elif plan.route == "sdpa":
-        return reference.attention_by_sdpa(q, k, v, bits_from(mask, index, sizes), is_causal, dropout_p, scale)
-    kept = bits_from(mask, index, sizes) if plan.route != "blocks" else None
-    if plan.route == "plain":
-        return reference.attention(q, k, v, kept, is_causal, dropout_p, scale)
-
-    # Every attempt drops the same weights.
-    state = torch.get_rng_state() if dropout_p > 0.0 else None
-
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if state is not None:
-            torch.set_rng_state(state)
-        if plan.route == "blocks":
-            return attend_blocks(q, k, v, pieces, scale)
-        return attend_whole(q, k, v, kept, is_causal, dropout_p, scale)
-
-    drops = any(piece.is_partial for piece in pieces) if plan.route == "blocks" else kept is not None or is_causal
-    # Only the kernel without dropout recomputes its weights in the backward pass.
-    recomputes = dropout_p == 0.0 and learns(q, k, v)
-    out = None if plan.route == "bare" else attend(q, k, v)
-    if out is None or not _is_sound(out, q, k, scale, drops=drops, recomputes=recomputes):
-        bits = bits_from(mask, index, sizes)
-        finite = _attend_finite(attend, q, k, v, bits_of(bits, is_causal, sizes), scale, recomputes=recomputes)
-        if finite is None:
-            return reference.attention(q, k, v, bits, is_causal, dropout_p, scale)
-        out = finite
-    return end_gradients(out, kept, is_causal, q, k)
+    return decision.run(q, k, v, mask, call, dropout_p, scale)  # type: ignore[no-any-return]
 
 
-def _is_sound(out: Tensor, q: Tensor, k: Tensor, scale: float | None, *, drops: bool, recomputes: bool) -> bool:
-    """Whether nothing that is not finite was met: in the result, and in scores, which only the gradient shows.
-
-    Where nothing that is computed is dropped, the result has NaN only of what its query keeps, or of the query itself.
-    """
-    if out.requires_grad and not scores_fit(q.detach(), k.detach(), scale, recomputes=recomputes):
-        return False
-    return not drops or is_finite(out.detach())
-
-
-def _attend_finite(
-    attend: Callable[[Tensor, Tensor, Tensor], Tensor],
+def _in_graph(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    kept: Tensor | None,
+    mask: MaskLike | None,
+    is_causal: bool,
+    dropout_p: float,
     scale: float | None,
-    *,
-    recomputes: bool,
-) -> Tensor | None:
-    """The same route with zeros for what is masked out, and for queries that are NaN; None where that is not enough.
+) -> Tensor:
+    """Make the call a part of a graph."""
+    sizes, index = check(q, k, v, mask)
+    q, k, v = to_autocast(q, k, v)
+    kept = bits_of(mask, index, sizes)
+    return sdpa.attend_without_sync(q, k, v, kept, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
 
-    Something that a query drops may have reached it as 0 * NaN. With zeros there the route gives what it gives for
-    padding of zeros, bit for bit. What is left then is not finite in keys or values that a query keeps. Queries whose
-    weights the backward pass would not reproduce are zeros, too, beside their own result with its own gradient.
-    """
-    kept = torch.ones((1, 1, 1, 1), dtype=torch.bool) if kept is None else kept
-    q, k, v = reference.clean(q, k, v, kept)
-    finite = reference.finite_rows(q)
-    if not scores_fit(torch.where(finite, q.detach(), 0.0), k.detach(), scale, recomputes=False):
-        # A query that is finite may have scores that are not.
-        finite = finite & reference.finite_scores(q.detach(), k.detach(), kept, scale)
-    q = torch.where(finite, q, 0.0)
-    fit = fitting_rows(q.detach(), k.detach(), kept, scale) if recomputes else finite
-    all_fit = not recomputes or bool(fit.all())
-    out = attend(q if all_fit else torch.where(fit, q, 0.0), k, v)
-    if not is_finite(out.detach()) or (out.requires_grad and not is_finite(k.detach())):
-        return None
-    if not all_fit:
-        out = torch.where(fit, out, attend_read(attend, torch.where(fit, 0.0, q), k, v, kept, scale))
-    return out if bool(finite.all()) else reference.with_nan(out, ~finite)
+
+# -- the routes --------------------------------------------------------------------------------------------------------
+def _pays_whole(facts: Facts) -> str | None:
+    """Our kernel takes less, wherever it serves."""
+    return kernel.REASON if kernel.serves(facts) is None and kernel.pays(facts) is None else None
+
+
+def _why_whole(facts: Facts) -> str:
+    why_not = blocks.serves(facts) or blocks.pays(facts)
+    count = facts.detail.blocks
+    if why_not is not None or count is None:
+        return why_not or ""
+    return f"{count.blocks} block{'s' if count.blocks != 1 else ''} would skip too little"
+
+
+def _run_plain(
+    q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, call: Call, dropout_p: float, scale: float | None
+) -> Tensor:
+    return reference.attention(q, k, v, bits_of(mask, call.index, call.sizes), call.is_causal, dropout_p, scale)
+
+
+def _flops(facts: Facts) -> int:
+    """Of a pair of a query and a key: two products."""
+    return 4 * int(facts.detail.features)
+
+
+_BLOCKS = Route(
+    "blocks",
+    blocks.run,
+    blocks.serves,
+    blocks.work,
+    blocks.pays,
+    blocks.cost,
+    reason=blocks.reason,
+    skips=Skips.COMPUTING,
+    flops=_flops,
+    is_kernel=True,
+)
+_ROUTES = (
+    Route(
+        "bare",
+        kernel.run,
+        kernel.serves,
+        kernel.work,
+        kernel.pays,
+        call="bare",
+        reason=kernel.REASON,
+        skips=Skips.READING,
+        flops=_flops,
+        is_kernel=True,
+    ),
+    Route(
+        "whole",
+        sdpa.run,
+        lambda facts: None if facts.device == "cpu" else NOT_APPLICABLE,
+        sdpa.dense_work,
+        _pays_whole,
+        sdpa.cost,
+        reason=_why_whole,
+        flops=_flops,
+    ),
+    _BLOCKS,
+    Route(
+        "sdpa",
+        sdpa.run_without_sync,
+        lambda facts: None if facts.device != "cpu" else NOT_APPLICABLE,
+        reason=lambda facts: blocks.serves(facts) or "",
+        flops=_flops,
+    ),
+    Route(
+        "plain",
+        _run_plain,
+        work=sdpa.dense_work,
+        pays=lambda facts: None if facts.transformed else NOT_APPLICABLE,
+        cost=sdpa.cost,
+        flops=_flops,
+        transforms=True,
+    ),
+)
+
+
+def _checked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: MaskLike | None,
+    lower: torch.dtype | None,
+    is_causal: bool,
+    dropout_p: float,
+    *,
+    grad: bool,
+    transformed: bool,
+) -> Call:
+    """Check a call that was not made before, and collect its facts; ``lower`` is autocast's dtype, if that is on."""
+    sizes, index = check(q, k, v, mask)
+    scores = Scores(
+        kv_heads=k.shape[1],
+        features=q.shape[-1],
+        value_features=v.shape[-1],
+        is_causal=is_causal,
+        has_dropout=dropout_p > 0.0,
+        is_structured=isinstance(mask, Mask),
+        has_pairs=mask is not None and index != KEYS and mask.ndim > 1 and mask.shape[-2] != 1,
+    )
+    facts = Facts(
+        OP,
+        tuple(sizes),
+        q.dtype if lower is None or q.dtype is torch.float64 else lower,
+        q.device.type,
+        grad=grad,
+        transformed=transformed,
+        mask="none" if mask is None else "bits",
+        detail=scores,
+    )
+    scale = 1 / math.sqrt(max(q.shape[-1], 1))
+    return Call(facts, sizes, index, index == KEYS, is_causal, scale, lower is not None)
+
+
+def _decide_by_blocks(mask: MaskLike | None, call: Call) -> tuple[Decision, Call]:
+    """Decide a call that may go by blocks once more, from the blocks that its mask keeps."""
+    found, count = blocks.find(mask, call)
+    facts = call.facts._replace(detail=call.facts.detail._replace(blocks=count))
+    key = (OP, facts, _is_any_forced() and _forced())
+    decision: Decision | None = _cached(key)
+    if decision is None:
+        decision = dispatch.cache[key] = decide(facts, _ROUTES)
+    return decision, call._replace(blocks=found)
+
+
+def _report(plan: Plan, q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, call: Call) -> Plan | None:
+    """Record a call, with the pairs that its route leaves out: what attention is made of is pairs, so those count."""
+    sizes = call.sizes
+    pairs, total = q.new_empty(()).expand(sizes), math.prod(sizes)
+    skipped, skipped_bytes = 0, 0
+    if plan.route == "bare":
+        kept = kept_of(bits_of(mask, call.index, sizes), call.is_causal, sizes)
+        if kept is not None:
+            skipped, unread = kernel.count_skipped(kept.expand(sizes), call.is_causal)
+            skipped_bytes = unread * k.shape[1] * (k.shape[-1] + v.shape[-1]) * k.element_size()
+        plan = replace(plan, reason=f"{plan.reason}: {total - skipped:,} of {total:,} pairs are computed")
+    elif plan.route == "blocks" and plan.work is not None:
+        # Blocks are scored as a whole, dropped pairs inside of them too.
+        skipped = total - plan.work.attention_flops // max(4 * q.shape[-1], 1)
+    of_pairs = mask[call.index] if isinstance(mask, Mask) else mask
+    return record(plan, pairs, of_pairs, skipped=skipped, skipped_bytes=skipped_bytes)

@@ -143,7 +143,7 @@ def assert_async(condition: torch.Tensor, message: str) -> None:
 
 def _aten(name: str) -> Callable[..., Any] | None:
     op = getattr(torch.ops.aten, name, None)
-    return None if op is None else op.default  # type: ignore[no-any-return]
+    return None if op is None else op.default
 
 
 #: The CPU kernel of scaled_dot_product_attention and its gradient, for calls on views of some queries and keys. The

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import overload
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -123,17 +123,12 @@ def attention(
         mask = drop_queries(q, k, v, mask, query_mask)
     # Inside of a graph the choice must be a constant of it.
     if is_tracing():
-        return _in_graph(q, k, v, mask, is_causal, dropout_p, scale)
+        return _in_graph(q, k, v, mask, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
     try:
         device = q.device
         lower = _autocast_dtype(device.type) if is_autocast(device.type) else None
-        of_mask = (
-            None
-            if mask is None
-            else (mask.shape, mask.device)
-            if isinstance(mask, Mask)
-            else (mask.shape, mask.device, mask.dtype, mask.layout)
-        )
+        kind = Mask if mask is None or isinstance(mask, Mask) else (mask.dtype, mask.layout)
+        of_mask = None if mask is None else (mask.shape, mask.device, kind)
         # fmt: off
         key = (
             OP, q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, device, k.device, v.device, q.layout, k.layout,
@@ -149,10 +144,9 @@ def attention(
         if not has_dispatch_modes():
             raise
         # Sizes that are symbols: a graph is made of the call, as by make_fx.
-        return _in_graph(q, k, v, mask, is_causal, dropout_p, scale)
+        return _in_graph(q, k, v, mask, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
     if decision is None:
-        *_, grad, transformed, _ = key
-        call = _checked(q, k, v, mask, lower, is_causal, dropout_p, grad=grad, transformed=transformed)
+        call = _check(key, q, k, v, mask)
         decision = dispatch.cache[key] = decide(call.facts, _ROUTES, call)
     call = decision.prepared
     if call.is_autocast:
@@ -164,20 +158,10 @@ def attention(
     return decision.run(q, k, v, mask, call, dropout_p, scale)  # type: ignore[no-any-return]
 
 
-def _in_graph(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: MaskLike | None,
-    is_causal: bool,
-    dropout_p: float,
-    scale: float | None,
-) -> Tensor:
+def _in_graph(q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, **options: Any) -> Tensor:
     """Make the call a part of a graph."""
     sizes, index = check(q, k, v, mask)
-    q, k, v = to_autocast(q, k, v)
-    kept = bits_of(mask, index, sizes)
-    return sdpa.attend_without_sync(q, k, v, kept, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
+    return sdpa.attend_without_sync(*to_autocast(q, k, v), bits_of(mask, index, sizes), **options)
 
 
 # -- the routes --------------------------------------------------------------------------------------------------------
@@ -260,41 +244,17 @@ _ROUTES = (
 )
 
 
-def _checked(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: MaskLike | None,
-    lower: torch.dtype | None,
-    is_causal: bool,
-    dropout_p: float,
-    *,
-    grad: bool,
-    transformed: bool,
-) -> Call:
-    """Check a call that was not made before, and collect its facts; ``lower`` is autocast's dtype, if that is on."""
+def _check(key: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None) -> Call:
+    """Check a call that was not made before, and collect its facts."""
     sizes, index = check(q, k, v, mask)
-    scores = Scores(
-        kv_heads=k.shape[1],
-        features=q.shape[-1],
-        value_features=v.shape[-1],
-        is_causal=is_causal,
-        has_dropout=dropout_p > 0.0,
-        is_structured=isinstance(mask, Mask),
-        has_pairs=mask is not None and index != KEYS and mask.ndim > 1 and mask.shape[-2] != 1,
-    )
+    *_, lower, is_causal, has_dropout, grad, transformed, _ = key
+    dtype = q.dtype if lower is None or q.dtype is torch.float64 else lower
+    has_pairs = mask is not None and index != KEYS and mask.ndim > 1 and mask.shape[-2] != 1
+    scores = Scores(k.shape[1], q.shape[-1], v.shape[-1], is_causal, has_dropout, isinstance(mask, Mask), has_pairs)
     facts = Facts(
-        OP,
-        tuple(sizes),
-        q.dtype if lower is None or q.dtype is torch.float64 else lower,
-        q.device.type,
-        grad=grad,
-        transformed=transformed,
-        mask="none" if mask is None else "bits",
-        detail=scores,
+        OP, sizes, dtype, q.device.type, grad, transformed, mask="none" if mask is None else "bits", detail=scores
     )
-    scale = 1 / math.sqrt(max(q.shape[-1], 1))
-    return Call(facts, sizes, index, index == KEYS, is_causal, scale, lower is not None)
+    return Call(facts, sizes, index, index == KEYS, is_causal, 1 / math.sqrt(max(q.shape[-1], 1)), lower is not None)
 
 
 def _decide_by_blocks(mask: MaskLike | None, call: Call) -> tuple[Decision, Call]:

@@ -198,25 +198,20 @@ def attend_blocks(q: Tensor, k: Tensor, v: Tensor, blocks: Sequence[Block], scal
     if sdpa.requires_grad(q, k, v):
         out: Tensor = _Blocks.apply(q, k, v, blocks, scale)  # type: ignore[no-untyped-call]
         return out
-    return _attend(q, k, v, blocks, scale, None)
+    return _attend(q, k, v, blocks, scale)[0]
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, blocks: Sequence[Block], scale: float | None, norms: list[Tensor] | None
-) -> Tensor:
-    """The forward pass; the logarithms of the sums, which the backward pass needs, go into ``norms``."""
-    if len(blocks) == 1 and blocks[0].rows == (0, q.shape[2]) and blocks[0].batch == (0, q.shape[0]):
-        block = blocks[0]
-        keys, values = block.keys_of(k), block.keys_of(v)
-        out: Tensor
-        out, norm = _forward(q, keys, values, 0.0, block.is_causal, attn_mask=block.bias(q.dtype), scale=scale)
-        if norms is not None:
-            norms.append(norm)
-        return out
-    out = torch.zeros_like(q)
+    q: Tensor, k: Tensor, v: Tensor, blocks: Sequence[Block], scale: float | None
+) -> tuple[Tensor, list[Tensor]]:
+    """The forward pass, and the log-sum-exps of each block, which the backward pass needs."""
+    is_one = len(blocks) == 1 and blocks[0].rows == (0, q.shape[2]) and blocks[0].batch == (0, q.shape[0])
+    # The result of a block that holds all queries needs no copy.
+    out = q if is_one else torch.zeros_like(q)
+    norms = []
     for block in blocks:
         part, norm = _forward(
-            block.queries_of(q),
+            q if is_one else block.queries_of(q),
             block.keys_of(k),
             block.keys_of(v),
             0.0,
@@ -224,17 +219,17 @@ def _attend(
             attn_mask=block.bias(q.dtype),
             scale=scale,
         )
+        norms.append(norm)
+        if is_one:
+            return part, norms
         block.queries_of(out).copy_(part)
-        if norms is not None:
-            norms.append(norm)
-    return out
+    return out, norms
 
 
 class _Blocks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, blocks: Sequence[Block], scale: float | None) -> Tensor:
-        norms: list[Tensor] = []
-        out = _attend(q, k, v, blocks, scale, norms)
+        out, norms = _attend(q, k, v, blocks, scale)
         ctx.save_for_backward(q, k, v, out, *norms)
         ctx.blocks, ctx.scale = blocks, scale
         return out

@@ -87,32 +87,27 @@ def _lengths(x: Packed) -> list[int]:
 
 
 # -- the routes --------------------------------------------------------------------------------------------------------
-class _Packing(NamedTuple):
-    """What the routes look at beside the tokens."""
-
-    has_capacity: bool
-    is_on_host: bool
-    #: Whether positions in a sequence are those of the original layout, as far as ``is_causal`` needs that.
-    has_positions: bool
-
-
-def _serves_sequences(facts: Facts) -> str | None:
-    packing: _Packing = facts.detail
-    if facts.mask != "none":
+def _why_not_sequences(q: Packed, k: Packed, mask: MaskLike | None, is_causal: bool) -> str | None:
+    """Why the sequences cannot be treated one by one; None where they can."""
+    if mask is not None:
         return "there is a mask besides the packing"
-    if packing.has_capacity:
+    if q.capacity is not None or k.capacity is not None:
         return "the number of kept rows is not known"
-    if not packing.is_on_host:
+    if q.values.device.type != "cpu" and not (q.mask.facts.on_host and k.mask.facts.on_host):
         return "the lengths are on the device"
-    return None if packing.has_positions else "queries and keys are packed by different masks"
+    # Causal is a matter of positions: rows of one mask are in order, and leading runs are at their positions.
+    same = q.mask is k.mask
+    if is_causal and not (same or (q.mask.is_prefix and k.mask.is_prefix) or q.mask.equal(k.mask)):
+        return "queries and keys are packed by different masks"
+    return None
 
 
 _ROUTES = (
-    Route("sequences", _by_sequences, _serves_sequences, skips=Skips.COMPUTING),
+    Route("sequences", _by_sequences, lambda facts: facts.detail, skips=Skips.COMPUTING),
     Route(
         "plain",
         _in_layout,
-        pays=lambda facts: "the padding would be computed, too" if _serves_sequences(facts) is None else None,
+        pays=lambda facts: None if facts.transformed or facts.detail else "the padding would be computed, too",
         transforms=True,
     ),
 )
@@ -120,30 +115,15 @@ _ROUTES = (
 
 def _decision(q: Packed, k: Packed, mask: MaskLike | None, is_causal: bool) -> Decision:
     """The route of one call, from the cache or decided now."""
-    is_on_host = q.values.device.type == "cpu" or (q.mask.facts.on_host and k.mask.facts.on_host)
-    has_capacity, transformed = q.capacity is not None or k.capacity is not None, is_vmapped_or_functional()
-    is_open = mask is None and not has_capacity and not transformed and is_on_host
-    # Causal is a matter of positions: rows of one mask are in order, and leading runs are at their positions.
-    has_positions = not (is_causal and is_open) or _has_positions(q.mask, k.mask)
-    packing = _Packing(has_capacity, is_on_host, has_positions)
-    facts = Facts(
-        OP,
-        tuple(q.values.shape[1:]),
-        q.values.dtype,
-        q.values.device.type,
-        transformed=transformed,
-        mask="none" if mask is None else "bits",
-        detail=packing,
-    )
+    x, transformed = q.values, is_vmapped_or_functional()
+    # Data of a transform cannot be compared.
+    why_not = None if transformed else _why_not_sequences(q, k, mask, is_causal)
+    facts = Facts(OP, tuple(x.shape[1:]), x.dtype, x.device.type, transformed=transformed, detail=why_not)
     key = (OP, facts, dispatch.is_any_forced() and dispatch.forced())
     decision: Decision | None = dispatch.cache.get(key)
     if decision is None:
         decision = dispatch.cache[key] = decide(facts, _ROUTES)
     return decision
-
-
-def _has_positions(queries: Mask, keys: Mask) -> bool:
-    return queries is keys or (queries.is_prefix and keys.is_prefix) or queries.equal(keys)
 
 
 def _report(plan: Plan, q: Packed, k: Packed) -> Plan | None:

@@ -84,49 +84,40 @@ def run(
     q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, call: Call, dropout_p: float, scale: float | None
 ) -> Tensor:
     """One call of SDPA for all pairs."""
-    kept = bits_of(mask, call.index, call.sizes)
-    attend = _with_mask(kept, call.is_causal, dropout_p, scale)
+    bits, is_causal = bits_of(mask, call.index, call.sizes), call.is_causal
+    attend, kept = _with_mask(bits, call, dropout_p, scale)
     out = attend(q, k, v)
-    drops = kept is not None or call.is_causal
+    drops = kept is not None or is_causal
     if not is_sound(out, q, k, scale, drops=drops, recomputes=dropout_p == 0.0 and requires_grad(q, k, v)):
-        out = attend_finite(attend, q, k, v, kept_of(kept, call.is_causal, call.sizes), dropout_p, scale)
-    return _end_gradients(out, kept, call.is_causal, q, k)
+        out = attend_finite(attend, q, k, v, kept_of(bits, is_causal, call.sizes), dropout_p, scale)
+    if kept is None or not out.requires_grad:
+        return out
+    # The gradient of a row that keeps nothing may be anything, and ends here.
+    some = kept.any(-1, keepdim=True)
+    return out if some.all() else where_kept(out, some, 0.0)
 
 
 def rerun(q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, call: Call, scale: float | None) -> Tensor:
     """The same for a call of which a kernel has found that something in it is not finite."""
-    kept = bits_of(mask, call.index, call.sizes)
-    attend = _with_mask(kept, call.is_causal, 0.0, scale)
-    return attend_finite(attend, q, k, v, kept_of(kept, call.is_causal, call.sizes), 0.0, scale)
+    bits = bits_of(mask, call.index, call.sizes)
+    attend, _ = _with_mask(bits, call, 0.0, scale)
+    return attend_finite(attend, q, k, v, kept_of(bits, call.is_causal, call.sizes), 0.0, scale)
 
 
-def _with_mask(kept: Tensor | None, is_causal: bool, dropout_p: float, scale: float | None) -> Attend:
-    """SDPA with its options bound. Every call of it drops the same weights."""
+def _with_mask(bits: Tensor | None, call: Call, dropout_p: float, scale: float | None) -> tuple[Attend, Tensor | None]:
+    """SDPA with its options bound, and the mask that it is given. Every call of it drops the same weights."""
     state = torch.get_rng_state() if dropout_p > 0.0 else None
+    kept = None if bits is None else kept_of(bits, call.is_causal, call.sizes)
+    # Without a mask, SDPA is causal by itself.
+    is_causal = call.is_causal and kept is None
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if state is not None:
             torch.set_rng_state(state)
         gqa = q.shape[1] != k.shape[1]
-        if kept is None:
-            return scaled_dot_product_attention(q, k, v, None, dropout_p, is_causal, scale=scale, enable_gqa=gqa)
-        bits = _and_causal(kept, is_causal, q, k)
-        return scaled_dot_product_attention(q, k, v, bits, dropout_p, scale=scale, enable_gqa=gqa)
+        return scaled_dot_product_attention(q, k, v, kept, dropout_p, is_causal, scale=scale, enable_gqa=gqa)
 
-    return attend
-
-
-def _end_gradients(out: Tensor, kept: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> Tensor:
-    """The result, through which no gradient reaches a row that keeps nothing: it may be anything there."""
-    if kept is None or not out.requires_grad:
-        return out
-    some = _and_causal(kept, is_causal, q, k).any(-1, keepdim=True)
-    return out if some.all() else where_kept(out, some, 0.0)
-
-
-def _and_causal(kept: Tensor, is_causal: bool, q: Tensor, k: Tensor) -> Tensor:
-    """What is kept, and not later than the query."""
-    return kept & reference.causal(q.shape[2], k.shape[2], q.device) if is_causal else kept
+    return attend, kept
 
 
 # -- without a host-device sync ----------------------------------------------------------------------------------------
@@ -134,9 +125,8 @@ def run_without_sync(
     q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, call: Call, dropout_p: float, scale: float | None
 ) -> Tensor:
     """For devices, and for graphs: the values of a result are not looked at, so what is dropped is zero beforehand."""
-    return attend_without_sync(
-        q, k, v, bits_of(mask, call.index, call.sizes), is_causal=call.is_causal, dropout_p=dropout_p, scale=scale
-    )
+    kept = bits_of(mask, call.index, call.sizes)
+    return attend_without_sync(q, k, v, kept, is_causal=call.is_causal, dropout_p=dropout_p, scale=scale)
 
 
 def attend_without_sync(

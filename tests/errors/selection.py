@@ -12,7 +12,7 @@ from torch import nn
 import maskwise as mw
 from maskwise import Mask, Packed
 from maskwise.errors import ArgumentError, DeviceError, DtypeError, ShapeError
-from maskwise.ops.attention.sequences import attend
+from maskwise.ops.attention import attend
 from maskwise.ops.linear import SparseLayout
 from tests.errors.row import Row
 

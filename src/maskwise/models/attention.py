@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from maskwise.models.packing import Packing, Row
-from maskwise.ops.attention.sequences import attend
+from maskwise.ops.attention import attend
 
 __all__ = ["PackedMask"]
 

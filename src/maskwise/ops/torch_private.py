@@ -18,6 +18,8 @@ from torch.utils._pytree import register_pytree_node
 __all__ = [
     "are_saved_tensors_hooks_enabled",
     "assert_async",
+    "flash_attention_for_cpu",
+    "flash_attention_for_cpu_backward",
     "has_dispatch_modes",
     "is_exporting",
     "is_forward_ad",
@@ -137,3 +139,15 @@ def assert_async(condition: torch.Tensor, message: str) -> None:
     check = getattr(torch, "_assert_async", None)
     if check is not None:
         check(condition, message)
+
+
+def _aten(name: str) -> Callable[..., Any] | None:
+    op = getattr(torch.ops.aten, name, None)
+    return None if op is None else op.default
+
+
+#: The CPU kernel of scaled_dot_product_attention and its gradient, for calls on views of some queries and keys. The
+#: public function may take another kernel, and autograd would make gradients of the full size for each view. None
+#: without it: attention then takes one call for all keys.
+flash_attention_for_cpu = _aten("_scaled_dot_product_flash_attention_for_cpu")
+flash_attention_for_cpu_backward = _aten("_scaled_dot_product_flash_attention_for_cpu_backward")

@@ -3,8 +3,8 @@
     pip install 'maskwise[examples]'
     python examples/pruned_mlp.py
 
-The digits are scikit-learn's. A cubic schedule lowers the density; `mw.compress` then replaces every layer by the fastest
-equivalent on this machine.
+The digits are scikit-learn's. A cubic schedule lowers the density; `mw.compress` then replaces every layer by the
+fastest equivalent on this machine.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python examples/segment_packed_lm.py
 
-Documents of different lengths are packed first-fit into rows of a fixed size, instead of one padded row per document. The
-mask is `causal & segments`: no token attends to another document. To check it, the loss of the packed rows is compared
-with the loss of the documents one by one.
+Documents of different lengths are packed first-fit into rows of a fixed size, instead of one padded row per document.
+The mask is `causal & segments`: no token attends to another document. To check it, the loss of the packed rows is
+compared with the loss of the documents one by one.
 """
 
 from __future__ import annotations

@@ -108,8 +108,8 @@ __all__ = [
     "var",
 ]
 
-# The functions are imported at the first use of one: registering their ops takes longer than everything else here. All
-# at once, because that use may be inside of a graph that is being traced, where tables must not change half-way.
+# Lazy: registering the ops takes longer than everything else here. The first use of a function imports all of them,
+# because it may happen while a graph is traced, and the op registry must not change during the trace.
 _HOMES = {
     "maskwise.data": "TokenBudgetSampler",
     "maskwise.models": "unpad",
@@ -125,12 +125,12 @@ _HOMES = {
     "maskwise.ops.softmax": "log_softmax normalize softmax softmin standardize",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
-# Packages that are public under their own name.
+# Public subpackages.
 _PACKAGES = ("models", "nn")
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name from where it lives, once."""
+    """Import a public name at its first use."""
     if name not in _HOME_OF and name not in _PACKAGES:
         from difflib import get_close_matches
 

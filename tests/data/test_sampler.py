@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import maskwise as mw
-from maskwise.data.packing import bucket, first_fit
+from maskwise.data.sampler import bucket, first_fit
 from maskwise.errors import ArgumentError, DtypeError, ShapeError
 
 METHODS = ["first_fit", "bucket"]

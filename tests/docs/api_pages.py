@@ -24,7 +24,7 @@ TITLES = {"Args": "Arguments", "Attributes": "Attributes", "Returns": "Returns",
 # The parts of the page on functions; a function that is in none of them fails the test that everything has its place.
 BY_FAMILY: dict[str, str] = {
     "reduce": "Reductions",
-    "softmax": "Softmax and friends",
+    "softmax": "Softmax and normalization",
     "scan": "Scans",
     "order": "Sort, top-k, quantiles",
     "fill": "Fill and losses",

@@ -10,7 +10,7 @@ from maskwise import Mask
 from maskwise.errors import ArgumentError, DeviceError, DtypeError, OutOfRangeError, ShapeError
 from maskwise.ops.operation import eager_function
 from maskwise.plan.cost import Rates
-from maskwise.plan.tabular import Tabular
+from maskwise.plan.explain import Tabular
 from tests.errors.row import Row
 
 X = torch.arange(6.0).reshape(2, 3)

@@ -172,4 +172,4 @@ def test_without_triton_plain_torch_serves_and_explain_says_so(monkeypatch):
         mw.sum(x, torch.empty(512, 512, dtype=torch.bool, device="cuda"), 1)
     (call,) = log
     assert call.route == "plain"
-    assert call.reason == "Triton is not installed, so plain torch serves: pip install triton"
+    assert call.reason == "Triton is not installed, so plain torch is used: pip install triton"

@@ -170,7 +170,7 @@ def test_unsigned_integers_give_what_signed_ones_give(name, dtype):
 @pytest.mark.parametrize("dtype", UNSIGNED)
 def test_what_torch_cannot_order_or_divide_is_refused(name, dtype):
     wanted = (
-        r"be of a dtype that torch can order.*Hint: x.long\(\)" if name in ORDERED else "be floating.*Hint: .*float"
+        r"have a dtype that torch can sort.*Hint: x.long\(\)" if name in ORDERED else "be floating.*Hint: .*float"
     )
     with pytest.raises(DtypeError, match=wanted):
         caller(BY_NAME[name])(INTEGERS.to(dtype), KEPT)

@@ -33,7 +33,7 @@ def test_a_refused_route_says_what_it_would_have_cost():
 @pytest.mark.parametrize(
     ("facts", "reason"),
     [
-        ({"dtype": torch.complex64}, "the cpu kernel of sum does not take torch.complex64"),
+        ({"dtype": torch.complex64}, "the cpu kernel of sum does not support torch.complex64"),
         ({"device": "mps"}, "sum has no kernel on mps"),
         ({"transformed": True}, "torch.func transforms"),
     ],

@@ -6,7 +6,7 @@ import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
-from maskwise.plan.machine import cpu_model
+from maskwise.plan.calibration import cpu_model
 
 __all__ = ["cpu_model", "describe", "version_of"]
 

@@ -15,7 +15,7 @@ from maskwise.nn.gated import Gated, gated
 from maskwise.nn.modules import check_module
 from maskwise.nn.sparse_linear import SparseLinear
 from maskwise.nn.weights import ungated
-from maskwise.plan.tabular import Tabular
+from maskwise.plan.explain import Tabular
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -1,37 +1,39 @@
-"""The rates in use: those that ``maskwise calibrate`` measured on this machine, or the built-in ones.
+"""The rates in use: those that ``maskwise calibrate`` measured on this machine, or the defaults.
 
-The file is read when the first plan is made, never at import. It may hold rates of several machines, or of one with
-several numbers of threads: a cache directory may be shared, and threads may be set. What does not belong to this
-machine, torch and maskwise is left alone.
+The file is read when the first plan is made, never at import. A cache directory may be shared, so the file may have
+entries for several machines, thread counts and versions; entries of others are left alone.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import platform
+import subprocess
+import sys
 import warnings
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from maskwise.plan.cost import BUILT_IN, Rates
-from maskwise.plan.machine import identity
 
-__all__ = ["Calibration", "forget", "key", "path", "rates_for", "read", "state"]
+__all__ = ["Calibration", "cpu_model", "forget", "identity", "key", "path", "rates_for", "read", "state"]
 
 FILE = "calibration.json"
-#: The rates by kind of device; None until the first plan asks for them.
+#: The rates by device type; None until the first plan.
 _loaded: dict[str, Rates] | None = None
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What the file says of this machine.
+    """The entry of this machine in the file.
 
     Attributes:
-        rates: by kind of device, "cpu" or "cuda"; empty where nothing was measured.
+        rates: by device type, "cpu" or "cuda"; empty where nothing was measured.
         date: when they were measured, or None.
         fault: why the file cannot be read, or None.
     """
@@ -41,24 +43,53 @@ class Calibration:
     fault: str | None = None
 
 
+@cache
+def cpu_model() -> str:
+    """The model name of the CPU, as the operating system reports it."""
+    try:
+        if platform.system() == "Linux":
+            with Path("/proc/cpuinfo").open() as lines:
+                for line in lines:
+                    if line.startswith("model name"):
+                        return line.split(":", 1)[1].strip()
+        if platform.system() == "Darwin":
+            command = ["sysctl", "-n", "machdep.cpu.brand_string"]
+            return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        pass
+    return platform.processor() or platform.machine()
+
+
+def identity() -> dict[str, str | int]:
+    """What rates depend on: the CPU, its cores, the thread count, and the versions of torch and maskwise."""
+    return {
+        "cpu": cpu_model(),
+        "cores": os.cpu_count() or 0,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        # Looked up, not imported: this layer is below the package's root.
+        "maskwise": sys.modules["maskwise"].__version__,
+    }
+
+
 def path() -> Path:
-    """Where measured rates are kept: the user's cache directory, or where ``MASKWISE_CACHE_DIR`` points."""
-    place = os.environ.get("MASKWISE_CACHE_DIR")
-    if place:
-        return Path(place) / FILE
-    # Imported here, for the directory is asked for once and most machines have no file in it.
+    """The file of measured rates, in ``MASKWISE_CACHE_DIR`` or the user's cache directory."""
+    directory = os.environ.get("MASKWISE_CACHE_DIR")
+    if directory:
+        return Path(directory) / FILE
+    # Imported here, to keep the import of maskwise lean.
     from platformdirs import user_cache_path
 
     return user_cache_path("maskwise") / FILE
 
 
 def key() -> str:
-    """The machine, torch and maskwise in one line, as the file names them."""
+    """The key of this machine and these versions in the file."""
     return " | ".join(f"{name} {value}" for name, value in identity().items())
 
 
 def read() -> dict[str, Any]:
-    """All entries of the file, by `key`; empty where there is none.
+    """All entries of the file, by `key`; empty where there is no file.
 
     Raises:
         ValueError: it is not what `maskwise calibrate` writes.
@@ -70,12 +101,12 @@ def read() -> dict[str, Any]:
         return {}
     entries = json.loads(text)
     if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):
-        raise ValueError("it holds no entries by machine")
+        raise ValueError("it has no entries by machine")
     return entries
 
 
 def state() -> Calibration:
-    """What the file says of this machine, without a warning."""
+    """The entry of this machine, read without a warning."""
     try:
         entry = read().get(key())
         if entry is None:
@@ -87,29 +118,29 @@ def state() -> Calibration:
 
 
 def rates_for(device: str) -> Rates:
-    """The rates of a kind of device: measured where they were, else built in."""
+    """The rates of a device type: measured, or else the defaults."""
     global _loaded
     if _loaded is None:
         found = state()
-        # Before the warning, which may be an error: it is given once.
+        # Set before the warning, which may be raised as an error, so that it is given once.
         _loaded = {**BUILT_IN, **found.rates}
         if found.fault is not None:
             warnings.warn(
                 f"maskwise: the measured rates in {path()} cannot be read ({found.fault}), so built-in rates are used. "
-                "Hint: `maskwise calibrate` measures anew, `maskwise calibrate --reset` removes them.",
+                "Hint: `maskwise calibrate` measures again, `maskwise calibrate --reset` removes them.",
                 stacklevel=2,
             )
     return _loaded.get(device) or _loaded["cpu"]
 
 
 def forget() -> None:
-    """Read the file anew when the next plan is made."""
+    """Read the file again when the next plan is made."""
     global _loaded
     _loaded = None
 
 
 def _is_here(device: str, entry: dict[str, Any]) -> bool:
-    """Whether rates of a device are of the one that is here now; a GPU that nothing has used yet is not asked."""
+    """Whether measured rates are of the present device; a GPU that is not initialized yet is not queried."""
     named = entry.get("gpu")
     if device != "cuda" or named is None or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return True

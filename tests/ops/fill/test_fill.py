@@ -79,5 +79,5 @@ def test_what_does_not_fit_is_refused_with_a_hint(value, mask, error, hint):
 
 
 def test_a_number_that_the_dtype_cannot_hold_is_refused_with_a_hint():
-    with pytest.raises(ArgumentError, match=r"a value that torch.uint8 can hold"):
+    with pytest.raises(ArgumentError, match=r"a value in the range of torch.uint8"):
         mw.fill(torch.zeros(3, dtype=torch.uint8), torch.ones(3, dtype=torch.bool), 1000)

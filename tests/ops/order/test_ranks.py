@@ -362,7 +362,7 @@ ERRORS = [
     (lambda x: mw.quantile(x, BITS, torch.tensor(0.5).requires_grad_()), ArgumentError, r"Hint: q\.detach\(\)"),
     (lambda x: mw.quantile(x, BITS, torch.tensor(0.5, device="meta")), DeviceError, r"cpu, got meta. Hint: q\.to"),
     (lambda x: mw.quantile(x, BITS, 0.5, interpolation="cubic"), ArgumentError, r"'linear', .* got 'cubic'"),
-    (lambda x: mw.quantile(x, BITS, 0.5, (1, -2)), ArgumentError, r"name each dim once"),
+    (lambda x: mw.quantile(x, BITS, 0.5, (1, -2)), ArgumentError, r"not repeat a dim"),
 ]
 
 

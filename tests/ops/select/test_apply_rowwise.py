@@ -16,7 +16,7 @@ from maskwise.ops.select import rowwise_check
 
 @pytest.fixture(autouse=True)
 def _nothing_is_judged_yet():
-    rowwise_check._verdicts.clear()
+    rowwise_check._cache.clear()
 
 
 X = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(0))
@@ -70,7 +70,7 @@ def test_a_function_that_mixes_rows_is_refused_on_every_route_with_the_reason(na
 @every_route
 def test_a_refusal_is_not_forgotten_and_names_what_it_saw(route):
     for _ in range(2):
-        with mw.force(route), pytest.raises(ArgumentError, match=r"<lambda>: a row that beside others is \d"):
+        with mw.force(route), pytest.raises(ArgumentError, match=r"<lambda>: a row that among others differs by \d"):
             mw.apply(MIXING["mean"], X, mask=MASK)
         with mw.force(route), pytest.raises(ArgumentError, match=r"BatchNorm1d, which in training mode normalizes"):
             mw.apply(NORM, X, mask=MASK)
@@ -182,16 +182,16 @@ def test_functions_that_mix_at_random_are_refused_whatever_is_drawn(route):
 
 
 def test_random_functions_that_draw_by_what_they_see_are_taken_and_judged_every_time(monkeypatch):
-    judged = []
-    judge = rowwise_check._judge
-    monkeypatch.setattr(rowwise_check, "_judge", lambda *given: (judged.append(1), judge(*given))[1])
+    checked = []
+    check = rowwise_check._check
+    monkeypatch.setattr(rowwise_check, "_check", lambda *given: (checked.append(1), check(*given))[1])
 
     def counts(rows):
         return torch.poisson(rows.exp()) + torch.poisson(rows.abs() * 20)
 
     for _ in range(3):
         mw.apply(counts, X, mask=MASK)
-    assert len(judged) == 3
+    assert len(checked) == 3
 
 
 @every_route
@@ -367,12 +367,12 @@ def changed_by(name):
 @pytest.mark.parametrize("name", changed_by(None))
 def test_a_function_is_judged_anew_when_what_it_consists_of_has_changed(name, monkeypatch):
     fn, change = changed_by(name)
-    judged = []
-    judge = rowwise_check._judge
-    monkeypatch.setattr(rowwise_check, "_judge", lambda *given: (judged.append(given[0]), judge(*given)))
+    checked = []
+    check = rowwise_check._check
+    monkeypatch.setattr(rowwise_check, "_check", lambda *given: (checked.append(given[0]), check(*given)))
     for _ in range(3):
         mw.apply(fn, X, mask=MASK)
-    assert len(judged) == 1
+    assert len(checked) == 1
     mixing = change()
     with pytest.raises(ArgumentError, match="treat each by itself"):
         mw.apply(mixing, X, mask=MASK)
@@ -403,7 +403,7 @@ def test_a_verdict_holds_for_the_mode_and_the_rank_that_it_was_made_for():
     sequences = torch.tensor([True, False, True, True])
     torch.testing.assert_close(mw.apply(conv, X, mask=sequences)[sequences], conv(X[sequences]))
     six = mw.Mask.from_lengths([2, 2, 1, 1], max_len=6)
-    with pytest.raises(ArgumentError, match="RuntimeError for 3 rows, where 6 are taken"):
+    with pytest.raises(ArgumentError, match="RuntimeError for 3 rows, but not for 6"):
         mw.apply(conv, X, mask=six)
 
 
@@ -508,13 +508,13 @@ def test_compiled_graphs_and_transforms_take_functions_as_they_are():
     torch.testing.assert_close(mapped, expected)
 
 
-def test_verdicts_live_no_longer_than_their_functions():
+def test_cached_checks_live_no_longer_than_their_functions():
     model = nn.Linear(8, 8)
     mw.apply(model, X, mask=MASK)
-    assert len(rowwise_check._verdicts) == 1
+    assert len(rowwise_check._cache) == 1
     del model
     gc.collect()
-    assert len(rowwise_check._verdicts) == 0
+    assert len(rowwise_check._cache) == 0
 
 
 def test_an_error_of_the_functions_own_is_not_hidden():

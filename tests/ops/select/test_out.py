@@ -88,7 +88,7 @@ def test_room_that_does_not_fit_is_refused(out, error, message):
 def test_room_that_is_read_from_is_refused_and_stays_as_it_was():
     x = rows(2, 3, 2)
     before = x.clone()
-    with pytest.raises(ArgumentError, match=r"not share memory with what is read"):
+    with pytest.raises(ArgumentError, match=r"not share memory with an input"):
         mw.pack(x, MASK, out=x.view(6, 2)[:4])
     packed = mw.pack(x, MASK)
     with pytest.raises(ArgumentError, match=r"Packed.unpack: `out` must not share memory"):

@@ -168,7 +168,7 @@ def test_packing_compiles_into_one_graph_whose_rows_nobody_counted():
 
 
 def test_a_capacity_that_is_too_small_is_an_error_with_the_one_that_fits():
-    with pytest.raises(ArgumentError, match=r"at least what the mask keeps, 3, got 2. Hint: capacity=3"):
+    with pytest.raises(ArgumentError, match=r"at least the number of kept rows, 3, got 2. Hint: capacity=3"):
         mw.pack(torch.ones(3), torch.ones(3, dtype=torch.bool), capacity=2)
 
 

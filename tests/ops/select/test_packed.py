@@ -56,7 +56,7 @@ def test_an_equal_mask_is_the_same_mask(x, mask):
 
 
 def test_a_tensor_that_does_not_fit_the_layout_is_an_error(x, mask):
-    with pytest.raises(ShapeError, match=r"broadcast against the original layout \(4, 5, 3\), got \(7,\)"):
+    with pytest.raises(ShapeError, match=r"broadcast against the padded layout \(4, 5, 3\), got \(7,\)"):
         mw.pack(x, mask) + torch.ones(7)
 
 
@@ -207,7 +207,7 @@ def test_packed_sequences_are_those_of_torch_there_and_back(x):
 
 
 def test_an_empty_sequence_is_refused_where_a_packed_sequence_cannot_tell_it(x, mask):
-    with pytest.raises(ArgumentError, match="keep something of every sequence, got none of sequence 1"):
+    with pytest.raises(ArgumentError, match="keep at least one row of every sequence, got none of sequence 1"):
         mw.pack(x, mask).to_packed_sequence()
 
 

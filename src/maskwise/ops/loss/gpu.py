@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maskwise.ops.gpu.dtypes import accumulator, as_bytes, triton_type
 from maskwise.ops.gpu.geometry import Geometry, elementwise, lay_out
-from maskwise.ops.gpu.launch import BUSY, TILE, Blocks, blocks_for, counters, launch
+from maskwise.ops.gpu.launch import BUSY, TILE, Blocks, accumulator, as_bytes, blocks_for, counters, launch, triton_type
 from maskwise.ops.loss.cross_entropy import empty_for_gradient
 from maskwise.ops.loss.functional_losses import REDUCTION_CODES
 from maskwise.ops.loss.triton import class_backward_kernel, class_kernel, element_backward_kernel, element_kernel

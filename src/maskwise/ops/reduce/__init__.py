@@ -1,4 +1,4 @@
-"""Reductions over what is kept."""
+"""Masked reductions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logsumexp and the vector norms of what is kept."""
+"""Masked logsumexp and vector norms."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def logsumexp(
         x: any shape; floating, or integer, which is cast to the default dtype as in torch.
         mask: a Mask or a bool tensor that broadcasts to ``x``; True means keep.
         dim: the dim or dims to reduce; None for all.
-        keepdim: whether reduced dims stay, with size 1.
-        empty: what a slice with nothing kept gives, instead of -inf.
+        keepdim: whether to retain reduced dims with size 1.
+        empty: the result of a slice with nothing kept, instead of -inf.
 
     Returns:
         The logarithms: x's shape without the reduced dims.
@@ -52,8 +52,8 @@ def logsumexp(
         ShapeError: the mask does not broadcast to x.
         DtypeError: the mask is not bool, or x is complex.
         DeviceError: the mask is on another device.
-        OutOfRangeError: a dim that x does not have.
-        ArgumentError: a dim is named twice, or x or the mask is sparse.
+        OutOfRangeError: a dim is out of range for x.
+        ArgumentError: a dim is repeated, or x or the mask is sparse.
     """
     if isinstance(x, Tensor) and not x.dtype.is_floating_point and not x.dtype.is_complex:
         x = x.to(torch.get_default_dtype())
@@ -87,11 +87,11 @@ def norm(
         x: any shape; floating or complex.
         mask: a Mask or a bool tensor that broadcasts to ``x``; True means keep.
         ord: any number: 2 for the root of the squares, 1 for the sum of magnitudes, inf and -inf for the extreme
-            magnitudes, 0 for how many are not 0.
+            magnitudes, 0 for the number of nonzeros.
         dim: the dim or dims to reduce; None for all.
-        keepdim: whether reduced dims stay, with size 1.
+        keepdim: whether to retain reduced dims with size 1.
         dtype: x is cast to it first.
-        empty: what a slice with nothing kept gives, instead of 0.
+        empty: the result of a slice with nothing kept, instead of 0.
 
     Returns:
         The norms: x's shape without the reduced dims.
@@ -100,8 +100,8 @@ def norm(
         ShapeError: the mask does not broadcast to x.
         DtypeError: the mask is not bool, x is not floating or complex, or ord is not a number.
         DeviceError: the mask is on another device.
-        OutOfRangeError: a dim that x does not have.
-        ArgumentError: a dim is named twice, or x or the mask is sparse.
+        OutOfRangeError: a dim is out of range for x.
+        ArgumentError: a dim is repeated, or x or the mask is sparse.
     """
     if dtype is not None:
         x = to_dtype("norm", x, dtype)
@@ -115,7 +115,7 @@ def norm(
 
 
 def logsumexp_gradient(grad: Tensor, out: Tensor, x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
-    """The softmax."""
+    """The gradient of logsumexp: the softmax."""
     values = where_kept(x, mask, -inf).to(accumulate_dtype(x))
     share = (values - expand_reduced(out, x.shape, dim, keepdim)).exp()
     return torch.where(mask, share * expand_reduced(grad, x.shape, dim, keepdim), 0.0).to(x.dtype)
@@ -124,7 +124,7 @@ def logsumexp_gradient(grad: Tensor, out: Tensor, x: Tensor, mask: Tensor, dim: 
 def norm_gradient(
     grad: Tensor, out: Tensor, x: Tensor, mask: Tensor, dim: list[int], keepdim: bool, ord: float
 ) -> Tensor:
-    """sign(x) (|x| / norm) ^ (ord - 1); of the infinities an equal part to all that reach them; 0 where x is."""
+    """sign(x) (|x| / norm) ^ (ord - 1), and 0 where x is 0; for ord inf and -inf split evenly among ties."""
     values = where_kept(x, mask, 0.0).to(accumulate_dtype(x))
     length = expand_reduced(out.to(accumulate_dtype(x)), x.shape, dim, keepdim)
     grads = expand_reduced(grad.to(accumulate_dtype(x)), x.shape, dim, keepdim)
@@ -132,16 +132,16 @@ def norm_gradient(
         return torch.zeros_like(x, memory_format=torch.contiguous_format)
     if ord in (inf, -inf):
         equal = mask & (values.abs() == length)
-        of_x = values.sgn() * grads / count(x, equal, dim, True)
+        grad_x = values.sgn() * grads / count(x, equal, dim, True)
         reached = mask & (equal | (length != length))
     elif ord == 1:
-        of_x, reached = values.sgn() * grads, mask
+        grad_x, reached = values.sgn() * grads, mask
     elif ord == 2:
-        of_x, reached = values / length * grads, mask & (length != 0)
+        grad_x, reached = values / length * grads, mask & (length != 0)
     else:
-        of_x = values.sgn() * (values.abs() / length).pow(ord - 1) * grads
+        grad_x = values.sgn() * (values.abs() / length).pow(ord - 1) * grads
         reached = mask & (length != 0) & (values != 0)
-    return torch.where(reached, of_x, 0.0).to(x.dtype)
+    return torch.where(reached, grad_x, 0.0).to(x.dtype)
 
 
 _logsumexp = reduction(

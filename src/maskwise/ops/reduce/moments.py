@@ -1,4 +1,4 @@
-"""Variance and standard deviation of what is kept."""
+"""Masked variance and standard deviation."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def var(
         x: any shape; floating.
         mask: a Mask or a bool tensor that broadcasts to ``x``; True means keep.
         dim: the dim or dims to reduce; None for all.
-        keepdim: whether reduced dims stay, with size 1.
+        keepdim: whether to retain reduced dims with size 1.
         correction: what is subtracted from the number of kept values before it divides; 1 for a sample, 0 for all.
-        empty: what a slice with nothing kept gives, instead of NaN.
+        empty: the result of a slice with nothing kept, instead of NaN.
 
     Returns:
         The variances: x's shape without the reduced dims. NaN where no more are kept than the correction.
@@ -52,8 +52,8 @@ def var(
         ShapeError: the mask does not broadcast to x.
         DtypeError: the mask is not bool, or x is not floating.
         DeviceError: the mask is on another device.
-        OutOfRangeError: a dim that x does not have.
-        ArgumentError: a dim is named twice, or x or the mask is sparse.
+        OutOfRangeError: a dim is out of range for x.
+        ArgumentError: a dim is repeated, or x or the mask is sparse.
     """
     need_floating("var", x, "mw.var(x.float(), mask)")
     then = None if empty is None else replace_empty("var", x, mask, dim, keepdim, empty)
@@ -82,9 +82,9 @@ def std(
         x: any shape; floating.
         mask: a Mask or a bool tensor that broadcasts to ``x``; True means keep.
         dim: the dim or dims to reduce; None for all.
-        keepdim: whether reduced dims stay, with size 1.
+        keepdim: whether to retain reduced dims with size 1.
         correction: what is subtracted from the number of kept values before it divides; 1 for a sample, 0 for all.
-        empty: what a slice with nothing kept gives, instead of NaN.
+        empty: the result of a slice with nothing kept, instead of NaN.
 
     Returns:
         The standard deviations: x's shape without the reduced dims. NaN where no more are kept than the correction.
@@ -93,8 +93,8 @@ def std(
         ShapeError: the mask does not broadcast to x.
         DtypeError: the mask is not bool, or x is not floating.
         DeviceError: the mask is on another device.
-        OutOfRangeError: a dim that x does not have.
-        ArgumentError: a dim is named twice, or x or the mask is sparse.
+        OutOfRangeError: a dim is out of range for x.
+        ArgumentError: a dim is repeated, or x or the mask is sparse.
     """
     need_floating("std", x, "mw.std(x.float(), mask)")
     then = None if empty is None else replace_empty("std", x, mask, dim, keepdim, empty)

@@ -1,4 +1,4 @@
-"""Sum, product and mean of what is kept."""
+"""Masked sum, product and mean."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def sum(
         x: any shape; floating, integer, bool or complex.
         mask: a Mask or a bool tensor that broadcasts to ``x``; True means keep.
         dim: the dim or dims to reduce; None for all.
-        keepdim: whether reduced dims stay, with size 1.
+        keepdim: whether to retain reduced dims with size 1.
         dtype: x is cast to it first. Integers and bools sum to int64 otherwise, as in torch.
-        empty: what a slice with nothing kept gives, instead of 0.
+        empty: the result of a slice with nothing kept, instead of 0.
 
     Returns:
         The sums: x's shape without the reduced dims.
@@ -72,8 +72,8 @@ def sum(
         ShapeError: the mask does not broadcast to x.
         DtypeError: the mask is not bool.
         DeviceError: the mask is on another device.
-        OutOfRangeError: a dim that x does not have.
-        ArgumentError: a dim is named twice, or x or the mask is sparse.
+        OutOfRangeError: a dim is out of range for x.
+        ArgumentError: a dim is repeated, or x or the mask is sparse.
     """
     if dtype is not None:
         x = to_dtype("sum", x, dtype)
@@ -81,7 +81,7 @@ def sum(
     if empty is not None:
         then = replace_empty("sum", x, mask, dim, keepdim, empty, dtype)
     elif dtype is not None:
-        # Integers sum to int64, and from there to the dtype: modulo arithmetic is the same either way.
+        # Integers sum to int64, and are cast to the dtype after: modular arithmetic gives the same result.
         then = partial(Tensor.to, dtype=dtype)
     out: Tensor = _sum(x, mask, dim, keepdim, then=then)
     return out
@@ -108,9 +108,9 @@ def prod(
         x: any shape; floating, integer, bool or complex.
         mask: a Mask or a bool tensor that broadcasts to ``x``; True means keep.
         dim: the dim or dims to reduce; None for all.
-        keepdim: whether reduced dims stay, with size 1.
+        keepdim: whether to retain reduced dims with size 1.
         dtype: x is cast to it first. Integers and bools multiply to int64 otherwise, as in torch.
-        empty: what a slice with nothing kept gives, instead of 1.
+        empty: the result of a slice with nothing kept, instead of 1.
 
     Returns:
         The products: x's shape without the reduced dims.
@@ -119,8 +119,8 @@ def prod(
         ShapeError: the mask does not broadcast to x.
         DtypeError: the mask is not bool.
         DeviceError: the mask is on another device.
-        OutOfRangeError: a dim that x does not have.
-        ArgumentError: a dim is named twice, or x or the mask is sparse.
+        OutOfRangeError: a dim is out of range for x.
+        ArgumentError: a dim is repeated, or x or the mask is sparse.
     """
     if dtype is not None:
         x = to_dtype("prod", x, dtype)
@@ -128,7 +128,7 @@ def prod(
     if empty is not None:
         then = replace_empty("prod", x, mask, dim, keepdim, empty, dtype)
     elif dtype is not None:
-        # Integers multiply to int64, and from there to the dtype: modulo arithmetic is the same either way.
+        # Integers multiply to int64, and are cast to the dtype after: modular arithmetic gives the same result.
         then = partial(Tensor.to, dtype=dtype)
     out: Tensor = _prod(x, mask, dim, keepdim, then=then)
     return out
@@ -157,9 +157,9 @@ def mean(
         x: any shape; floating or complex.
         mask: a Mask or a bool tensor that broadcasts to ``x``; True means keep.
         dim: the dim or dims to reduce; None for all.
-        keepdim: whether reduced dims stay, with size 1.
-        dtype: x is cast to it first; integers have no mean of their own, as in torch.
-        empty: what a slice with nothing kept gives, instead of NaN.
+        keepdim: whether to retain reduced dims with size 1.
+        dtype: x is cast to it first; integers have no mean without it, as in torch.
+        empty: the result of a slice with nothing kept, instead of NaN.
 
     Returns:
         The means: x's shape without the reduced dims.
@@ -168,8 +168,8 @@ def mean(
         ShapeError: the mask does not broadcast to x.
         DtypeError: the mask is not bool, or x is not floating or complex.
         DeviceError: the mask is on another device.
-        OutOfRangeError: a dim that x does not have.
-        ArgumentError: a dim is named twice, or x or the mask is sparse.
+        OutOfRangeError: a dim is out of range for x.
+        ArgumentError: a dim is repeated, or x or the mask is sparse.
     """
     if dtype is not None:
         x = to_dtype("mean", x, dtype)
@@ -209,7 +209,7 @@ def mean_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
     if expands_by_kernel(grad):
         return torch.ops.maskwise.mean_backward(grad, mask, ctx.shape, ctx.dim, ctx.keepdim), None, None, None
     if mask.shape == ctx.shape and why_not_served("sum", mask.device.type, torch.bool) is None:
-        # torch counts bools a hundred times slower than it reads them.
+        # torch's sum of bools is a hundred times slower than reading them.
         kept = _sum_forward(mask, mask, ctx.dim, ctx.keepdim)
     else:
         kept = count(grad.new_empty(()).expand(ctx.shape), mask, ctx.dim, ctx.keepdim)
@@ -228,7 +228,7 @@ _mean = reduction(
 
 # -- prod --------------------------------------------------------------------------------------------------------------
 def prod_gradient(grad: Tensor, out: Tensor, x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
-    """Everything's gradient is the product of all others; found by division, unless it is by 0."""
+    """The gradient of an element is the product of all others, by division unless it is 0."""
     zero = mask & (x == 0)
     zeros = expand_reduced(count(x, zero, dim, keepdim).expand(out.shape), x.shape, dim, keepdim)
     values = where_kept(x, mask & ~zero, 1.0).to(accumulate_dtype(x))

@@ -1,4 +1,4 @@
-"""Scans over what is kept."""
+"""Masked scans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Softmax and friends over what is kept: functions that map slices to slices."""
+"""Masked softmax and normalization: functions that map slices to slices."""
 
 from __future__ import annotations
 

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from maskwise.errors import ArgumentError, ShapeError, StaleMaskError, say
 from maskwise.mask import Mask
-from maskwise.nn.layer_input import check_features
-from maskwise.nn.modules import check_linear
+from maskwise.nn.arguments import check_features, check_linear
 from maskwise.nn.topology import carry, fingerprint, layout_problem, mask_bits, random_layout, seal
 from maskwise.ops.arguments import MaskLike
-from maskwise.ops.linear import BLOCKS, Block, Indices, Sizes, SparseLayout, choose, with_indices
-from maskwise.ops.torch_private import is_tracing, is_transformed
-from maskwise.plan import planner
-from maskwise.plan.dispatch import Plan, Skips, is_observed
+from maskwise.ops.linear import BLOCKS, Block, Product, SparseLayout, multiply, product_routes
+from maskwise.ops.torch_private import has_dispatch_modes, is_tracing, is_transformed, is_vmapped_or_functional
+from maskwise.plan import dispatch
+from maskwise.plan.dispatch import Decision, Facts, Plan, Skips
 from maskwise.plan.explain import record
 
 __all__ = ["SparseLinear"]
+
+_OP = "SparseLinear"
+# Bound here, because an attribute look-up takes a tiny call longer than the call itself.
+_cached, _forced, _is_any_forced = dispatch.cache.get, dispatch.forced, dispatch.is_any_forced
+_is_any_observing = dispatch.is_any_observing
 
 
 class SparseLinear(nn.Module):
@@ -370,44 +373,37 @@ class SparseLinear(nn.Module):
         check_features("SparseLinear", input, self.in_features, held)
         values: Tensor = held
         bias: Tensor | None = self.bias
-        device = input.device.type
+        device, inputs, outputs, block = input.device.type, self.in_features, self.out_features, self.block
         if torch.is_autocast_enabled(device):
             low = torch.get_autocast_dtype(device)
             input, values, bias = input.to(low), values.to(low), None if bias is None else bias.to(low)
-        is_sparse = self._is_sparse(input, held.numel())
-        if isinstance(is_sparse, Plan):
-            return is_sparse  # type: ignore[return-value]
-        if is_sparse:
-            # Straight from where the module keeps them: after a product, which empties the caches, every step shows.
-            buffers = self.__dict__["_buffers"]
-            names = ("_starts", "columns", "_t_starts", "_t_columns", "_t_order")
-            indices = cast(Indices, tuple(buffers[name] for name in names))
-            return with_indices(input, values, bias, indices, self.out_features, self.block)
-        return nn.functional.linear(input, self._dense(held, values), bias)
-
-    def _is_sparse(self, input: Tensor, kept: int) -> bool | Plan:
-        """Whether the kernel is the faster way, which it is up to about half of the weights."""
+        kept = held.numel()
         if is_tracing():
-            # The choice is a constant of the graph, so it does not ask for the size of the batch.
-            few = 2 * kept < self.in_features * self.out_features
-            return few and planner.has_kernel("linear", input.dtype, input.device.type)
-        inputs = self.in_features
-        sizes = Sizes(input.numel() // max(1, inputs), inputs, self.out_features, kept, self.block)
-        transformed = is_transformed()
-        plan = choose("SparseLinear", sizes, input.dtype, input.device.type, transformed=transformed)
-        if is_observed():
-            mask = self.mask
-            # Counted, so that the log can tell what was skipped.
-            mask.count()
-            # What is dropped is not stored, so the sparse product does not read it.
-            skips = Skips.READING if plan.route == "sparse" else Skips.NOTHING
-            weight = input.new_empty(()).expand(self.out_features, self.in_features)
-            if planned := record(replace(plan, skips=skips), weight, mask):
-                return planned
-        return plan.route == "sparse"
+            facts = Facts(_OP, (outputs, inputs), input.dtype, device, traced=True, kept=kept)
+            run = dispatch.decide_in_graph(facts._replace(detail=Product(0, inputs, outputs, block)), _ROUTES)
+        else:
+            key = (_OP, input.shape, input.dtype, device, outputs, kept, block, is_transformed(),
+                   _is_any_forced() and _forced())  # fmt: skip
+            decision: Decision | None = _cached(key)
+            if decision is None:
+                product = Product(math.prod(input.shape[:-1]), inputs, outputs, block)
+                facts = Facts(_OP, (outputs, inputs), input.dtype, device, transformed=key[-2], kept=kept)
+                decision = dispatch.cache[key] = dispatch.decide(facts._replace(detail=product), _ROUTES)
+            if _is_any_observing() and (planned := self._report(decision.plan, input)):
+                return planned  # type: ignore[return-value]
+            run = decision.run
+        out: Tensor = run(self, input, held, values, bias)
+        return out
+
+    def _report(self, plan: Plan, input: Tensor) -> Plan | None:
+        mask = self.mask
+        # Counted, so that the log can say what was skipped.
+        mask.count()
+        weight = input.new_empty(()).expand(self.out_features, self.in_features)
+        return record(plan, weight, mask)
 
     def _dense(self, held: Tensor, values: Tensor) -> Tensor:
-        """The dense weight; remembered as long as the values stay what they are and no gradient is asked for."""
+        """The dense weight; cached as long as the values stay what they are and do not require grad."""
         needed = values.requires_grad and torch.is_grad_enabled()
         if needed or is_tracing() or is_transformed() or values.is_inference():
             return self.layout.dense(values)
@@ -476,13 +472,24 @@ class SparseLinear(nn.Module):
         )
 
 
+def _run_sparse(layer: SparseLinear, x: Tensor, held: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
+    # Straight from where the module keeps them: after a product, which empties the caches, every step shows.
+    held_by = layer.__dict__["_buffers"]
+    indices = (held_by["_starts"], held_by["columns"], held_by["_t_starts"], held_by["_t_columns"], held_by["_t_order"])
+    return multiply(x, values, bias, (indices, layer.out_features, layer.block))
+
+
+def _run_plain(layer: SparseLinear, x: Tensor, held: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
+    return nn.functional.linear(x, layer._dense(held, values), bias)
+
+
+# What is dropped is not stored, so the sparse product does not read it.
+_ROUTES = product_routes(_run_sparse, _run_plain, skips=Skips.READING)
+
+
 def _has_no_data() -> bool:
     """Whether tensors may be without data: in a graph that is traced, a transform of functions, or a dispatch mode."""
-    return (
-        is_tracing()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch._C._len_torch_dispatch_stack() > 0
-    )
+    return is_tracing() or is_vmapped_or_functional() or has_dispatch_modes()
 
 
 def _layout(row_starts: Tensor, columns: Tensor, shape: tuple[int, int], block: Block) -> SparseLayout:

@@ -72,33 +72,33 @@ def linear(
     bits = mask.to_bool() if isinstance(mask, Mask) else mask
     if is_tracing():
         return _in_graph(x, weight, mask, bits, bias)
+    refused: Exception
     try:
-        if _is_autocast_enabled("cpu") and x.is_cpu:
-            _check(x, weight, mask, bias)
-            x, weight, bias = _lower(x, weight, bias)
+        # Of what torch itself refuses, such as dtypes that differ, nothing is in the key: a tiny call would notice.
         key = (
-            _OP, x.shape, weight.shape, bits.shape, x.dtype, weight.dtype, bits.dtype, x.device, weight.device,
-            bits.device, x.layout, weight.layout, bits.layout, x.is_contiguous(),
-            None if bias is None else (bias.shape, bias.dtype, bias.device, bias.layout),
-            is_transformed(), _is_any_forced() and _forced(),
+            _OP, x.shape, weight.shape, bits.shape, x.dtype, x.device, x.layout, weight.is_cpu,
+            None if bias is None else bias.shape, is_transformed(), _is_any_forced() and _forced(),
         )  # fmt: skip
         decision = _cached(key)
-    except (AttributeError, TypeError, RuntimeError):
-        # Not tensors, or nested ones without a shape, which the checks report in full.
-        _check(x, weight, mask, bias)
-        if not has_dispatch_modes():
-            raise
-        # Sizes that are symbols: a graph is made of the call, as by make_fx.
+        if decision is None:
+            decision = _decide(key, x, weight, mask, bias)
+        state = None
+        if decision is _BY_COUNT:
+            if _is_autocast_enabled("cpu"):
+                _check(x, weight, mask, bias)
+                x, weight, bias = _lower(x, weight, bias)
+            state, decision = _decide_by_count(key, x, weight, mask, bits, bias)
+        if _is_any_observing() and (planned := record(decision.plan, weight, _mask_of(mask))):
+            return planned  # type: ignore[return-value]
+        return decision.run(x, weight, bits, bias, state)  # type: ignore[no-any-return]
+    except (AttributeError, TypeError, RuntimeError, ValueError) as error:
+        refused = error
+    # Not tensors, nested ones without a shape, or tensors that do not fit each other: the checks report it in full.
+    _check(x, weight, mask, bias)
+    if isinstance(refused, TypeError) and has_dispatch_modes():
+        # Sizes that are symbols, and no key: a graph is made of the call, as by make_fx.
         return _in_graph(x, weight, mask, bits, bias)
-    if decision is None:
-        decision = _decide(key, x, weight, mask, bias)
-    state = None
-    if decision is _BY_COUNT:
-        state, decision = _decide_by_count(key, x, weight, mask, bits)
-    if _is_any_observing() and (planned := record(decision.plan, weight, _mask_of(mask))):
-        return planned  # type: ignore[return-value]
-    out: Tensor = decision.run(x, weight, bits, bias, state)
-    return out
+    raise refused
 
 
 def _in_graph(x: Tensor, weight: Tensor, mask: MaskLike, bits: Tensor, bias: Tensor | None) -> Tensor:
@@ -142,19 +142,19 @@ class _MaskState(DeferredLayout):
         self.kept = kept
 
 
-def _facts(x: Tensor, weight: Tensor, transformed: bool, kept: int | None = None, has_layout: bool = False) -> Facts:
+def _facts(x: Tensor, weight: Tensor, transformed: bool, state: _MaskState | None = None) -> Facts:
     outputs, inputs = weight.shape
-    # Not by x.numel() alone: there may be no inputs.
-    product = Product(prod(x.shape[:-1]), inputs, outputs, is_dense=True, has_layout=has_layout)
+    has_layout = state is not None and state.layout is not None
     return Facts(
         _OP,
         (outputs, inputs),
         x.dtype,
         x.device.type,
         transformed=transformed,
-        kept=kept,
-        contiguous=x.is_contiguous(),
-        detail=product,
+        kept=None if state is None else state.kept,
+        # The best case, before a mask is looked at.
+        contiguous=state is None or x.is_contiguous(),
+        detail=Product(prod(x.shape[:-1]), inputs, outputs, is_dense=True, has_layout=has_layout),
     )
 
 
@@ -169,22 +169,26 @@ def _decide(key: tuple[Any, ...], x: Tensor, weight: Tensor, mask: MaskLike, bia
 
 
 def _decide_by_count(
-    key: tuple[Any, ...], x: Tensor, weight: Tensor, mask: MaskLike, bits: Tensor
+    key: tuple[Any, ...], x: Tensor, weight: Tensor, mask: MaskLike, bits: Tensor, bias: Tensor | None
 ) -> tuple[_MaskState, Decision]:
     """The decision for a mask of which the kept weights are counted, and what is cached with that mask."""
     holder = _mask_of(mask)
     # Not `_once`: `to_bool` has looked for changes of the mask.
     hit = holder._cache.get(_OP)
     state: _MaskState = hit[0] if hit is not None else holder._once(_OP, lambda: _MaskState(int(holder.count())))
-    full_key = (key, state.kept, state.layout is not None)
+    # Kernels refuse less than torch does, so here the key holds all that is checked.
+    full_key = (
+        key, x.dtype, weight.dtype, weight.layout, None if bias is None else (bias.dtype, bias.device, bias.layout),
+        x.is_contiguous(), state.kept, state.layout is not None,
+    )  # fmt: skip
     decision: Decision | None = _cached(full_key)
     if decision is None:
-        facts = _facts(x, weight, key[-2], state.kept, state.layout is not None)
-        decision = dispatch.cache[full_key] = decide_product(facts, _ROUTES)
+        _check(x, weight, mask, bias)
+        decision = dispatch.cache[full_key] = decide_product(_facts(x, weight, key[-2], state), _ROUTES)
     saving = decision.prepared
     if saving is not None and state.is_due(saving):
         state.build(bits)
-        return _decide_by_count(key, x, weight, mask, bits)
+        return _decide_by_count(key, x, weight, mask, bits, bias)
     return state, decision
 
 

@@ -128,13 +128,13 @@ def check_initialized(op: str, argument: str, weight: Tensor | None) -> None:
 # -- masks: by positions, and not by broadcasting alone ----------------------------------------------------------------
 # Each function returns a bool tensor with as many dims as the input, which broadcasts to it.
 def keeps_all(mask: MaskLike) -> bool:
-    """Whether everything is known to be kept; never waits for a device to find out, and a graph cannot know."""
+    """Whether everything is known to be kept; without a host-device sync, and never in a graph."""
     if is_tracing() or is_vmapped_or_functional():
         return False
     if isinstance(mask, Mask):
-        known = mask.facts
-        if known.count is not None:
-            return known.count == known.numel
+        facts = mask.facts
+        if facts.count is not None:
+            return facts.count == facts.numel
         return mask.device.type == "cpu" and mask.is_full
     return isinstance(mask, Tensor) and mask.dtype is torch.bool and mask.device.type == "cpu" and bool(mask.all())
 

@@ -16,6 +16,7 @@ from maskwise.errors import ArgumentError, DtypeError, say
 from maskwise.mask import Mask
 from maskwise.nn.arguments import check_initialized, check_module
 from maskwise.nn.gates import Gate
+from maskwise.nn.gates.gate import check_unbound
 
 __all__ = ["Gated", "attach", "chains_of", "check_attach", "detach", "gated", "leave_effective", "own_gate"]
 
@@ -80,12 +81,7 @@ def check_attach(module: nn.Module, gate: Gate, name: str) -> Tensor:
         raise ArgumentError(
             say("attach", "module", must=f"have no gate on {name!r} yet", got="one with a gate", hint=hint)
         )
-    if gate.bound:
-        kind = type(gate).__name__
-        must = "belong to no weight yet, since it holds the topology of one"
-        raise ArgumentError(
-            say("attach", "gate", must=must, got=f"a {kind} that is attached", hint=f"{kind}(...) anew")
-        )
+    check_unbound("attach", gate)
     if not parametrize.is_parametrized(module, name):
         tensors = {**module._parameters, **module._buffers}
         if not isinstance(tensors.get(name), Tensor):
@@ -142,7 +138,7 @@ def detach(module: M, keep: Literal["masked", "original"] = "masked", name: str 
         if len(chain) > 1:
             others = ", ".join(type(step).__name__ for step in chain if step is not each.gate)
             must = f"have nothing but a gate on {each.tensor_name!r}"
-            hint = "torch.nn.utils.parametrize.remove_parametrizations removes all at once"
+            hint = "torch.nn.utils.parametrize.remove_parametrizations removes all of them"
             raise ArgumentError(say("detach", "module", must=must, got=f"also {others}", hint=hint))
     holders = {each.tensor_name: _other_holders(module, each.tensor_name) for each in chosen if keep == "masked"}
     for each in chosen:

@@ -298,7 +298,7 @@ class EffectiveWeight:
         decision: Decision | None = _cached((self._key, x.shape, x.dtype, has_layout, required))
         if decision is None:
             decision = decide_product(self._facts(x, has_layout, required), _ROUTES)
-            # By the key as it is now: the block of the mask may have been found on the way.
+            # Not by the key from before: `_facts` may have found the block of the mask.
             dispatch.cache[self._key, x.shape, x.dtype, has_layout, required] = decision
         saving = decision.prepared
         if saving is not None and self.sparse.is_due(saving):
@@ -318,7 +318,7 @@ class EffectiveWeight:
             return 0
         return total - (parts.kept if parts.small is None or route == "sparse" else parts.small.numel())
 
-    def _facts(self, x: Tensor, has_layout: bool, required: str | bool | None) -> Facts:
+    def _facts(self, x: Tensor, has_layout: bool, required: object) -> Facts:
         parts, (outputs, inputs) = self.parts, self.weight.shape
         product = Product(prod(x.shape[:-1]), inputs, outputs, BLOCKS[-1], has_layout=has_layout)
         product = product._replace(is_new=parts is None, is_mixed=x.dtype != self.weight.dtype)

@@ -48,7 +48,7 @@ class MaskedBatchNorm1d(_OverKept, nn.BatchNorm1d):
     The input of ``forward(input, mask=None)`` is (N, C) with a mask of (N,), or (N, C, L) with a mask of (N, L), True
     meaning keep: a Mask or a bool tensor. Sizes of 1 broadcast. A mask with as many dims as the input broadcasts to it,
     and may then differ by channel. The output is 0 where the mask drops. Without a mask, and with one that is known to
-    keep everything, this is torch's layer to the last bit; a device is not asked, and a compiled graph cannot ask.
+    keep everything, this is torch's layer to the last bit. That takes no host-device sync, and no graph is bound to it.
 
     A channel of which nothing is kept leaves its running statistics as they were, and a batch of which nothing is kept
     is not counted. One kept value has no variance: it moves the running mean only.
@@ -114,13 +114,13 @@ def _track_batch(self: Any, x: Tensor, bits: Tensor, dims: list[int]) -> None:
     """Move the running statistics towards those of this batch, where there are any."""
     kept = count(x, bits, dims, True).reshape(-1)
     self.num_batches_tracked.add_((kept > 0).any())
-    # The cumulative average stays a tensor: a graph, or a device, must not be asked for the number.
+    # The cumulative average stays a tensor: neither a graph break nor a host-device sync.
     factor = self.momentum if self.momentum is not None else 1.0 / self.num_batches_tracked.to(x.dtype)
-    for running, now, known in (
+    for running, now, is_defined in (
         (self.running_mean, mean(x, bits, dims), kept > 0),
         (self.running_var, var(x, bits, dims), kept > 1),
     ):
-        running.copy_(torch.where(known, (1.0 - factor) * running + factor * now, running))
+        running.copy_(torch.where(is_defined, (1.0 - factor) * running + factor * now, running))
 
 
 # -- instance ----------------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class MaskedInstanceNorm1d(GivesEmpty, nn.InstanceNorm1d):
     The input of ``forward(input, mask=None)`` is (N, C, L) with a mask of (N, L), or (C, L) with a mask of (L,), True
     meaning keep: a Mask or a bool tensor. Sizes of 1 broadcast. A mask with as many dims as the input broadcasts to it,
     and may then differ by channel. The output is 0 where the mask drops. Without a mask, and with one that is known to
-    keep everything, this is torch's layer to the last bit; a device is not asked, and a compiled graph cannot ask.
+    keep everything, this is torch's layer to the last bit. That takes no host-device sync, and no graph is bound to it.
 
     With ``track_running_stats``, the running mean averages over the instances that keep something, and the running
     variance over those that keep two values or more. As in torch, ``momentum=None`` leaves both as they are.
@@ -188,13 +188,13 @@ def _instance_norm(self: nn.InstanceNorm1d, x: Tensor, bits: Tensor) -> Tensor:
 def _track_instances(self: Any, x: Tensor, bits: Tensor) -> None:
     """Move the running statistics towards the mean of those of the instances that have any."""
     kept = count(x, bits, [2], True).expand(*x.shape[:2], 1).squeeze(-1)
-    for running, now, known in (
+    for running, now, is_defined in (
         (self.running_mean, mean(x, bits, -1), kept > 0),
         (self.running_var, var(x, bits, -1), kept > 1),
     ):
-        average = mean(now, known, 0)
+        average = mean(now, is_defined, 0)
         moved = (1.0 - self.momentum) * running + self.momentum * average
-        running.copy_(torch.where(known.any(0), moved, running))
+        running.copy_(torch.where(is_defined.any(0), moved, running))
 
 
 # -- layer -------------------------------------------------------------------------------------------------------------

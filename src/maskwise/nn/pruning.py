@@ -64,7 +64,7 @@ def prune(
         gate_factory: called without arguments for each layer, and returns a new gate.
         include: which modules: types, or patterns of their names such as ``"encoder.*.linear?"``; each must match one.
             By default, every one with weights.
-        exclude: which of these not, in the same way.
+        exclude: which of these not, likewise.
         name: the tensor of each module that is gated. By default its weights; of a module of another kind that
             ``include`` matches, the tensor ``"weight"``.
 
@@ -228,10 +228,11 @@ _TABLES = (nn.Embedding, nn.EmbeddingBag)
 
 
 def weights_of(module: nn.Module) -> list[str]:
-    """The names of a module's own weights; none for norms, tables of embeddings, and kinds that are not known.
+    """The names of a module's own weights; none for norms, tables of embeddings, and modules of other kinds.
 
-    Known are linear layers and convolutions of torch, ``Bilinear``, recurrent layers and cells, the projections of
-    ``MultiheadAttention``, the ``Conv1D`` of transformers, and weights of three dims, one matrix for each expert.
+    Weights are those of linear layers and convolutions of torch, ``Bilinear``, recurrent layers and cells, the
+    projections of ``MultiheadAttention``, the ``Conv1D`` of transformers, and weights of three dims, one matrix for
+    each expert.
 
     >>> weights_of(nn.MultiheadAttention(4, 2)), weights_of(nn.GRUCell(2, 3)), weights_of(nn.LayerNorm(4))
     (['in_proj_weight'], ['weight_ih', 'weight_hh'], [])
@@ -290,15 +291,15 @@ def ungated(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, tuple[int, 
     for module_name, module in model.named_modules():
         if module in inner:
             continue
-        known = weights_of(module)
+        weights = weights_of(module)
         for name, tensor in _tensors(module).items():
             if is_lazy(tensor):
-                if name in known:
+                if name in weights:
                     yield f"{module_name}.{name}" if module_name else name, module, name, (), "not initialized yet"
                 continue
             if tensor.dim() < 2 or (module, name) in with_gate:
                 continue
-            if name in known:
+            if name in weights:
                 reason = "it has no gate"
             elif isinstance(module, _TABLES):
                 reason = "a table that is looked up, not multiplied"
@@ -389,7 +390,7 @@ class Report(Tabular):
         title = f"{some} gated weight{'s' if some != 1 else ''}"
         table = Table(title=title, caption=self._caption(), caption_justify="left", show_footer=some > 1)
         sums = ("all", "", "", "", f"{self.density:.2%}", f"{self.kept:,} of {self.total:,}", "")
-        headings = ("weight", "layer", "gate", "shape", "density", "kept", "FLOPs a position")
+        headings = ("weight", "layer", "gate", "shape", "density", "kept", "FLOPs per position")
         for heading, total in zip(headings, sums, strict=True):
             justify = "right" if heading in headings[4:] else "left"
             table.add_column(heading, total, justify=justify)  # type: ignore[arg-type]
@@ -418,7 +419,7 @@ class Report(Tabular):
 
 
 def report(model: nn.Module) -> Report:
-    """Tell what every gate of a model keeps: density, kept parameters, FLOPs.
+    """Report what every gate of a model keeps: density, kept parameters, FLOPs.
 
     >>> import torch, maskwise as mw
     >>> model = torch.nn.Sequential(mw.nn.attach(torch.nn.Linear(8, 4), mw.nn.gates.NM(2, 4)))

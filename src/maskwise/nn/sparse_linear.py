@@ -11,7 +11,16 @@ from torch import Tensor, nn
 from maskwise.errors import ArgumentError, ShapeError, StaleMaskError, say
 from maskwise.mask import Mask
 from maskwise.nn.arguments import check_features, check_linear
-from maskwise.nn.topology import carry, fingerprint, layout_problem, mask_bits, random_layout, seal
+from maskwise.nn.topology import (
+    carry,
+    fingerprint,
+    indices_of,
+    layout_from,
+    layout_problem,
+    mask_bits,
+    random_layout,
+    seal,
+)
 from maskwise.ops.arguments import MaskLike
 from maskwise.ops.linear import BLOCKS, Block, Product, SparseLayout, multiply, product_routes
 from maskwise.ops.torch_private import has_dispatch_modes, is_tracing, is_transformed, is_vmapped_or_functional
@@ -28,7 +37,7 @@ _is_any_observing = dispatch.is_any_observing
 
 
 class SparseLinear(nn.Module):
-    """``torch.nn.Linear`` of which only some weights exist: ``values``, an ordinary Parameter of one dim.
+    """``torch.nn.Linear`` of which only some weights exist: ``values``, a Parameter of one dim.
 
     >>> import torch, maskwise as mw
     >>> linear = torch.nn.Linear(3, 2, bias=False)
@@ -131,7 +140,7 @@ class SparseLinear(nn.Module):
     # -- from dense and back -------------------------------------------------------------------------------------------
     @classmethod
     def from_linear(cls, linear: nn.Linear, mask: MaskLike | None = None, *, block: Block = (1, 1)) -> SparseLinear:
-        """The sparse form of a torch.nn.Linear: of the weights that a mask keeps, or of those that are not 0.
+        """The SparseLinear of a torch.nn.Linear: of the weights that a mask keeps, or of those that are not 0.
 
         Args:
             linear: a torch.nn.Linear; its parameters are copied.
@@ -227,7 +236,7 @@ class SparseLinear(nn.Module):
         shape = (self.out_features, self.in_features)
         if layout_problem(self.row_starts, self.columns, shape, self.block) is not None:
             return False
-        expected = _indices(_layout(self.row_starts, self.columns, shape, self.block))
+        expected = indices_of(layout_from(self.row_starts, self.columns, shape, self.block))
         return all(torch.equal(held[name], tensor) for name, tensor in expected.items())
 
     @property
@@ -286,7 +295,7 @@ class SparseLinear(nn.Module):
 
     @torch.no_grad()
     def drop(self, fraction: float, optimizer: torch.optim.Optimizer | None = None) -> int:
-        """Drop this share of what lives, the smallest by magnitude (blocks by the sum of theirs); tells how many.
+        """Drop this share of what lives, the smallest by magnitude (blocks by the sum of theirs); returns how many.
 
         Raises:
             ArgumentError: the fraction is not between 0 and 1, or the optimizer does not train this layer.
@@ -304,7 +313,7 @@ class SparseLinear(nn.Module):
 
     @torch.no_grad()
     def regrow(self, count: int, optimizer: torch.optim.Optimizer | None = None, scores: Tensor | None = None) -> int:
-        """Let this many weights (or blocks) more live, with value 0; tells how many there was room for.
+        """Let this many weights (or blocks) more live, with value 0; returns how many there were to add.
 
         Args:
             count: how many.
@@ -350,7 +359,7 @@ class SparseLinear(nn.Module):
         """Take the indices of a layout. Only two are in the state_dict: the others follow from them."""
         persistent = ("row_starts", "columns")
         self._is_moving = True
-        for name, tensor in _indices(layout).items():
+        for name, tensor in indices_of(layout).items():
             self.register_buffer(name, tensor, persistent=name in persistent)
         self.register_buffer("_seal", torch.zeros(2, dtype=torch.int64, device=layout.device), persistent=False)
         self._is_moving = False
@@ -442,7 +451,7 @@ class SparseLinear(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """Take the topology first, so that the values have room."""
+        """Take the topology first, which gives the values their size."""
         row_starts, columns = state_dict.get(f"{prefix}row_starts"), state_dict.get(f"{prefix}columns")
         if row_starts is not None and columns is not None:
             shape = (self.out_features, self.in_features)
@@ -451,7 +460,7 @@ class SparseLinear(nn.Module):
                 error_msgs.append(f"{prefix or 'SparseLinear'}: {problem}")
                 return
             device = self.columns.device
-            self._set(_layout(row_starts.to(device), columns.to(device), shape, self.block))
+            self._set(layout_from(row_starts.to(device), columns.to(device), shape, self.block))
             if self.values.numel() != self.layout.count:
                 self.values.grad = None
                 self.values.data = self.values.data.new_zeros(self.layout.count)
@@ -490,24 +499,3 @@ _ROUTES = product_routes(_run_sparse, _run_plain, skips=Skips.READING)
 def _has_no_data() -> bool:
     """Whether tensors may be without data: in a graph that is traced, a transform of functions, or a dispatch mode."""
     return is_tracing() or is_vmapped_or_functional() or has_dispatch_modes()
-
-
-def _layout(row_starts: Tensor, columns: Tensor, shape: tuple[int, int], block: Block) -> SparseLayout:
-    """The layout of the two tensors of indices that are in a state_dict."""
-    height = row_starts.numel() - 1
-    rows = torch.repeat_interleave(torch.arange(height, device=columns.device), row_starts.diff().long())
-    return SparseLayout.from_coordinates(shape, rows, columns.long(), block)
-
-
-def _indices(layout: SparseLayout) -> dict[str, Tensor]:
-    """The tensors of indices that a layer holds, by the names of its buffers."""
-    pieces = max(1, (layout.starts.numel() - 1) // max(1, -(-layout.shape[0] // layout.block[0])))
-    back = layout.transposed
-    return {
-        "row_starts": layout.starts[::pieces].clone(),
-        "columns": layout.columns,
-        "_starts": layout.starts,
-        "_t_starts": back.starts,
-        "_t_columns": back.columns,
-        "_t_order": back.order,
-    }

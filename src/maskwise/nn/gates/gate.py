@@ -13,11 +13,21 @@ from maskwise.ops.arguments import MaskLike, fits, shape_hint
 from maskwise.ops.primitives import fill_dropped
 from maskwise.ops.torch_private import is_tracing
 
-__all__ = ["Binary", "Gate", "Threshold", "check_device", "check_weight", "expanded", "fill_gated", "gate_for"]
+__all__ = [
+    "Binary",
+    "Gate",
+    "Threshold",
+    "check_device",
+    "check_unbound",
+    "check_weight",
+    "expanded",
+    "fill_gated",
+    "gate_for",
+]
 
 
 class Gate(nn.Module):
-    """A module that turns a weight into its effective weight, which is 0 where the gate drops.
+    """A module that makes a weight's effective weight, which is 0 where the gate drops.
 
     >>> import torch, maskwise as mw
     >>> class Positive(mw.nn.gates.Gate):
@@ -294,12 +304,17 @@ def gate_for(op: str, gate: Gate | MaskLike | None, weight: Tensor) -> Gate:
     if not isinstance(found, Gate):
         must = "be a gate of mw.nn.gates, or a mask"
         raise DtypeError(say(op, "gate", must=must, got=type(gate).__name__, hint="gate=mw.nn.gates.TopK(0.1)"))
-    if found.bound:
-        kind = type(found).__name__
-        must = "belong to no weight yet, since it holds the topology of one"
-        raise ArgumentError(say(op, "gate", must=must, got=f"a {kind} that is attached", hint=f"{kind}(...) anew"))
+    check_unbound(op, found)
     found.bind(weight)
     return found
+
+
+def check_unbound(op: str, gate: Gate) -> None:
+    """Raise for a gate that belongs to a weight."""
+    if gate.bound:
+        kind = type(gate).__name__
+        must = "belong to no weight yet, since it holds the topology of one"
+        raise ArgumentError(say(op, "gate", must=must, got=f"a {kind} that is attached", hint=f"{kind}(...) anew"))
 
 
 # -- checks ------------------------------------------------------------------------------------------------------------

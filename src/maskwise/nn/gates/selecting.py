@@ -16,7 +16,7 @@ __all__ = ["NM", "Block", "Selecting", "TopK", "check_density", "largest", "scor
 
 
 class Selecting(Gate):
-    """A gate that chooses what to keep from the weight it meets, and holds it until it is told to choose again.
+    """A gate that chooses what to keep from the weight it meets, and holds it until `select` chooses again.
 
     >>> import torch, maskwise as mw
     >>> layer = mw.nn.attach(torch.nn.Linear(4, 4), mw.nn.gates.TopK(0.25))
@@ -67,7 +67,7 @@ class Selecting(Gate):
         self,
         bits: Tensor,  # bool, weight's shape
     ) -> None:
-        """Keep this from now on. The buffer stays the same tensor, for whoever has a hold of it."""
+        """Keep this from now on. The buffer stays the same tensor, for those who hold a reference to it."""
         if self.kept is None:
             self.kept = bits.clone()
         else:
@@ -103,8 +103,8 @@ class TopK(Selecting):
     tensor([[ 0.0000, -0.9000],
             [ 0.7000,  0.0000]])
 
-    Exactly ``round(density * weight.numel())`` are kept; of equal ones the first. When the choice is made, and made
-    again, is told in `Selecting`.
+    Exactly ``round(density * weight.numel())`` are kept; of equal ones the first. `Selecting` says when the choice is
+    made, and made again.
 
     Args:
         density: the share that is kept, between 0 and 1.
@@ -198,8 +198,8 @@ class Block(Selecting):
     tensor([[0, 1, 0, 0],
             [0, 1, 0, 0]], dtype=torch.int32)
 
-    The weight is seen as a matrix of outputs and everything else: a convolution's is (out, in * height * width). Blocks
-    at the edges may be smaller. Exactly ``round(density * blocks)`` blocks are kept.
+    The weight is taken as a matrix of outputs and everything else: a convolution's is (out, in * height * width).
+    Blocks at the edges may be smaller. Exactly ``round(density * blocks)`` blocks are kept.
 
     Args:
         size: (rows, columns) of a block, or one number for both.
@@ -269,7 +269,7 @@ def largest(
     if scores.device.type == "cpu":
         least = torch.kthvalue(scores, n - count + 1).values
     else:
-        # Elsewhere kthvalue is not deterministic, and refuses where that is asked for.
+        # Elsewhere kthvalue is not deterministic, and raises under torch.use_deterministic_algorithms.
         least = torch.topk(scores, count).values[-1]
     above, equal = scores > least, scores == least
     return above | (equal & (equal.cumsum(0) <= count - above.sum()))

@@ -224,7 +224,7 @@ class Product(NamedTuple):
     has_layout: bool = True
     #: The outputs and inputs of which something is kept, where that is not all of them.
     live: tuple[int, int] | None = None
-    #: Whether the weight has changed since the call before, so that nothing is known of it.
+    #: Whether the weight has changed since the call before, so that nothing is derived from it.
     is_new: bool = False
     #: Whether x and the weight have different dtypes.
     is_mixed: bool = False

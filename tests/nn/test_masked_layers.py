@@ -14,6 +14,7 @@ import maskwise as mw
 from maskwise.errors import DtypeError, ShapeError
 from maskwise.nn.gates import NM, Binary, HardConcrete, Sigmoid, Threshold, TopK
 from maskwise.nn.linear import EffectiveWeight
+from maskwise.plan import dispatch
 from maskwise.plan.dispatch import force
 
 # Sums of a few hundred float32 products in another order.
@@ -305,6 +306,34 @@ def test_explain_tells_the_route_and_dead_units_are_left_out_where_that_pays():
     assert [call.route for call in calls[1::2]] == ["units", "plain", "plain", "plain"]
     assert calls[3].reason == "a layout would cost more than it has been worth so far"
     assert calls[1].reason == "512 of 512 outputs and 128 of 512 inputs are live"
+
+
+def test_every_route_of_a_layer_can_be_forced_and_planned_without_a_run():
+    bits = unit_mask(9, 7, [2, 3], [0])
+    linear, images = mw.nn.MaskedLinear(7, 9, gate=bits), mw.nn.MaskedConv2d(7, 9, 1, gate=bits[..., None, None])
+    for layer, x, routes in (
+        (linear, torch.randn(5, 7), ("plain", "units", "sparse")),
+        (images, torch.randn(5, 7, 2, 2), ("plain", "units")),
+    ):
+        layer.requires_grad_(False)
+        for route in routes:
+            with force(route):
+                plan = mw.plan(layer, x)
+            assert (plan.op, plan.route, plan.reason) == (type(layer).__name__, route, "forced")
+            assert {refusal.route for refusal in plan.refused} == {*routes} - {route}
+
+
+def test_decisions_of_a_layer_are_made_again_after_they_were_invalidated(monkeypatch):
+    layer, x = mw.nn.MaskedLinear(512, 512, gate=unit_mask(512, 512, [], range(128, 512))), torch.randn(64, 512)
+    layer.requires_grad_(False)
+    layer(x)
+    assert mw.plan(layer, x).route == "units"
+    monkeypatch.setattr("maskwise.nn.linear.CALLS", 1e9)
+    assert mw.plan(layer, x).route == "units"
+    dispatch.invalidate()
+    assert mw.plan(layer, x).route != "units"
+    monkeypatch.undo()
+    dispatch.invalidate()
 
 
 def test_the_kernel_is_used_once_it_has_paid_for_its_layout_and_gives_the_same_numbers():

@@ -72,7 +72,6 @@ def linear(
     bits = mask.to_bool() if isinstance(mask, Mask) else mask
     if is_tracing():
         return _in_graph(x, weight, mask, bits, bias)
-    refused: Exception
     try:
         # Of what torch itself refuses, such as dtypes that differ, nothing is in the key: a tiny call would notice.
         key = (

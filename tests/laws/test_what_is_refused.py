@@ -169,8 +169,6 @@ def test_unsigned_integers_give_what_signed_ones_give(name, dtype):
 @pytest.mark.parametrize("name", sorted({*BY_NAME} - {*SERVED, "loss"}))
 @pytest.mark.parametrize("dtype", UNSIGNED)
 def test_what_torch_cannot_order_or_divide_is_refused(name, dtype):
-    wanted = (
-        r"have a dtype that torch can sort.*Hint: x.long\(\)" if name in ORDERED else "be floating.*Hint: .*float"
-    )
+    wanted = r"have a dtype that torch can sort.*Hint: x.long\(\)" if name in ORDERED else "be floating.*Hint: .*float"
     with pytest.raises(DtypeError, match=wanted):
         caller(BY_NAME[name])(INTEGERS.to(dtype), KEPT)

@@ -179,7 +179,7 @@ def test_a_masked_layer_reports_the_product_that_it_made():
     calls = [call for call in log if call.op == "MaskedLinear"]
     assert calls[-1].route in ("units", "sparse")
     for call in calls:
-        assert (call.skipped, call.skipped_bytes) == ((0, 0) if call.route == "dense" else (gone, 4 * gone))
+        assert (call.skipped, call.skipped_bytes) == ((0, 0) if call.route == "plain" else (gone, 4 * gone))
 
 
 def test_the_table_says_what_is_skipped_in_percent():

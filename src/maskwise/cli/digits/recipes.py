@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import maskwise as mw
 from maskwise.nn import schedule
-from maskwise.nn.gated import gated
+from maskwise.nn.attaching import gated
 from maskwise.nn.gates import NM, Binary, Block, Gate, HardConcrete, Sigmoid, Threshold, TopK
 
 __all__ = ["RECIPES", "Dense", "Recipe", "linears", "weights"]

@@ -18,7 +18,7 @@ from maskwise.mask import Mask
 from maskwise.ops.arguments import Dim, MaskLike, check, dims_of
 from maskwise.ops.backends import DEVICE, INTERPRETED, KEY, provide, why_no_triton, why_not_served
 from maskwise.ops.torch_private import has_dispatch_modes, is_tracing, is_transformed, untransformed_apply
-from maskwise.plan import dispatch, planner
+from maskwise.plan import dispatch
 from maskwise.plan.cost import Work
 from maskwise.plan.dispatch import NOT_APPLICABLE, Decision, Facts, Plan, Route, Skips, decide
 from maskwise.plan.explain import record
@@ -239,7 +239,6 @@ def register(
         define(op, schema, reference=reference, fake=fake, gpu=gpu, gpu_from=gpu_from)
     if backward is not None:
         differentiate(f"{name}_fused", backward, setup_context)
-    planner.describe(name, work)
     if not INTERPRETED:
         provide(name, "cpu", cpu)
     provide(name, DEVICE, gpu)

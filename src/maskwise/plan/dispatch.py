@@ -230,7 +230,7 @@ class Decision(NamedTuple):
     prepared: Any
     plan: Plan
     route: Route
-    facts: Facts
+    facts: Facts | None = None
 
 
 def decide(facts: Facts, routes: Sequence[Route], prepared: Any = None) -> Decision:

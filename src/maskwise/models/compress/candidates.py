@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from maskwise.models.compress.live_units import without_dead_units
 from maskwise.nn import SparseLinear
+from maskwise.ops.backends import why_not_served
 from maskwise.ops.linear import BLOCKS, Block
-from maskwise.plan import planner
+from maskwise.plan.dispatch import forced
 
 __all__ = ["DENSE", "MARGIN", "Choice", "Layer", "Times", "candidates", "choose", "time_calls"]
 
@@ -67,7 +68,7 @@ def candidates(layer: Layer, x: Tensor) -> tuple[dict[str, nn.Module], list[str]
         found["live units"] = live
     if isinstance(module, nn.Conv2d):
         return found, [] if found else ["no whole channel is dead, and there is no sparse convolution"]
-    if not planner.has_kernel("linear", module.weight.dtype, x.device.type):
+    if forced() == "plain" or why_not_served("linear", x.device.type, module.weight.dtype) is not None:
         return found, [f"there is no sparse kernel for {module.weight.dtype} on {x.device.type}"]
     if layer.density > TOO_DENSE:
         return found, ["too dense for a sparse kernel"]

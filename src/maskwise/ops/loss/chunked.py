@@ -12,7 +12,7 @@ again instead.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, TypeAlias
@@ -346,7 +346,7 @@ def _serves_cells(facts: Facts) -> str | None:
     return why_not_on_cpu(facts) if facts.detail.chunks == "cells" else NOT_APPLICABLE
 
 
-def _pays_from(elements: int) -> Any:
+def _pays_from(elements: int) -> Callable[[Facts], str | None]:
     return lambda facts: None if facts.detail.largest >= elements else "too small for pieces"
 
 

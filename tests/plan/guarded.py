@@ -1,4 +1,4 @@
-"""Memory that must not be read: a process that touches a dropped row of x dies.
+"""Protected memory: a process that reads a dropped row of x is killed.
 
 A row of x is a page, and the pages of dropped rows are protected from reading. This needs no clock: a route that reads
 none of them ends, and one that reads dies. Run as a script, which forks for each case and prints what became of it.

@@ -36,7 +36,7 @@ def cache(tmp_path, monkeypatch):
 SLOW_CALLS = Rates(bare_call=1e6)
 
 
-def test_without_a_file_the_built_in_rates_serve(cache):
+def test_without_a_file_the_built_in_rates_are_used(cache):
     assert calibration.rates_for("cpu") == BUILT_IN["cpu"]
     assert calibration.rates_for("cuda") == BUILT_IN["cuda"]
     assert calibration.rates_for("mps") == BUILT_IN["cpu"]
@@ -162,7 +162,7 @@ def measured(monkeypatch):
     monkeypatch.setattr(calibrate, "measure_rates", lambda bench, on_step: (on_step("x"), SLOW_CALLS)[1])
 
 
-def test_calibrate_saves_and_show_and_doctor_tell(measured, cache):
+def test_calibrate_saves_and_show_and_doctor_report(measured, cache):
     assert "none for this machine" in json.loads(invoke("doctor", "--json").stdout)["calibration"]["state"]
     assert "built-in rates" in invoke("calibrate", "--show").stdout
     result = invoke("calibrate", "--json")
@@ -189,7 +189,7 @@ def test_an_interrupt_leaves_what_was_measured_before(monkeypatch, measured, cac
     assert cache.read_text() == before
 
 
-def test_a_file_that_cannot_be_read_is_told_with_code_1(cache):
+def test_a_file_that_cannot_be_read_is_reported_with_exit_code_1(cache):
     cache.write_text("{")
     result = invoke("calibrate", "--show")
     assert result.exit_code == 1

@@ -60,7 +60,7 @@ def test_dropped_rows_are_skipped_by_the_kernels_that_pass_over_them_and_by_no_o
 
 
 @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=lambda function: function.name)
-def test_the_dense_way_skips_nothing(function):
+def test_the_dense_route_skips_nothing(function):
     with mw.force("dense"):
         assert report(call_of(function, OF_ROWS)) == (0, 0, 0)
 
@@ -73,7 +73,7 @@ def ended():
 
 
 @pytest.mark.parametrize("case", guarded.CASES)
-def test_bytes_that_are_reported_as_not_read_can_be_taken_away(case, ended):
+def test_bytes_that_are_reported_as_not_read_can_be_protected(case, ended):
     if case in ("torch", "dense"):
         assert ended[case]["signal"] != 0  # What reads dropped rows does die, so the others do not read them.
     else:
@@ -82,7 +82,7 @@ def test_bytes_that_are_reported_as_not_read_can_be_taken_away(case, ended):
         assert ended[case] == {"signal": 0, "skipped_bytes": str(expected)}
 
 
-def test_apply_skips_the_rows_that_fn_does_not_see():
+def test_apply_skips_the_rows_that_fn_does_not_get():
     seen = []
 
     def fn(rows):
@@ -121,7 +121,7 @@ def test_attention_by_blocks_skips_the_pairs_that_no_call_of_sdpa_is_given(is_ca
     assert (of_bytes, flops) == (0, 4 * 16 * skipped)
 
 
-def test_attention_by_the_kernel_skips_the_keys_that_nobody_keeps():
+def test_attention_by_the_kernel_skips_the_keys_that_no_query_keeps():
     q = torch.rand(2, 2, 400, 16)
     with mw.force("kernel"):
         # A key that no query keeps is neither packed nor scored: 370 of 400, for two heads of one entry.
@@ -161,7 +161,7 @@ def test_a_sparse_product_skips_the_weights_that_it_does_not_multiply():
             assert report(lambda: layer(x)) == (gone, 4 * gone, 2 * 32 * gone)
 
 
-def test_a_masked_layer_reports_the_product_that_it_made():
+def test_a_masked_layer_reports_its_product():
     mask = torch.rand(64, 64) < 0.1
     x, dropped = torch.rand(32, 64), int((~mask).sum())
     layer = mw.nn.MaskedLinear(64, 64, gate=mask).eval().requires_grad_(False)

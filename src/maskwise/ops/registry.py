@@ -1,6 +1,6 @@
-"""Every public masked function, with what holds for it. The law suites and the docs are made from this table.
+"""The table of public masked functions and their properties, from which the law suites and the docs are generated.
 
-A function is put under all the laws by adding its line here.
+Adding a function here puts it under all the laws.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ __all__ = ["FUNCTIONS", "Function"]
 
 @dataclass(frozen=True)
 class Function:
-    """A public function and its promises."""
+    """A public function and its properties."""
 
     name: str
     call: Callable[..., Any]
     family: str
-    #: How it treats dims: a "reduction" removes them; a "position" too, one or all of them, and tells where; a
-    #: "rowwise" function works along one of them and keeps it; an "elementwise" one has none.
+    #: How it treats dims: a "reduction" removes them; a "position" removes one or all, and returns an index; a
+    #: "rowwise" function works along one dim and keeps it; an "elementwise" one has none.
     kind: str
-    #: What a slice with nothing kept gives (law 3).
+    #: The result of an empty slice (law 3).
     empty: float
-    #: How often it can be differentiated: 0 not at all, 2 twice (and so, for smooth functions, any number of times).
+    #: Differentiability: 0 for none, 2 for a double backward (and so, for smooth functions, any order).
     gradient: int
 
 

@@ -1,4 +1,4 @@
-"""Softmax and friends as loop bodies over one slice, for the law suites. What ``keep`` drops is NaN in ``row``."""
+"""Softmax and normalization as loops over one slice, for the law suites. What ``keep`` drops is NaN in ``row``."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Softmax and friends beyond the laws: torch's own functions, empty slices, gradients, the registered ops, errors."""
+"""Softmax and normalization beyond the laws: torch's functions, empty slices, gradients, ops, errors."""
 
 import math
 
@@ -84,7 +84,7 @@ def test_an_empty_slice_gives_the_empty_value_and_a_gradient_of_zero(name, dim, 
     x.requires_grad_()
     with force(route):
         out = CALLS[name](x, mask, dim)
-        # The gradients that come for dropped places are NaN: they must not be looked at.
+        # The incoming gradients of dropped elements are NaN: they must not be read.
         above = torch.where(mask, 1.0, math.nan)
         (gradient,) = torch.autograd.grad(out, x, above)
     assert (out[~mask] == FUNCTIONS[name].empty).all()
@@ -239,7 +239,7 @@ OWN_ERRORS = [
 
 @pytest.mark.parametrize(("call", "error", "message"), ERRORS)
 @pytest.mark.parametrize("name", NAMES)
-def test_bad_arguments_get_an_error_that_teaches(name, call, error, message):
+def test_bad_arguments_raise_an_error_with_a_hint(name, call, error, message):
     for _ in range(2):
         with pytest.raises(error, match=message) as caught:
             call(CALLS[name], torch.ones(8, 12, 64))
@@ -247,6 +247,6 @@ def test_bad_arguments_get_an_error_that_teaches(name, call, error, message):
 
 
 @pytest.mark.parametrize(("call", "error", "message"), OWN_ERRORS)
-def test_bad_arguments_of_one_function_get_an_error_that_teaches(call, error, message):
+def test_bad_arguments_of_one_function_raise_an_error_with_a_hint(call, error, message):
     with pytest.raises(error, match=message):
         call(torch.ones(8, 12, 64))

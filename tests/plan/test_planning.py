@@ -1,4 +1,4 @@
-"""mw.plan() tells the plan of a call without running it; mw.force() takes one way everywhere."""
+"""mw.plan() returns the plan of a call without running it; mw.force() forces a route."""
 
 import functools
 import threading
@@ -52,7 +52,7 @@ def test_the_plan_is_the_one_that_the_call_then_takes():
             assert made.route == log.calls[0].route
 
 
-def test_a_function_that_is_handed_over_is_not_run():
+def test_a_function_argument_is_not_run():
     def must_not_run(rows):
         raise AssertionError
 
@@ -64,7 +64,7 @@ def test_partial_functions_and_layers_have_plans_too():
     assert mw.plan(mw.nn.SparseLinear(64, 8, density=0.05), X).op == "SparseLinear"
 
 
-def test_nothing_is_logged_and_nothing_listens_afterwards():
+def test_nothing_is_logged_and_no_observer_remains():
     from maskwise.plan.dispatch import observers
 
     with mw.explain() as log:
@@ -75,7 +75,7 @@ def test_nothing_is_logged_and_nothing_listens_afterwards():
     assert observers.values() == ()
 
 
-def test_other_threads_go_on_while_one_asks():
+def test_other_threads_run_during_a_dry_run():
     done = []
 
     def fn(rows):  # Runs in the middle of another thread's mw.plan.
@@ -110,18 +110,18 @@ def test_wrong_arguments_raise_what_the_call_would_raise():
         ("softmax", r"got 'softmax'"),
     ],
 )
-def test_what_is_no_masked_function_is_refused_with_a_hint(fn, hint):
+def test_a_function_that_is_not_masked_is_rejected_with_a_hint(fn, hint):
     with pytest.raises(DtypeError, match=r"plan: `fn` must be a masked function of maskwise.*" + hint):
         mw.plan(fn, X, MASK)
 
 
-def test_what_has_only_one_way_says_so():
+def test_a_function_with_a_single_route_is_rejected():
     gate = mw.nn.gates.Binary(torch.ones(2, 2) > 0)
     with pytest.raises(ArgumentError, match=r"plan: `fn` must have routes to choose from, got Binary"):
         mw.plan(gate, torch.ones(2, 2))
 
 
-def test_plan_stays_the_function_whoever_imports_modules_of_the_package():
+def test_plan_stays_the_function_when_modules_of_the_package_are_imported():
     import maskwise.plan.cost  # noqa: F401
     from maskwise.plan.dispatch import force, plan
 
@@ -131,14 +131,14 @@ def test_plan_stays_the_function_whoever_imports_modules_of_the_package():
 
 
 # -- force -------------------------------------------------------------------------------------------------------------
-def test_dense_is_the_plain_way_of_every_function():
+def test_dense_forces_the_plain_route_of_every_function():
     with mw.force("dense"):
         for name, call in CALLS.items():
             if name != "pack":
                 assert mw.plan(*call(), **({"mask": MASK} if name.startswith("apply") else {})).route == "plain", name
 
 
-def test_a_route_of_one_family_leaves_the_others_alone():
+def test_a_route_of_one_family_does_not_affect_others():
     keep = torch.rand(512, 512) < 0.999
     with mw.force("kept"):
         assert mw.plan(mw.apply, torch.exp, torch.rand(512, 512), mask=keep).route == "kept"
@@ -150,7 +150,7 @@ def test_none_plans_as_usual_inside_of_a_forced_block():
         assert mw.plan(mw.sum, torch.rand(512, 512), torch.ones(512) > 0).route == "bare"
 
 
-def test_an_unknown_route_names_the_known_ones_and_changes_nothing():
+def test_an_unknown_route_is_rejected_with_the_valid_names():
     told = r"be one of dense, kernel, plain, .*, got 'fast'\. Hint: mw\.force\(\"dense\"\)\."
     with pytest.raises(ArgumentError, match=told), mw.force("fast"):
         pass

@@ -61,6 +61,26 @@ def test_a_reason_is_shown_with_the_place_it_is_about(doubled):
         mw.unpad(nn.Sequential(nn.Linear(2, 2)))
 
 
+class Objecting(Doubled):
+    """Objects to a model of which it serves parts."""
+
+    name = "objecting"
+
+    def enclose(self, module):
+        raise mw.models.UnsupportedModelError("it reads dropped tokens")
+
+
+def test_a_refusal_lists_the_reason_of_the_model_before_those_of_its_parts_whichever_was_found_first():
+    register(Objecting())
+    try:
+        with pytest.raises(mw.models.UnsupportedModelError) as refused:
+            mw.unpad(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, bias=False)))
+    finally:
+        unregister("objecting")
+    listed = str(refused.value).splitlines()[1:3]
+    assert listed == ["  Sequential: objecting: it reads dropped tokens", "  0: objecting: it has a bias"]
+
+
 def test_the_latest_adapter_is_asked_first(doubled):
     assert next(iter(adapters())) == "doubled"
 

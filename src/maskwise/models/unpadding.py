@@ -151,7 +151,11 @@ def _adapter_of(module: nn.Module, path: str, refused: dict[str, str]) -> Adapte
 
 def _refusal(model: nn.Module, refused: dict[str, str]) -> str:
     kind = type(model).__name__
-    found = [f"  {path or kind}: {reason}" for path, reason in refused.items()][:8]
+    # By where they stand in the model, not by when each was found: its own reason first, then those of its parts, and
+    # last those of parts that read no tokens, such as a model of images.
+    places = {path: (place, part) for place, (path, part) in enumerate(model.named_modules(remove_duplicate=False))}
+    ordered = sorted(refused, key=lambda path: (path != "" and not _takes_padding(places[path][1]), places[path][0]))
+    found = [f"  {path or kind}: {refused[path]}" for path in ordered[:8]]
     listed = "\n".join(found) if found else f"  no part of it is of a kind that {', '.join(adapters())} know"
     return (
         f"unpad: no adapter serves this {kind}.\n{listed}\n"

@@ -22,8 +22,8 @@ from .batch import keep_of
 from .cases import class_of
 from .examine import Examination, call, compare, exact, finding, short, summary, where
 
-PATIENCE = 90
-"""Seconds for one class; the slowest takes ten."""
+PATIENCE = 600
+"""Seconds for one class. The slowest takes ten, and sixty times as long where many processes share the cores."""
 PRELOADED = ("transformers.models.bert.modeling_bert", "transformers.models.llava.modeling_llava")
 """They import what every model imports: once in the parent takes three seconds, and not three for each kind."""
 FORK = multiprocessing.get_context("fork")
@@ -38,8 +38,11 @@ def sweep(cases, jobs=2, report=lambda row: None):
     pristine = FORK.Process(target=_unpickle_all, args=(theirs,))
     pristine.start()
     try:
-        import maskwise  # noqa: F401  in the parent, for all children but that one
+        import maskwise
 
+        # In the parent, for all children but that one; and all of it, since a name is imported when it is first read.
+        for name in maskwise.__all__:
+            getattr(maskwise, name)
         with tempfile.TemporaryDirectory() as folder:
             rows = _Pool(cases, jobs, folder, report).run()
             pickled = [row for row in rows.values() if row["checks"].get("pickled", {}).get("pickle")]

@@ -6,15 +6,14 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from maskwise.benchmarks import figures, sweeping
-from maskwise.benchmarks.case import never_slower
-from maskwise.benchmarks.forced import Forced, forcing
-from maskwise.benchmarks.measure import Spread
-from maskwise.benchmarks.registry import select
-from maskwise.benchmarks.run import Result, SideResult, Verdict
+from benchmarks import figures, sweeping
+from benchmarks.case import never_slower
+from benchmarks.registry import select
+from benchmarks.run import Forced, Result, SideResult, Verdict, forcing
 from maskwise.cli import bench
 from maskwise.cli.app import app
 from maskwise.plan import dispatch
+from maskwise.plan.measure import Spread
 
 
 def result(case, *, holds=True, ratio=2.0, plain=3.0, kernel=1.0, route="route kernel"):

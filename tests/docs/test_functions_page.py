@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from maskwise.ops.catalogue import page
 from maskwise.ops.registry import FUNCTIONS
+from tools.functions_page import page
 
 PAGE = Path(__file__).parents[2] / "docs" / "functions.md"
 

@@ -16,5 +16,4 @@ EXEMPT: dict[tuple[str, str], str] = {
     ("models/hugging_face/probe.py", "_kinds"): REASON,
     ("models/hugging_face/probe.py", "_equal"): REASON,
     ("plan/calibration.py", "read"): "becomes the fault of a warning, whose hint tests/plan/test_calibration.py checks",
-    ("cli/digits/recipes.py", "_Scheduled.gate"): "an abstract method of a private class that nobody else derives from",
 }

@@ -15,27 +15,25 @@ from typing import Any
 import maskwise as mw
 from maskwise import errors
 from maskwise.nn import gates, schedule
-from maskwise.ops.registry import FUNCTIONS
 
 HEAD = "*Made from the docstrings by `make docs`.*"
 SECTION = re.compile(r"^(Args|Attributes|Returns|Raises):$", flags=re.M)
 TITLES = {"Args": "Arguments", "Attributes": "Attributes", "Returns": "Returns", "Raises": "Raises"}
 
-# The parts of the page on functions; a function that is in none of them fails the test that everything has its place.
-BY_FAMILY: dict[str, str] = {
+# The parts of the page on functions, by family of ops; a new family has to be named here.
+PARTS: dict[str, str] = {
     "reduce": "Reductions",
     "softmax": "Softmax and friends",
     "scan": "Scans",
     "order": "Sort, top-k, quantiles",
     "fill": "Fill and losses",
     "loss": "Fill and losses",
+    "select": "Compute only what is kept",
+    "attention": "Compute only what is kept",
+    "linear": "Weights",
 }
-OTHERS = {
-    "Compute only what is kept": ["apply", "apply_", "pack", "attention"],
-    "Weights": ["linear"],
-    "What happens": [name for name in ("explain", "plan", "force") if name in mw.__all__],
-}
-MODELS = ["unpad", "compress", "TokenBudgetSampler"]
+#: What has a page of its own, or none.
+ELSEWHERE = ("Mask", "MaskwiseError", "Packed", "__version__", "models", "nn")
 
 
 def entries(owner: Any, prefix: str, names: list[str], level: int = 3) -> list[str]:
@@ -50,7 +48,7 @@ def entries(owner: Any, prefix: str, names: list[str], level: int = 3) -> list[s
 
 
 def methods(owner: type) -> list[str]:
-    """What a class adds: not what torch asks every module for, and not the fields, which its docstring tells."""
+    """What a class adds: not what every torch module has, and not the fields, which its docstring lists."""
     usual = ("forward", "extra_repr", "reset_parameters")
     names = [name for name in public(owner) if name not in usual]
     return [name for name in names if inspect.getdoc(inspect.getattr_static(owner, name)) and is_told(owner, name)]
@@ -148,15 +146,16 @@ def page(title: str, *parts: list[str]) -> str:
 def functions() -> dict[str, list[str]]:
     """The functions, by what they do."""
     groups: dict[str, list[str]] = {}
-    for function in FUNCTIONS.values():
-        groups.setdefault(BY_FAMILY[function.family], []).append(function.name)
-    groups["Reductions"].append("count")
-    return {**groups, **OTHERS}
+    for name, home in mw._HOME_OF.items():
+        if home.startswith("maskwise.ops.") and name not in ELSEWHERE:
+            groups.setdefault(PARTS[home.removeprefix("maskwise.ops.")], []).append(name)
+    return {**groups, "What happens": [n for n in mw.__all__ if n not in mw._HOME_OF and n not in ELSEWHERE]}
 
 
 def pages() -> dict[str, str]:
     """Every page by its file name."""
-    models = [name for name in mw.models.__all__ if name != "unpad"]
+    of_models = [name for name, home in mw._HOME_OF.items() if not home.startswith("maskwise.ops.")]
+    models = [name for name in mw.models.__all__ if name not in of_models]
     layers = [name for name in mw.nn.__all__ if name not in ("gates", "schedule")]
     groups = functions()
     made = {
@@ -171,7 +170,7 @@ def pages() -> dict[str, str]:
             ["## Gates", "", *entries(gates, "mw.nn.gates.", gates.__all__)],
             ["## Schedules", "", *entries(schedule, "mw.nn.schedule.", schedule.__all__)],
         ),
-        "models.md": page("Models and data", entries(mw, "mw.", MODELS), entries(mw.models, "mw.models.", models)),
+        "models.md": page("Models and data", entries(mw, "mw.", of_models), entries(mw.models, "mw.models.", models)),
         "errors.md": page(
             "Errors", entries(errors, "maskwise.errors.", [name for name in errors.__all__ if name != "say"])
         ),

@@ -13,7 +13,7 @@ import torch
 
 from maskwise.ops.backends import FLOATING, INTEGRAL, served
 from maskwise.ops.loss.registered import SERVED
-from maskwise.ops.registry import FUNCTIONS, Function
+from tests.laws.functions import FUNCTIONS, Function
 
 __all__ = ["page"]
 

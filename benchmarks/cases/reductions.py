@@ -14,7 +14,7 @@ from benchmarks.case import Case, at_least
 from benchmarks.cases.grid import Measured, Prepare, grid
 from benchmarks.cases.sides import Call, Masked, masked_inputs
 
-__all__ = ["cases"]
+__all__ = ["cases", "measured"]
 
 
 def _ours(name: str) -> Prepare:
@@ -99,7 +99,9 @@ def _near_one(case: Case, mask_shape: tuple[int, ...] | None = None) -> Masked:
 PROMISE = (at_least(1.8, "best peer"),)
 
 
-def _all_measured() -> tuple[Measured, ...]:
+def measured() -> tuple[Measured, ...]:
+    """Return the reductions other than sum, each with the idiom that it replaces."""
+
     def of(name: str, idiom: Prepare, **more: Any) -> Measured:
         found = {"masked": _masked(name) if hasattr(torch.masked, name) else None, "floor": _unmasked(name), **more}
         return Measured("reduce", name, _ours(name), idiom, **found)
@@ -122,4 +124,4 @@ def _all_measured() -> tuple[Measured, ...]:
 
 def cases() -> tuple[Case, ...]:
     """Return the cases of the reductions other than sum."""
-    return tuple(case for measured in _all_measured() for case in grid(measured))
+    return tuple(case for each in measured() for case in grid(each))

@@ -1,7 +1,7 @@
 """The sweep that holds the fourth law: every public function, from tiny to large, sparse to dense, contiguous or not.
 
 Each case is timed for a tenth of a second, against the plain idiom at its best and by each of our own routes. So it
-tells two things: whether a function is slower than what it replaces, and whether the planner took the best way.
+measures two things: whether a function is slower than what it replaces, and whether the planner took the best route.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 import maskwise as mw
 from benchmarks.case import Case, Side, never_slower
+from benchmarks.cases import reductions
 from benchmarks.cases.sides import Call, Masked, masked_inputs
 
 __all__ = ["FAMILY", "SWEPT", "cases"]
@@ -96,23 +97,6 @@ def _filled(function: Callable[..., Any], value: float) -> Callable[[Masked], Ca
 
 def _first(function: Callable[..., Any], value: float) -> Callable[[Masked], Call]:
     return lambda i: lambda: function(torch.where(i.keep, i.x, value), -1)[0]
-
-
-def _mean(i: Masked) -> Call:
-    return lambda: torch.where(i.keep, i.x, 0.0).sum(-1) / i.keep.sum(-1)
-
-
-def _moment(power: Callable[[Tensor], Tensor]) -> Callable[[Masked], Call]:
-    def build(i: Masked) -> Call:
-        def call() -> Tensor:
-            count = i.keep.sum(-1, keepdim=True)
-            mean = torch.where(i.keep, i.x, 0.0).sum(-1, keepdim=True) / count
-            centred = torch.where(i.keep, i.x - mean, 0.0)
-            return power(centred.square().sum(-1) / (count.squeeze(-1) - 1))
-
-        return call
-
-    return build
 
 
 def _standardize(i: Masked) -> Call:
@@ -199,28 +183,15 @@ def _of_bool(i: Masked) -> Masked:
     return replace(i, x=i.x > 0.5)
 
 
-def _norm(i: Masked) -> Call:
-    return lambda: torch.linalg.vector_norm(torch.where(i.keep, i.x, 0.0), 2.0, -1)
-
-
 def _values(out: Any) -> Any:
     return out[0]
 
 
+#: What some reductions need of their inputs.
+READY = {"prod": _near_one, "argmax": _distinct, "argmin": _distinct, "any": _of_bool, "all": _of_bool}
 SWEPT: tuple[Swept, ...] = (
     _one("sum", _filled(torch.sum, 0.0)),
-    _one("mean", _mean),
-    _one("prod", _filled(torch.prod, 1.0), ready=_near_one),
-    _one("var", _moment(lambda v: v)),
-    _one("std", _moment(torch.sqrt)),
-    _one("norm", _norm),
-    _one("amax", _filled(torch.amax, -math.inf)),
-    _one("amin", _filled(torch.amin, math.inf)),
-    _one("argmax", _filled(torch.argmax, -math.inf), ready=_distinct),
-    _one("argmin", _filled(torch.argmin, math.inf), ready=_distinct),
-    _one("logsumexp", _filled(torch.logsumexp, -math.inf)),
-    _one("any", lambda i: lambda: (i.x & i.keep).any(-1), ready=_of_bool),
-    _one("all", lambda i: lambda: (i.x | ~i.keep).all(-1), ready=_of_bool),
+    *(_one(each.name, each.idiom, ready=READY.get(each.name, lambda i: i)) for each in reductions.measured()),
     Swept("count", lambda i: (mw.count, i.keep, {"dim": -1}), lambda i: lambda: i.keep.sum(-1)),
     _one("median", _first(torch.nanmedian, math.nan), ready=_distinct),
     _one("quantile", lambda i: lambda: torch.nanquantile(torch.where(i.keep, i.x, math.nan), 0.25, -1), 0.25),

@@ -6,7 +6,7 @@ from benchmarks.cases import sweep
 from benchmarks.registry import all_cases, select, swept_cases
 from benchmarks.run import run_case
 from maskwise.errors import ArgumentError
-from maskwise.ops.registry import FUNCTIONS
+from tests.laws.functions import FUNCTIONS
 
 
 def without_compiled(case):

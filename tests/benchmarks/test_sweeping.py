@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks import figures, sweeping
+from benchmarks import sweeping
 from benchmarks.case import never_slower
 from benchmarks.registry import select
 from benchmarks.run import Forced, Result, SideResult, Verdict, forcing
@@ -14,6 +14,7 @@ from maskwise.cli import bench
 from maskwise.cli.app import app
 from maskwise.plan import dispatch
 from maskwise.plan.measure import Spread
+from tools import figures
 
 
 def result(case, *, holds=True, ratio=2.0, plain=3.0, kernel=1.0, route="route kernel"):

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from maskwise.ops.registry import FUNCTIONS
+from tests.laws.functions import FUNCTIONS
 from tools.functions_page import page
 
 PAGE = Path(__file__).parents[2] / "docs" / "functions.md"

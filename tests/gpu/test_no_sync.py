@@ -12,9 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import maskwise as mw
 from maskwise.ops import primitives
-from maskwise.ops.registry import FUNCTIONS
 from maskwise.plan import dispatch
 from tests.gpu.guard import cuda_without_cuda
+from tests.laws.functions import FUNCTIONS
 from tests.laws.samples import UNDER_LAW, outputs, samples
 from tests.mask.test_no_sync import BUILDS
 

@@ -9,7 +9,7 @@ import math
 import pytest
 
 from benchmarks.registry import all_cases
-from maskwise.ops.registry import FUNCTIONS
+from tests.laws.functions import FUNCTIONS
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

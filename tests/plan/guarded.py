@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 import maskwise as mw
-from maskwise.ops.registry import FUNCTIONS
+from tests.laws.functions import FUNCTIONS
 
 ROWS, PAGE = 64, mmap.PAGESIZE
 KEPT = torch.arange(ROWS) % 4 == 1

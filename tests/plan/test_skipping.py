@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import maskwise as mw
 from maskwise.ops.attention import blocks
-from maskwise.ops.registry import FUNCTIONS
+from tests.laws.functions import FUNCTIONS
 from tests.laws.samples import needed
 from tests.plan import guarded
 

@@ -8,8 +8,8 @@ import torch
 
 from maskwise.ops.backends import why_not_served
 from maskwise.ops.gpu import geometry, launch
-from maskwise.ops.registry import FUNCTIONS
 from maskwise.plan.dispatch import force
+from tests.laws.functions import FUNCTIONS
 from tests.laws.odd_bytes import odd
 from tests.laws.samples import differentiable, needed, outputs
 

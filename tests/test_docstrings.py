@@ -4,7 +4,6 @@ import inspect
 import re
 
 import pytest
-from maskwise.plan.asking import plan
 
 import maskwise as mw
 from maskwise import Mask, Packed
@@ -15,7 +14,7 @@ NO_EXAMPLE = {"Mask.pin_memory", "Packed.to_sparse_csr"}
 
 
 def functions():
-    found = {f"mw.{name}": getattr(mw, name) for name in mw.__all__ if name != "plan"} | {"mw.plan": plan}
+    found = {f"mw.{name}": getattr(mw, name) for name in mw.__all__}
     for prefix, module in (("mw.nn", mw.nn), ("mw.nn.schedule", schedule), ("mw.models", mw.models)):
         found |= {f"{prefix}.{name}": getattr(module, name) for name in module.__all__}
     found = {name: value for name, value in found.items() if inspect.isfunction(value)}

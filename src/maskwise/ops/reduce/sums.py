@@ -13,7 +13,6 @@ from maskwise.ops.arguments import Dim, MaskLike, to_dtype
 from maskwise.ops.backends import DEVICE, FLOATING, INTEGRAL, why_not_served
 from maskwise.ops.operation import define
 from maskwise.ops.primitives import accumulate_dtype, count, expand_reduced, fill_dropped, replace_empty, where_kept
-from maskwise.ops.reduce import reference
 from maskwise.ops.reduce.reduction import (
     GPU,
     backward_of,
@@ -24,6 +23,8 @@ from maskwise.ops.reduce.reduction import (
 )
 
 __all__ = ["mean", "prod", "sum"]
+
+_HALVES = (torch.float16, torch.bfloat16)
 
 
 def sum(
@@ -167,6 +168,33 @@ def mean(
     return out
 
 
+def sum_reference(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
+    """The sum of what is kept; 0 where nothing is."""
+    # torch reads an empty list of dims as "all", which for x of no dims is what is meant.
+    return where_kept(x, mask, 0.0).sum(dim, keepdim=keepdim)
+
+
+def prod_reference(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
+    """The product of what is kept; 1 where nothing is."""
+    out = where_kept(x, mask, 1.0)
+    if not x.dim():
+        return out.prod()
+    # torch takes one dim at a time; in between, half precision must not round.
+    if len(dim) > 1:
+        out = out.to(accumulate_dtype(x))
+    for d in reversed(dim):
+        out = out.prod(d, keepdim=keepdim)
+    return out.to(x.dtype) if len(dim) > 1 and x.dtype.is_floating_point else out
+
+
+def mean_reference(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
+    """The mean of what is kept; NaN where nothing is."""
+    values = where_kept(x, mask, 0.0)
+    if x.dtype in _HALVES:
+        return (values.sum(dim, keepdim=keepdim, dtype=torch.float32) / count(x, mask, dim, keepdim)).to(x.dtype)
+    return values.sum(dim, keepdim=keepdim) / count(x, mask, dim, keepdim)
+
+
 # -- sum and mean ------------------------------------------------------------------------------------------------------
 def save_mask(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     """The gradients of sum and mean need the mask, and how to undo the reduction."""
@@ -240,7 +268,7 @@ def total_dtype(dtype: torch.dtype) -> torch.dtype:
 
 _sum = reduction(
     "sum",
-    reference.sum,
+    sum_reference,
     result=total_dtype,
     dtypes=(*FLOATING, *INTEGRAL, torch.bool),
     work=works(calls=2, copies=1),
@@ -249,7 +277,7 @@ _sum = reduction(
 )
 _mean = reduction(
     "mean",
-    reference.mean,
+    mean_reference,
     work=works(calls=4, copies=1, gradient_calls=6),
     backward=mean_backward,
     setup_context=save_mask,
@@ -275,8 +303,8 @@ def prod_gradient(grad: Tensor, out: Tensor, x: Tensor, mask: Tensor, dim: list[
 _prod_backward = define_backward("prod", prod_gradient)
 _prod = reduction(
     "prod",
-    reference.prod,
+    prod_reference,
     result=total_dtype,
     work=works(calls=2, copies=1, gradient_calls=12),
-    backward=backward_of(reference.prod, _prod_backward),
+    backward=backward_of(prod_reference, _prod_backward),
 )

@@ -13,6 +13,7 @@ from maskwise.plan.cost import Rates
 from maskwise.plan.dispatch import Route
 from maskwise.plan.explain import Tabular
 from tests.errors.row import Row
+from tests.laws.functions import FUNCTIONS
 
 X = torch.arange(6.0).reshape(2, 3)
 INTS, COMPLEX = X.long(), X.cfloat()
@@ -42,7 +43,8 @@ def wrong(
     ]
 
 
-REDUCTIONS = ("sum", "mean", "prod", "amax", "amin", "logsumexp", "any", "all", "var", "std", "norm", "median")
+#: Those that need x and a mask alone.
+REDUCTIONS = tuple(f.name for f in FUNCTIONS.values() if f.kind == "reduction" and f.name != "quantile")
 ORDERED = ("amax", "amin", "argmax", "argmin", "median")
 ALONG_ONE = ("softmax", "log_softmax", "softmin", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")
 ALL = (*REDUCTIONS, "argmax", "argmin", "sort", "argsort", "normalize", "standardize")

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import maskwise as mw
-from maskwise.ops.registry import FUNCTIONS
+from tests.laws.functions import FUNCTIONS
 
 pytestmark = pytest.mark.kernel
 

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 
 import maskwise as mw
 from maskwise.errors import ArgumentError, DtypeError, ShapeError
-from maskwise.ops.registry import FUNCTIONS
 from maskwise.plan.dispatch import Plan
+from tests.laws.functions import FUNCTIONS
 
 X, MASK = torch.rand(64, 64), mw.Mask.causal(64)
 HEADS = torch.rand(2, 2, 32, 8)

@@ -1,39 +1,42 @@
-"""The rates in use: those that ``maskwise calibrate`` measured on this machine, or the defaults.
+"""The rates in use: those that ``maskwise calibrate`` measured on this machine, or the built-in ones.
 
-The file is read when the first plan is made, never at import. A cache directory may be shared, so the file may have
-entries for several machines, thread counts and versions; entries of others are left alone.
+The file is read when the first plan is made, never at import. It may hold rates of several machines, or of one with
+several numbers of threads: a cache directory may be shared, and threads may be set. Entries of another machine, torch
+or maskwise stay as they are.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import platform
-import subprocess
-import sys
+import tempfile
 import warnings
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from maskwise.errors import MaskwiseError
 from maskwise.plan.cost import BUILT_IN, Rates
+from maskwise.plan.machine import identity
 
-__all__ = ["Calibration", "cpu_model", "forget", "identity", "key", "path", "rates_for", "read", "state"]
+__all__ = ["Calibration", "atomic_path", "forget", "key", "path", "rates_for", "read", "reset", "save", "state"]
 
 FILE = "calibration.json"
-#: The rates by device type; None until the first plan.
+#: The rates by kind of device; None until the first plan asks for them.
 _loaded: dict[str, Rates] | None = None
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """The entry of this machine in the file.
+    """What the file says of this machine.
 
     Attributes:
-        rates: by device type, "cpu" or "cuda"; empty where nothing was measured.
+        rates: by kind of device, "cpu" or "cuda"; empty where nothing was measured.
         date: when they were measured, or None.
         fault: why the file cannot be read, or None.
     """
@@ -43,53 +46,24 @@ class Calibration:
     fault: str | None = None
 
 
-@cache
-def cpu_model() -> str:
-    """The model name of the CPU, as the operating system reports it."""
-    try:
-        if platform.system() == "Linux":
-            with Path("/proc/cpuinfo").open() as lines:
-                for line in lines:
-                    if line.startswith("model name"):
-                        return line.split(":", 1)[1].strip()
-        if platform.system() == "Darwin":
-            command = ["sysctl", "-n", "machdep.cpu.brand_string"]
-            return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        pass
-    return platform.processor() or platform.machine()
-
-
-def identity() -> dict[str, str | int]:
-    """What rates depend on: the CPU, its cores, the thread count, and the versions of torch and maskwise."""
-    return {
-        "cpu": cpu_model(),
-        "cores": os.cpu_count() or 0,
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        # Looked up, not imported: this layer is below the package's root.
-        "maskwise": sys.modules["maskwise"].__version__,
-    }
-
-
 def path() -> Path:
-    """The file of measured rates, in ``MASKWISE_CACHE_DIR`` or the user's cache directory."""
-    directory = os.environ.get("MASKWISE_CACHE_DIR")
-    if directory:
-        return Path(directory) / FILE
-    # Imported here, to keep the import of maskwise lean.
+    """Where measured rates are kept: the user's cache directory, or where ``MASKWISE_CACHE_DIR`` points."""
+    place = os.environ.get("MASKWISE_CACHE_DIR")
+    if place:
+        return Path(place) / FILE
+    # Imported here, for the directory is asked for once and most machines have no file in it.
     from platformdirs import user_cache_path
 
     return user_cache_path("maskwise") / FILE
 
 
 def key() -> str:
-    """The key of this machine and these versions in the file."""
+    """The machine, torch and maskwise in one line, as the file names them."""
     return " | ".join(f"{name} {value}" for name, value in identity().items())
 
 
 def read() -> dict[str, Any]:
-    """All entries of the file, by `key`; empty where there is no file.
+    """All entries of the file, by `key`; empty where there is none.
 
     Raises:
         ValueError: it is not what `maskwise calibrate` writes.
@@ -101,12 +75,12 @@ def read() -> dict[str, Any]:
         return {}
     entries = json.loads(text)
     if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):
-        raise ValueError("it has no entries by machine")
+        raise ValueError("it holds no entries by machine")
     return entries
 
 
 def state() -> Calibration:
-    """The entry of this machine, read without a warning."""
+    """What the file says of this machine, without a warning."""
     try:
         entry = read().get(key())
         if entry is None:
@@ -118,29 +92,93 @@ def state() -> Calibration:
 
 
 def rates_for(device: str) -> Rates:
-    """The rates of a device type: measured, or else the defaults."""
+    """The rates of a kind of device: measured where they were, else built in."""
     global _loaded
     if _loaded is None:
         found = state()
-        # Set before the warning, which may be raised as an error, so that it is given once.
+        # Before the warning, which may be an error: it is given once.
         _loaded = {**BUILT_IN, **found.rates}
         if found.fault is not None:
             warnings.warn(
                 f"maskwise: the measured rates in {path()} cannot be read ({found.fault}), so built-in rates are used. "
-                "Hint: `maskwise calibrate` measures again, `maskwise calibrate --reset` removes them.",
+                "Hint: `maskwise calibrate` measures anew, `maskwise calibrate --reset` removes them.",
                 stacklevel=2,
             )
     return _loaded.get(device) or _loaded["cpu"]
 
 
 def forget() -> None:
-    """Read the file again when the next plan is made."""
+    """Read the file anew when the next plan is made."""
     global _loaded
     _loaded = None
 
 
+def save(measured: dict[str, Rates]) -> None:
+    """Write the rates of this machine, beside those of others; the next call is planned with them."""
+    try:
+        entries = read()
+    except ValueError:
+        # A file that cannot be parsed is not worth keeping.
+        entries = {}
+    entry: dict[str, Any] = {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "rates": {device: asdict(rates) for device, rates in measured.items()},
+    }
+    if "cuda" in measured and torch.cuda.is_available():
+        entry["gpu"] = torch.cuda.get_device_name()
+    entries[key()] = entry
+    with atomic_path(path()) as temporary:
+        temporary.write_text(json.dumps(entries, indent=2), encoding="utf-8")
+    _invalidate()
+
+
+def reset() -> bool:
+    """Remove the measured rates of all machines; whether there were any."""
+    file = path()
+    there = file.exists()
+    try:
+        file.unlink(missing_ok=True)
+    except OSError as error:
+        message = f"calibrate: {file} cannot be removed: {error}. Hint: rm {file}, with the rights to."
+        raise MaskwiseError(message) from error
+    _invalidate()
+    return there
+
+
+def _invalidate() -> None:
+    # Imported here: dispatch reads rates, and so imports this module.
+    from maskwise.plan import dispatch
+
+    forget()
+    dispatch.invalidate()
+
+
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """A temporary path beside ``path``, moved there when the block ends: Ctrl-C leaves nothing half-written.
+
+    >>> target = Path(tempfile.mkdtemp()) / "new" / "figures.csv"
+    >>> with atomic_path(target) as temporary:
+    ...     _ = temporary.write_text("a,b")
+    >>> target.read_text()
+    'a,b'
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The suffix stays last: matplotlib chooses the format by it.
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        # mkstemp makes files that only their owner may read; a result is an ordinary file.
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def _is_here(device: str, entry: dict[str, Any]) -> bool:
-    """Whether measured rates are of the present device; a GPU that is not initialized yet is not queried."""
+    """Whether rates of a device are of the one that is here now; a GPU that nothing has used yet is not asked."""
     named = entry.get("gpu")
     if device != "cuda" or named is None or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return True

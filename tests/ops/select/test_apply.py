@@ -10,7 +10,7 @@ from maskwise.ops.select.apply import _decision
 
 @pytest.fixture(params=["packs", "dense"])
 def route(request):
-    """Both ways down, whatever the planner would take."""
+    """Both routes, whichever dispatch would choose."""
     with mw.force("kept" if request.param == "packs" else "dense"):
         yield request.param
 

@@ -75,7 +75,7 @@ def test_standardize_agrees_with_numpy_ma():
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("name", NAMES)
 def test_an_empty_slice_gives_the_empty_value_and_a_gradient_of_zero(name, dim, route):
-    from maskwise.ops.registry import FUNCTIONS
+    from tests.laws.functions import FUNCTIONS
 
     x = torch.full((24, 24), math.nan)
     mask = torch.zeros(24, 24, dtype=torch.bool)

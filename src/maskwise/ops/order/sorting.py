@@ -15,7 +15,7 @@ from maskwise.ops.order import reference
 from maskwise.ops.torch_private import is_tracing
 from maskwise.plan.cost import Work
 
-__all__ = ["Ordered", "argsort", "sort", "topk"]
+__all__ = ["argsort", "sort", "topk"]
 
 _ops = torch.ops.maskwise
 #: Up to this many elements, torch's gather with its gradient is cheaper than an op with autograd.

@@ -10,11 +10,13 @@ from torch import Tensor
 from maskwise.errors import DtypeError, say
 from maskwise.ops.arguments import Dim, MaskLike, to_dtype
 from maskwise.ops.primitives import accumulate_dtype, count, expand_reduced, replace_empty, where_kept
-from maskwise.ops.reduce import reference
 from maskwise.ops.reduce.reduction import (
     backward_of,
     define_backward,
+    full,
+    may_hold,
     need_floating,
+    nothing_to_reduce,
     reduction,
     works,
 )
@@ -114,6 +116,31 @@ def norm(
     return out
 
 
+def logsumexp_reference(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
+    """The logarithm of the sum of the exponentials of what is kept; -inf where nothing is."""
+    values = where_kept(x, mask, -inf).to(accumulate_dtype(x))
+    out = torch.logsumexp(values, dim, keepdim=keepdim)
+    if may_hold(x, out, -inf):
+        # torch's gradient of a slice that is all -inf is NaN, which must not reach a second derivative.
+        something = count(x, mask, dim, keepdim) > 0
+        values = torch.where(expand_reduced(something.expand(out.shape), x.shape, dim, keepdim), values, 0.0)
+        out = torch.where(something, torch.logsumexp(values, dim, keepdim=keepdim), -inf)
+    return out.to(x.dtype)
+
+
+def norm_reference(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool, ord: float) -> Tensor:
+    """The vector norm of what is kept; 0 where nothing is."""
+    if nothing_to_reduce(x, dim):
+        return full(x, dim, keepdim, 0.0, x.real.dtype if x.is_complex() else x.dtype)
+    values = where_kept(x, mask, 0.0 if ord >= 0 else inf)
+    if ord == 0:
+        # torch cuts this norm off its graph; here its gradient is zero.
+        nonzero = values != 0
+        return values.masked_fill(nonzero, 1.0).masked_fill(~nonzero, 0.0).sum(dim, keepdim=keepdim).real
+    out: Tensor = torch.linalg.vector_norm(values, ord, dim if x.dim() else None, keepdim)
+    return out if ord >= 0 else torch.where(count(x, mask, dim, keepdim) > 0, out, 0.0)
+
+
 def logsumexp_gradient(grad: Tensor, out: Tensor, x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
     """The gradient of logsumexp: the softmax."""
     values = where_kept(x, mask, -inf).to(accumulate_dtype(x))
@@ -146,14 +173,14 @@ def norm_gradient(
 
 _logsumexp = reduction(
     "logsumexp",
-    reference.logsumexp,
+    logsumexp_reference,
     work=works(calls=6, copies=3, gradient_copies=3),
-    backward=backward_of(reference.logsumexp, define_backward("logsumexp", logsumexp_gradient)),
+    backward=backward_of(logsumexp_reference, define_backward("logsumexp", logsumexp_gradient)),
 )
 _norm = reduction(
     "norm",
-    reference.norm,
+    norm_reference,
     settings=", float ord",
     work=works(calls=3, copies=1, gradient_copies=2),
-    backward=backward_of(reference.norm, define_backward("norm", norm_gradient, settings=", float ord")),
+    backward=backward_of(norm_reference, define_backward("norm", norm_gradient, settings=", float ord")),
 )

@@ -8,9 +8,24 @@ from torch import Tensor
 from maskwise.errors import DtypeError, say
 from maskwise.ops.arguments import Dim, MaskLike, need_ordered
 from maskwise.ops.backends import FLOATING, INTEGRAL
-from maskwise.ops.primitives import accumulate_dtype, count, expand_reduced, replace_empty
-from maskwise.ops.reduce import reference
-from maskwise.ops.reduce.reduction import backward_of, define_backward, reduction, works
+from maskwise.ops.primitives import (
+    accumulate_dtype,
+    count,
+    expand_reduced,
+    highest,
+    lowest,
+    replace_empty,
+    where_kept,
+)
+from maskwise.ops.reduce.reduction import (
+    backward_of,
+    define_backward,
+    full,
+    may_hold,
+    nothing_to_reduce,
+    reduction,
+    works,
+)
 
 __all__ = ["amax", "amin", "argmax", "argmin"]
 
@@ -188,6 +203,54 @@ def need_one_dim(op: str, dim: object) -> None:
         raise DtypeError(say(op, "dim", must="be an int or None", got=dim, hint=hint))
 
 
+def amax_reference(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
+    """The greatest of what is kept; -inf (of integers: the least there is) where nothing is."""
+    return extremum(x, mask, dim, keepdim, lowest(x.dtype), torch.amax)
+
+
+def amin_reference(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
+    """The least of what is kept; +inf (of integers: the greatest there is) where nothing is."""
+    return extremum(x, mask, dim, keepdim, highest(x.dtype), torch.amin)
+
+
+def extremum(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool, least: float, reduce: object) -> Tensor:
+    """The extremum of what is kept, whose gradient goes to all that equal it in equal parts."""
+    if nothing_to_reduce(x, dim):
+        return full(x, dim, keepdim, least)
+    out: Tensor = reduce(where_kept(x, mask, least), dim, keepdim=keepdim)  # type: ignore[operator]
+    if not may_hold(x, out, least):
+        return out
+    # Where all that is kept equals what stands in for the dropped, only the kept may share the gradient.
+    alike = mask & (expand_reduced(out.detach(), x.shape, dim, keepdim) == least)
+    share = torch.where(alike, x, 0.0).sum(dim, keepdim=keepdim) / alike.sum(dim, keepdim=keepdim)
+    return torch.where(share.detach() == least, share, out)
+
+
+def argmax_reference(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
+    """Where the first of the greatest kept values is; -1 where nothing is kept."""
+    return position(x, mask, dim, keepdim, amax_reference(x, mask, dim, keepdim))
+
+
+def argmin_reference(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
+    """Where the first of the least kept values is; -1 where nothing is kept."""
+    return position(x, mask, dim, keepdim, amin_reference(x, mask, dim, keepdim))
+
+
+def position(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool, best: Tensor) -> Tensor:
+    """The first kept position that holds ``best``, or a NaN; one dim, or all of them as one."""
+    if nothing_to_reduce(x, dim):
+        return full(x, dim, keepdim, -1, torch.int64)
+    # A NaN equals nothing, itself included.
+    hit = mask & ((x == expand_reduced(best, x.shape, dim, keepdim)) | (x != x))
+    if len(dim) == x.dim():
+        first, found = hit.flatten().to(torch.uint8).argmax(), hit.any()
+        if keepdim:
+            first, found = first.reshape((1,) * x.dim()), found.reshape((1,) * x.dim())
+    else:
+        first, found = hit.to(torch.uint8).argmax(dim[0], keepdim=keepdim), hit.any(dim[0], keepdim=keepdim)
+    return torch.where(found, first, -1)
+
+
 def extremum_gradient(
     grad: Tensor, out: Tensor, x: Tensor, mask: Tensor, dim: list[int], keepdim: bool, greatest: bool
 ) -> Tensor:
@@ -202,28 +265,28 @@ def extremum_gradient(
 _backward = define_backward("extremum", extremum_gradient, settings=", bool greatest")
 _amax = reduction(
     "amax",
-    reference.amax,
+    amax_reference,
     dtypes=(*FLOATING, *INTEGRAL, torch.bool),
     work=works(calls=5, copies=1, gradient_copies=2),
-    backward=backward_of(reference.amax, _backward, True),
+    backward=backward_of(amax_reference, _backward, True),
 )
 _amin = reduction(
     "amin",
-    reference.amin,
+    amin_reference,
     dtypes=(*FLOATING, *INTEGRAL, torch.bool),
     work=works(calls=5, copies=1, gradient_copies=2),
-    backward=backward_of(reference.amin, _backward, False),
+    backward=backward_of(amin_reference, _backward, False),
 )
 _argmax = reduction(
     "argmax",
-    reference.argmax,
+    argmax_reference,
     result=lambda dtype: torch.int64,
     dtypes=(*FLOATING, *INTEGRAL),
     work=works(calls=8, copies=2),
 )
 _argmin = reduction(
     "argmin",
-    reference.argmin,
+    argmin_reference,
     result=lambda dtype: torch.int64,
     dtypes=(*FLOATING, *INTEGRAL),
     work=works(calls=8, copies=2),

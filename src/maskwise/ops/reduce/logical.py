@@ -10,8 +10,7 @@ from maskwise.mask import Mask
 from maskwise.ops.arguments import MUST, Dim, MaskLike, mask_hint, need_dense
 from maskwise.ops.backends import DEVICE, FLOATING, INTEGRAL, provide, served
 from maskwise.ops.operation import Operation, kernel_routes
-from maskwise.ops.primitives import replace_empty
-from maskwise.ops.reduce import reference
+from maskwise.ops.primitives import replace_empty, where_kept
 from maskwise.ops.reduce.reduction import reduction, works
 from maskwise.ops.reduce.sums import _sum
 from maskwise.plan.cost import Work
@@ -151,6 +150,16 @@ def _count_structure(mask: Mask, dim: Dim, keepdim: bool) -> Tensor:
     return out.to(mask.device)
 
 
+def any_reference(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
+    """Whether something that is kept is true; False where nothing is kept."""
+    return where_kept(x, mask, 0.0).any(dim, keepdim=keepdim)
+
+
+def all_reference(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
+    """Whether everything that is kept is true; True where nothing is kept."""
+    return where_kept(x, mask, 1.0).all(dim, keepdim=keepdim)
+
+
 def truth_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of any and all."""
     return torch.uint8 if dtype is torch.uint8 else torch.bool
@@ -158,14 +167,14 @@ def truth_dtype(dtype: torch.dtype) -> torch.dtype:
 
 _any = reduction(
     "any",
-    reference.any,
+    any_reference,
     result=truth_dtype,
     dtypes=(*FLOATING, *INTEGRAL, torch.bool),
     work=works(calls=2, copies=1),
 )
 _all = reduction(
     "all",
-    reference.all,
+    all_reference,
     result=truth_dtype,
     dtypes=(*FLOATING, *INTEGRAL, torch.bool),
     work=works(calls=2, copies=1),

@@ -1,8 +1,15 @@
-"""What the reductions share: registration, fakes, gradients and work."""
+"""What the reductions share: how they are registered, their references, fakes, gradients and work.
+
+A reference, ``<name>_reference`` beside its function, is the reduction in plain torch operations: the ground truth of
+the tests, and the route where no kernel serves. Each is leak-proof, forward and backward, and differentiable by torch
+itself, transforms included. Its ``mask`` is a bool tensor that broadcasts to x, its ``dim`` a list of dims that are not
+negative.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from math import prod
 from typing import Any
 
 import torch
@@ -11,9 +18,13 @@ from torch import Tensor
 from maskwise.errors import DtypeError, say
 from maskwise.ops.backends import FLOATING
 from maskwise.ops.operation import Describe, Operation, define, dropped_rows, register
+from maskwise.ops.torch_private import is_tracing, is_transformed
 from maskwise.plan.cost import Work
 
-__all__ = ["GPU", "backward_of", "define_backward", "need_floating", "reduction", "save", "works"]
+__all__ = [
+    "GPU", "backward_of", "define_backward", "full", "may_hold", "need_floating", "nothing_to_reduce", "reduction",
+    "save", "works",
+]  # fmt: skip
 
 #: Where the Triton kernels are.
 GPU = "maskwise.ops.reduce.gpu"
@@ -25,6 +36,30 @@ def need_floating(op: str, x: Tensor, hint: str, *, or_complex: bool = False) ->
     if isinstance(x, Tensor) and not (x.dtype.is_floating_point or (or_complex and x.dtype.is_complex)):
         kinds = "floating or complex" if or_complex else "floating"
         raise DtypeError(say(op, "x", must=f"be {kinds}", got=x.dtype, hint=hint))
+
+
+# -- references --------------------------------------------------------------------------------------------------------
+def nothing_to_reduce(x: Tensor, dim: list[int]) -> bool:
+    """Whether the reduced slices have no elements, which torch refuses for functions without an identity."""
+    return prod([x.shape[d] for d in dim if x.dim()]) == 0
+
+
+def full(x: Tensor, dim: list[int], keepdim: bool, value: float, dtype: torch.dtype | None = None) -> Tensor:
+    """A result that is ``value`` everywhere."""
+    sizes = [1 if d in dim else size for d, size in enumerate(x.shape) if keepdim or d not in dim]
+    return x.new_full(sizes, value, dtype=dtype)
+
+
+def may_hold(x: Tensor, out: Tensor, value: float) -> bool:
+    """Whether a gradient is required and ``out`` may hold ``value``; the data are read only where it costs nothing."""
+    if not x.dtype.is_floating_point:
+        return False
+    required = x.requires_grad and torch.is_grad_enabled()
+    if is_tracing():
+        return required
+    if is_transformed():
+        return True
+    return required and (x.device.type != "cpu" or bool((out == value).any()))
 
 
 # -- registration ------------------------------------------------------------------------------------------------------

@@ -25,7 +25,6 @@ from maskwise.ops.primitives import (
     total_dtype,
     where_kept,
 )
-from maskwise.ops.reduce import reference
 from maskwise.ops.reduce.reduction import (
     GPU,
     backward_of,
@@ -36,6 +35,8 @@ from maskwise.ops.reduce.reduction import (
 )
 
 __all__ = ["mean", "prod", "sum"]
+
+_HALVES = (torch.float16, torch.bfloat16)
 
 
 def sum(
@@ -179,6 +180,27 @@ def mean(
     return out
 
 
+def prod_reference(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
+    """The product of what is kept; 1 where nothing is."""
+    out = where_kept(x, mask, 1.0)
+    if not x.dim():
+        return out.prod()
+    # torch takes one dim at a time; in between, half precision must not round.
+    if len(dim) > 1:
+        out = out.to(accumulate_dtype(x))
+    for d in reversed(dim):
+        out = out.prod(d, keepdim=keepdim)
+    return out.to(x.dtype) if len(dim) > 1 and x.dtype.is_floating_point else out
+
+
+def mean_reference(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
+    """The mean of what is kept; NaN where nothing is."""
+    values = where_kept(x, mask, 0.0)
+    if x.dtype in _HALVES:
+        return (values.sum(dim, keepdim=keepdim, dtype=torch.float32) / count(x, mask, dim, keepdim)).to(x.dtype)
+    return values.sum(dim, keepdim=keepdim) / count(x, mask, dim, keepdim)
+
+
 # -- sum and mean ------------------------------------------------------------------------------------------------------
 _sum, _sum_forward = masked_sum, masked_sum.route("bare")
 
@@ -219,7 +241,7 @@ def mean_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
 
 _mean = reduction(
     "mean",
-    reference.mean,
+    mean_reference,
     work=works(calls=4, copies=1, gradient_calls=6),
     backward=mean_backward,
     setup_context=save_mask,
@@ -245,8 +267,8 @@ def prod_gradient(grad: Tensor, out: Tensor, x: Tensor, mask: Tensor, dim: list[
 _prod_backward = define_backward("prod", prod_gradient)
 _prod = reduction(
     "prod",
-    reference.prod,
+    prod_reference,
     result=total_dtype,
     work=works(calls=2, copies=1, gradient_calls=12),
-    backward=backward_of(reference.prod, _prod_backward),
+    backward=backward_of(prod_reference, _prod_backward),
 )

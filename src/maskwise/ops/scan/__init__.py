@@ -2,6 +2,4 @@
 
 from __future__ import annotations
 
-from maskwise.ops.scan.scans import cummax, cummin, cumprod, cumsum, logcumsumexp
-
-__all__ = ["cummax", "cummin", "cumprod", "cumsum", "logcumsumexp"]
+from maskwise.ops.scan.scans import *

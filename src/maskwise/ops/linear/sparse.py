@@ -344,12 +344,18 @@ class Saving(NamedTuple):
 def decide_product(facts: Facts, routes: tuple[Route, ...]) -> Decision:
     """The route of a product; with the `Saving` that it misses, where all that the sparse route lacks is its layout."""
     decision = decide(facts, routes)
-    plan = decision.plan
-    if any(refusal.reason == _NO_LAYOUT for refusal in plan.refused):
-        missed = plan.microseconds - _sparse_cost(facts, _NO_WORK, calibration.rates_for(facts.device))
+    chosen = decision.route.predict(facts)
+    # Nothing is missed where a route is forced.
+    if (
+        chosen is not None
+        and forced() is None
+        and routes[0].refuses(facts) is None
+        and _pays_sparse(facts) is _NO_LAYOUT
+    ):
+        missed = chosen[1] - _sparse_cost(facts, _NO_WORK, calibration.rates_for(facts.device))
         if missed > 0.0:
             weights, kept = facts.detail.inputs * facts.detail.outputs, facts.kept or 0
-            return decision._replace(prepared=Saving(missed, 50.0 + weights / _BUILT + kept / 20.0))
+            decision.prepared = Saving(missed, 50.0 + weights / _BUILT + kept / 20.0)
     return decision
 
 

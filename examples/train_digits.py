@@ -96,7 +96,7 @@ def draw(path: Path, runs: Sequence[Run]) -> None:
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
     for i, run in enumerate(runs):
         steps, densities, accuracies = zip(*run.history, strict=True)
-        # The first is what the others are measured against; more runs than colours are told apart by dashes.
+        # The first is what the others are measured against; more runs than colours differ by dashes.
         style = {"color": INK, "linewidth": 2.2} if i == 0 else {"color": COLOURS[(i - 1) % len(COLOURS)]}
         dashes = "-" if i <= len(COLOURS) else "--"
         label = f"{run.name}: {run.accuracy:.1%} of test images at {run.density:.1%}"

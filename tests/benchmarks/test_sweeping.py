@@ -6,12 +6,11 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks import sweeping
+from benchmarks import command, sweeping
 from benchmarks.case import never_slower
+from benchmarks.command import app
 from benchmarks.registry import select
 from benchmarks.run import Forced, Result, SideResult, Verdict, forcing
-from maskwise.cli import bench
-from maskwise.cli.app import app
 from maskwise.plan import dispatch
 from maskwise.plan.measure import Spread
 from tools import figures
@@ -58,16 +57,16 @@ def test_a_route_whose_steps_are_slower_when_forced_is_as_fast_as_ours(found):
 
 def test_bench_ends_with_the_summary(found, monkeypatch, tmp_path):
     left = iter(found * 2)
-    monkeypatch.setattr(bench, "run_case", lambda case, **_: replace(next(left), case=case))
+    monkeypatch.setattr(command, "run_case", lambda case, **_: replace(next(left), case=case))
     cases = [each.case for each in found]
-    monkeypatch.setattr(bench.registry, "select", lambda pattern: tuple(cases))
+    monkeypatch.setattr(command.registry, "select", lambda pattern: tuple(cases))
     path = tmp_path / "sweep.csv"
-    shown = CliRunner().invoke(app, ["bench", "--filter", "sweep", "--csv", str(path)])
+    shown = CliRunner().invoke(app, ["--filter", "sweep", "--csv", str(path)])
     assert shown.exit_code == 0, shown.output
     told = " ".join(shown.stdout.split())
     assert "4 cases, 1 slower than the idiom; the predicted route was the best in 75.0 % of 4, and 1.50 x" in told
     assert "off: softmax sweep" in told
-    data = json.loads(CliRunner().invoke(app, ["bench", "--filter", "sweep", "--json"]).stdout)
+    data = json.loads(CliRunner().invoke(app, ["--filter", "sweep", "--json"]).stdout)
     assert data["sweep"]["slower"] == 1
     # The docs show the same of the file.
     section = "\n".join(figures.sweep_section(path))

@@ -31,6 +31,8 @@ class Function:
     kind: str
     empty: float
     gradient: int
+    unsigned: bool
+    kernel: bool
 
 
 def _functions() -> Iterator[Function]:
@@ -39,7 +41,8 @@ def _functions() -> Iterator[Function]:
         if family in FAMILIES and name not in NO_LAW:
             law = laws_of(family).get(name)
             assert law is not None, f"mw.{name} is under no law: give it an entry in tests/ops/{family}/law_cases.py"
-            yield Function(name, getattr(mw, name), family, law.kind, law.empty, law.gradient)
+            of_law = {key: value for key, value in vars(law).items() if key != "body"}
+            yield Function(name, getattr(mw, name), family, **of_law)
 
 
 FUNCTIONS: dict[str, Function] = {function.name: function for function in _functions()}

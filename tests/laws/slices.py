@@ -29,6 +29,10 @@ class Law:
     #: How often it can be differentiated: 0 not at all, 2 twice (and so, for smooth functions, any number of times).
     gradient: int
     body: Callable[..., Any]
+    #: Whether it takes integers that torch cannot order: uint16, uint32 and uint64.
+    unsigned: bool = False
+    #: Whether it has a kernel; False for one that plain torch operations serve alone.
+    kernel: bool = True
 
 
 def laws_of(family: str) -> dict[str, Law]:

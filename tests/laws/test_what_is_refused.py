@@ -153,7 +153,7 @@ KEPT = torch.tensor([1, 1, 0, 1, 0, 1]).bool().expand(4, 6)
 
 UNSIGNED = [torch.uint16, torch.uint32, torch.uint64]
 ORDERED = ["sort", "topk", "median", "amax", "amin", "argmax", "argmin", "cummax", "cummin"]
-SERVED = ["sum", "prod", "logsumexp", "any", "all", "argsort", "cumsum", "cumprod", "fill"]
+SERVED = [function.name for function in UNDER_LAW if function.unsigned]
 BY_NAME = {function.name: function for function in UNDER_LAW}
 
 

@@ -48,7 +48,7 @@ def forced(route: str) -> None:
         mw.sum(guarded(), ACROSS)
 
 
-REDUCTIONS = [name for name, each in FUNCTIONS.items() if each.family == "reduce"]
+REDUCTIONS = [name for name, each in FUNCTIONS.items() if each.family == "reduce" and each.kernel]
 CASES = {
     **{
         f"{name} of {which}": lambda name=name, dim=dim: getattr(mw, name)(guarded(), ACROSS, dim=dim)

@@ -115,7 +115,7 @@ def bench(ctx: typer.Context) -> None:
             f"Hint: make bench, or python -m benchmarks {' '.join(ctx.args) or '--help'}, in a clone of it."
         )
     if str(ROOT) not in sys.path:
-        sys.path.append(str(ROOT))
+        sys.path.insert(0, str(ROOT))
     benchmarks = import_module("benchmarks.command")
     raise typer.Exit(benchmarks.app(ctx.args, prog_name="maskwise bench", standalone_mode=False) or 0)
 

@@ -40,7 +40,7 @@ def topk(row, keep, k, largest=True):
 
 LAWS = {
     "sort": Law("rowwise", 0.0, 2, sort),
-    "argsort": Law("rowwise", -1, 0, lambda row, keep, **kwargs: sort(row, keep, **kwargs)[1]),
+    "argsort": Law("rowwise", -1, 0, lambda row, keep, **kwargs: sort(row, keep, **kwargs)[1], unsigned=True),
     "topk": Law("rowwise", -math.inf, 2, topk),
     "median": Law("reduction", math.nan, 2, lambda kept: kept.median()),
     "quantile": Law(

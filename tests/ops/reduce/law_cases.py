@@ -21,8 +21,8 @@ def position_of(kind):
 
 
 LAWS = {
-    "sum": Law("reduction", 0.0, 2, lambda kept: kept.sum()),
-    "prod": Law("reduction", 1.0, 2, lambda kept: kept.prod()),
+    "sum": Law("reduction", 0.0, 2, lambda kept: kept.sum(), unsigned=True),
+    "prod": Law("reduction", 1.0, 2, lambda kept: kept.prod(), unsigned=True),
     "mean": Law("reduction", math.nan, 2, lambda kept: kept.mean()),
     "var": Law("reduction", math.nan, 2, var),
     "std": Law("reduction", math.nan, 2, lambda kept, correction=1: var(kept, correction).sqrt()),
@@ -31,9 +31,9 @@ LAWS = {
     "amin": Law("reduction", math.inf, 2, lambda kept: kept.min()),
     "argmax": Law("position", -1, 0, position_of(torch.argmax)),
     "argmin": Law("position", -1, 0, position_of(torch.argmin)),
-    "logsumexp": Law("reduction", -math.inf, 2, lambda kept: kept.logsumexp(0)),
-    "any": Law("reduction", False, 0, lambda kept: (kept != 0).any()),
-    "all": Law("reduction", True, 0, lambda kept: (kept != 0).all()),
+    "logsumexp": Law("reduction", -math.inf, 2, lambda kept: kept.logsumexp(0), unsigned=True),
+    "any": Law("reduction", False, 0, lambda kept: (kept != 0).any(), unsigned=True),
+    "all": Law("reduction", True, 0, lambda kept: (kept != 0).all(), unsigned=True),
 }
 
 DIMS = [{}, {"dim": 0}, {"dim": -1, "keepdim": True}, {"dim": (0, -1)}]

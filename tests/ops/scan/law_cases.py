@@ -40,8 +40,8 @@ def add_exp(value, x):
 
 
 LAWS = {
-    "cumsum": Law("rowwise", 0.0, 2, running(lambda value, x: value + x, 0.0)),
-    "cumprod": Law("rowwise", 1.0, 2, running(lambda value, x: value * x, 1.0)),
+    "cumsum": Law("rowwise", 0.0, 2, running(lambda value, x: value + x, 0.0), unsigned=True),
+    "cumprod": Law("rowwise", 1.0, 2, running(lambda value, x: value * x, 1.0), unsigned=True),
     "cummax": Law("rowwise", -math.inf, 2, extreme(lambda x, value: x > value, -math.inf)),
     "cummin": Law("rowwise", math.inf, 2, extreme(lambda x, value: x < value, math.inf)),
     "logcumsumexp": Law("rowwise", -math.inf, 2, running(add_exp, -math.inf)),

@@ -22,9 +22,21 @@ import torch
 
 from maskwise.errors import MaskwiseError
 from maskwise.plan.cost import BUILT_IN, Rates
-from maskwise.plan.machine import identity
+from maskwise.plan.machine import cpu_model, identity
 
-__all__ = ["Calibration", "atomic_path", "forget", "key", "path", "rates_for", "read", "reset", "save", "state"]
+__all__ = [
+    "Calibration",
+    "atomic_path",
+    "cpu_model",
+    "forget",
+    "key",
+    "path",
+    "rates_for",
+    "read",
+    "reset",
+    "save",
+    "state",
+]
 
 FILE = "calibration.json"
 #: The rates by kind of device; None until the first plan asks for them.

@@ -119,7 +119,7 @@ def rates_for(device: str) -> Rates:
     return _loaded.get(device) or _loaded["cpu"]
 
 
-def forget() -> None:
+def reload() -> None:
     """Read the file anew when the next plan is made."""
     global _loaded
     _loaded = None
@@ -161,7 +161,7 @@ def _invalidate() -> None:
     # Imported here: dispatch reads rates, and so imports this module.
     from maskwise.plan import dispatch
 
-    forget()
+    reload()
     dispatch.invalidate()
 
 

@@ -157,7 +157,7 @@ def pays(facts: Facts) -> str | None:
 
 
 def work(facts: Facts) -> Work:
-    """What the blocks are; all pairs, as long as nobody has looked for them."""
+    """What the blocks are; all pairs, as long as they were not looked for."""
     count, scores = facts.detail.blocks, facts.detail
     if count is None:
         return sdpa.dense_work(facts)
@@ -166,7 +166,7 @@ def work(facts: Facts) -> Work:
 
 
 def cost(facts: Facts, work: Work, rates: Rates) -> float:
-    """Nothing, as long as nobody has looked for the blocks: this is what makes the call look for them."""
+    """Nothing, as long as the blocks were not looked for: that makes the call look for them."""
     return 0.0 if facts.detail.blocks is None else sdpa.cost(facts, work, rates)
 
 

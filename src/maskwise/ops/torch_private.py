@@ -11,14 +11,20 @@ from typing import Any, TypeVar
 
 import torch
 from torch.autograd import forward_ad
+from torch.nn.modules import module as _modules
+
+# A mode that sees every operation. There is no public name.
+from torch.utils._python_dispatch import TorchDispatchMode
 
 # What torch.compile, DataLoader and FSDP know as containers of tensors. torch.utils.pytree is for reading trees alone.
 from torch.utils._pytree import register_pytree_node
 
 __all__ = [
+    "TorchDispatchMode",
     "are_saved_tensors_hooks_enabled",
     "assert_async",
     "has_dispatch_modes",
+    "has_output_hooks",
     "is_exporting",
     "is_forward_ad",
     "is_tracing",
@@ -118,6 +124,18 @@ def has_dispatch_modes() -> bool:
     False
     """
     return _dispatch_modes() > 0
+
+
+def has_output_hooks(module: torch.nn.Module) -> bool:
+    """Whether a hook may hold what a module returns, so that nothing may be written into it."""
+    return bool(
+        module._forward_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or _modules._global_forward_hooks
+        or _modules._global_backward_hooks
+        or _modules._global_backward_pre_hooks
+    )
 
 
 def are_saved_tensors_hooks_enabled() -> bool:

@@ -1,4 +1,4 @@
-"""``mw.unpad(model)`` and its way back: find the parts that an adapter serves, and let it."""
+"""``mw.unpad(model)`` and ``mw.models.repad``: find the parts that an adapter serves, and install or undo it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 from maskwise.errors import ArgumentError, say
 from maskwise.models.adapter import MARK, Adapter, MixesTokens, UnsupportedModelError, adapters
-from maskwise.models.report import forget_warnings, warn_once
+from maskwise.models.routes import clear_warnings, warn_once
 from maskwise.nn.modules import check_module
 
 __all__ = ["repad", "unpad"]
@@ -134,7 +134,7 @@ def _undo(model: nn.Module) -> int:
         if (name := vars(module).pop(MARK, None)) is not None:
             adapters()[name].undo(module)
     for module in model.modules():
-        forget_warnings(module)
+        clear_warnings(module)
     return len(served)
 
 

@@ -1,20 +1,41 @@
-"""What is known of an unpadded model, and how it is run: as it was, or packed."""
+"""The calls of unpadded Hugging Face models: what is known of a model, how it is run, and which calls are running."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
 
-from maskwise.models.hugging_face.frames import Frame, call
-from maskwise.models.hugging_face.inputs import pack_arguments
-from maskwise.models.hugging_face.interface import PREFIX, register_for
-from maskwise.models.hugging_face.layout import Layout
+from maskwise.models.hugging_face.layout import Layout, pack_arguments
 from maskwise.models.packing import Packing
+from maskwise.models.routes import Padded
 
-__all__ = ["COVERED", "STATE", "State", "layout_for", "original", "packed_parts", "run_packed", "state_of"]
+__all__ = [
+    "COVERED",
+    "PREFIX",
+    "STATE",
+    "Frame",
+    "State",
+    "call",
+    "calls",
+    "is_recorded",
+    "layout_for",
+    "layout_of",
+    "original",
+    "packed_parts",
+    "packing_of",
+    "recording",
+    "run_packed",
+    "running",
+    "state_of",
+]
 
+PREFIX = "maskwise_"
+"""Before the name of the attention that padded calls go on using: maskwise_sdpa, maskwise_eager."""
 STATE, COVERED = "_maskwise_state", "_maskwise_covered"
 """The attributes of a covered module: what is known of it, and a forward that something else had put there."""
 
@@ -53,7 +74,9 @@ class State:
 
     def __setstate__(self, values: dict[str, Any]) -> None:
         vars(self).update(values)
-        # In another process nobody has registered the attention yet.
+        # In another process nobody has registered the attention yet. Imported here, since the attention looks up calls.
+        from maskwise.models.hugging_face.attention import register_for
+
         register_for(self.implementation.removeprefix(PREFIX))
 
 
@@ -84,3 +107,80 @@ def run_packed(module: nn.Module, named: dict[str, Any], layout: Layout) -> Any:
     packed = pack_arguments(module, named, layout, state_of(module).embeddings)
     with call(Frame(layout)):
         return original(module, **packed)
+
+
+# -- the running calls: one frame for each, one stack for each thread --------------------------------------------------
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """One call of an unpadded module.
+
+    Attributes:
+        layout: where the tokens lie, if they are packed.
+        padded: why whatever the call contains must run padded.
+        labelled: whether the call computes a loss.
+    """
+
+    layout: Layout | None = None
+    padded: Padded | None = None
+    labelled: bool = False
+
+
+class _Stack(threading.local):
+    def __init__(self) -> None:
+        self.frames: list[Frame] = []
+        self.calls = 0
+        self.record: list[Frame] | None = None
+
+
+_stack = _Stack()
+
+
+@contextmanager
+def call(frame: Frame) -> Iterator[None]:
+    """Push the frame of a call while it runs."""
+    _stack.frames.append(frame)
+    _stack.calls += 1
+    if _stack.record is not None:
+        _stack.record.append(frame)
+    try:
+        yield
+    finally:
+        _stack.frames.pop()
+
+
+@contextmanager
+def recording() -> Iterator[list[Frame]]:
+    """Collect every call of this thread, for a comparison: it is no call of the user's, so nothing reports it."""
+    frames: list[Frame] = []
+    outer, _stack.record = _stack.record, frames
+    try:
+        yield frames
+    finally:
+        _stack.record = outer
+
+
+def is_recorded() -> bool:
+    """Whether calls are collected."""
+    return _stack.record is not None
+
+
+def calls() -> int:
+    """How many calls of unpadded models this thread has begun."""
+    return _stack.calls
+
+
+def running() -> Frame | None:
+    """The innermost call, or None outside of any."""
+    return _stack.frames[-1] if _stack.frames else None
+
+
+def layout_of() -> Layout | None:
+    """Where the tokens of the innermost call lie, or None where it is not packed."""
+    frame = running()
+    return frame.layout if frame is not None else None
+
+
+def packing_of() -> Packing | None:
+    """How the innermost call is packed, or None where it is not."""
+    layout = layout_of()
+    return layout.packing if layout is not None else None

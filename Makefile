@@ -57,7 +57,7 @@ doctor: install  ## Print what a bug report needs
 
 .PHONY: bench
 bench: install  ## Run the benchmarks; CSV and plot go to benchmarks/results/
-	$(BIN)/maskwise bench --csv benchmarks/results/latest.csv --plot benchmarks/results/latest.png $(ARGS)
+	$(BIN)/python -m benchmarks --csv benchmarks/results/latest.csv --plot benchmarks/results/latest.png $(ARGS)
 
 # -- check -------------------------------------------------------------------------------------------------------------
 .PHONY: test
@@ -83,19 +83,19 @@ format: install  ## Format the code and apply ruff's safe fixes
 
 .PHONY: functions-page
 functions-page: install  ## Write docs/functions.md from the registry
-	$(BIN)/python -m maskwise.ops.catalogue docs/functions.md
+	$(BIN)/python -m tools.functions_page docs/functions.md
 
 .PHONY: gpu-page
 gpu-page: install  ## Write docs/gpu.md from the launchers and the compiled kernels
-	$(BIN)/python -m tests.gpu.page docs/gpu.md
+	$(BIN)/python -m tools.gpu_page docs/gpu.md
 
 .PHONY: models-page
 models-page: install  ## Write docs/supported-models.md from the table of the sweep
-	$(BIN)/python -m tests.models.sweep.page docs/supported-models.md
+	$(BIN)/python -m tools.models_page docs/supported-models.md
 
 .PHONY: figures
 figures: install  ## Write docs/figures.md and the README's figures from benchmarks/results/
-	$(BIN)/python -m maskwise.benchmarks.figures .
+	$(BIN)/python -m tools.figures .
 
 # Apart from the tools of every day, because only this target needs them.
 $(VENV)/.docs: $(VENV)/.installed
@@ -105,7 +105,7 @@ $(VENV)/.docs: $(VENV)/.installed
 
 .PHONY: docs
 docs: install $(VENV)/.docs  ## Build the documents into site/, strictly: a broken link fails
-	$(BIN)/python -m tests.docs.api_pages docs/api
+	$(BIN)/python -m tools.api_pages docs/api
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "→ site/index.html"
 

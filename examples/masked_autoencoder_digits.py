@@ -1,10 +1,11 @@
-"""A masked autoencoder on digits: the encoder sees half of the patches, and computes no others.
+"""A masked autoencoder on digits: the encoder computes the kept half of the patches only.
 
     pip install 'maskwise[examples]'
     python examples/masked_autoencoder_digits.py
 
 Images of 8 x 8 are cut into 16 patches of 2 x 2, of which a random half is kept. `mw.apply` runs the encoder on kept
-patches only, a pool averages what they say, and the decoder draws the image. The loss counts what was hidden.
+patches only, a masked mean pool averages their features, and the decoder reconstructs the image. The loss covers the
+hidden patches.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def patches_of(images: Tensor) -> Tensor:
 
 
 class Autoencoder(nn.Module):
-    """An MLP on each patch that is kept, their mean, and an MLP that draws every patch."""
+    """An MLP on each kept patch, a mean pool, and an MLP that reconstructs every patch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,10 +37,10 @@ class Autoencoder(nn.Module):
         self.decode = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, PATCHES * PIXELS))
 
     def forward(self, patches: Tensor, mask: mw.Mask) -> Tensor:
-        """Return all patches (n, 16, 4), from those that the mask (n, 16) keeps."""
-        where = torch.eye(PATCHES).expand(len(patches), -1, -1)
-        seen = mw.apply(self.encode, torch.cat([patches, where], -1), mask=mask)
-        return self.decode(self.pool(seen, mask)).view_as(patches)
+        """Reconstruct all patches (n, 16, 4) from those that the mask (n, 16) keeps."""
+        positions = torch.eye(PATCHES).expand(len(patches), -1, -1)
+        features = mw.apply(self.encode, torch.cat([patches, positions], -1), mask=mask)
+        return self.decode(self.pool(features, mask)).view_as(patches)
 
 
 def random_mask(n: int) -> mw.Mask:
@@ -47,8 +48,8 @@ def random_mask(n: int) -> mw.Mask:
     return mw.Mask(torch.rand(n, PATCHES).argsort(-1) < KEPT)
 
 
-def drawn(patches: Tensor, mask: mw.Mask | None = None) -> list[str]:
-    """The image in eight lines, with dots where a patch is hidden."""
+def render(patches: Tensor, mask: mw.Mask | None = None) -> list[str]:
+    """The image as eight lines of text, with dots for hidden patches."""
     pixels = patches.clamp(0, 1) if mask is None else mw.fill(patches, mask[..., None], -1.0)
     image = pixels.view(SIDE, SIDE, 2, 2).transpose(1, 2).reshape(8, 8)
     return ["".join("··" if p < 0 else 2 * SHADES[min(4, int(5 * p))] for p in row) for row in image.tolist()]
@@ -69,12 +70,13 @@ if __name__ == "__main__":
 
     mask = random_mask(len(test))
     with torch.no_grad():
-        made = model(test, mask)
+        output = model(test, mask)
     hidden = ~mask[..., None]
-    error = mw.loss(F.mse_loss, made, test, hidden)
+    error = mw.loss(F.mse_loss, output, test, hidden)
     mean = mw.loss(F.mse_loss, train.mean(0).expand_as(test), test, hidden)
     print(f"error of hidden patches {error:.3f}, of the mean image {mean:.3f}; the encoder saw {mask.density:.0%}")
-    print(f"{'the digit':19}{'what is kept':19}what was made of it")
+    print(f"{'digit':19}{'kept patches':19}reconstruction")
     for i in (0, 3):
-        sides = (drawn(test[i]), drawn(test[i], mask[i]), drawn(torch.where(mask[i][:, None], test[i], made[i])))
-        print("\n".join("   ".join(lines).rstrip() for lines in zip(*sides, strict=True)), end="\n\n")
+        restored = torch.where(mask[i][:, None], test[i], output[i])
+        images = (render(test[i]), render(test[i], mask[i]), render(restored))
+        print("\n".join("   ".join(lines).rstrip() for lines in zip(*images, strict=True)), end="\n\n")

@@ -1,9 +1,9 @@
-"""Classify padded paragraphs, and see what padding does to a mean that does not know of it.
+"""Classify padded paragraphs, with a mean over valid tokens and with one that includes the padding.
 
     python examples/padded_text_classification.py
 
-The text is what every Python carries: paragraphs of its own documentation, by the topic that they come from. Both
-classifiers are the same bag of words with the same seed; one averages the real tokens, the other the padding as well.
+The texts are paragraphs of Python's own documentation, which ships with every Python; the class is the topic. Both
+classifiers are the same bag of words with the same seed; one averages valid tokens only, the other the padding as well.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ WIDTH, LONGEST = 24, 128
 
 def batch() -> tuple[Tensor, Tensor, Tensor, int]:
     """Return tokens (B, L) padded with 0, lengths (B,), classes (B,), and the size of the vocabulary."""
-    known: dict[str, int] = {}
+    vocabulary: dict[str, int] = {}
     rows, classes = [], []
     for label, topic in enumerate(TOPICS):
         for paragraph in topics[topic].split("\n\n"):
             words = re.findall(r"[a-z]+", paragraph.lower())
             if len(words) > 3:
-                rows.append(torch.tensor([known.setdefault(word, len(known) + 1) for word in words[:LONGEST]]))
+                ids = [vocabulary.setdefault(word, len(vocabulary) + 1) for word in words[:LONGEST]]
+                rows.append(torch.tensor(ids))
                 classes.append(label)
     lengths = torch.tensor([len(row) for row in rows])
-    return nn.utils.rnn.pad_sequence(rows, batch_first=True), lengths, torch.tensor(classes), len(known) + 1
+    return nn.utils.rnn.pad_sequence(rows, batch_first=True), lengths, torch.tensor(classes), len(vocabulary) + 1
 
 
 class Classifier(nn.Module):
-    """Embed, average, classify. The average is over the mask, or over everything."""
+    """Embed, average, classify. The average is over kept tokens, or over all positions."""
 
     def __init__(self, vocabulary: int, *, masked: bool) -> None:
         super().__init__()
@@ -50,7 +51,7 @@ class Classifier(nn.Module):
 
 
 def accuracy(*, masked: bool, epochs: int = 20) -> float:
-    """Train on every other paragraph, and return the share of the others that is classified right."""
+    """Train on every other paragraph, and return the accuracy on the rest."""
     tokens, lengths, classes, vocabulary = batch()
     mask = mw.Mask.from_lengths(lengths, max_len=tokens.shape[1])
     torch.manual_seed(0)

@@ -1,10 +1,10 @@
-"""Prune a network to 5 % of its weights while it learns, and make it faster for it.
+"""Prune a network to 5 % of its weights during training, and compress it.
 
     pip install 'maskwise[examples]'
     python examples/pruned_mlp.py
 
-The digits are scikit-learn's. A cubic schedule lets the density fall; `mw.compress` then gives every layer the fastest
-form that computes the same, on this machine.
+The digits are scikit-learn's. A cubic schedule lowers the density; `mw.compress` then replaces every layer by the
+fastest equivalent on this machine.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ DENSITY, STEPS = 0.05, 200
 
 
 def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return images (n, 64) and classes (n,) to train with, and to test with."""
+    """Return images (n, 64) and classes (n,) of the training set, then of the test set."""
     data = load_digits()
     x, y = torch.tensor(data.data, dtype=torch.float32) / 16, torch.tensor(data.target)
     return x[:1300], y[:1300], x[1300:], y[1300:]
 
 
 def train(model: nn.Module, x: Tensor, y: Tensor, scheduler: schedule.DensityScheduler | None = None) -> None:
-    """Train on random batches; the scheduler, if there is one, lowers the density as it goes."""
+    """Train on random batches; the scheduler, if given, lowers the density."""
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for _ in range(STEPS):
         chosen = torch.randint(len(x), (128,))
@@ -45,7 +45,7 @@ if __name__ == "__main__":
     model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
 
     def right(network: nn.Module) -> str:
-        """The share of test digits that is classified right."""
+        """The accuracy on the test set."""
         return f"{(network(test_x).argmax(-1) == test_y).float().mean():.1%} right"
 
     train(model, x, y)

@@ -1,9 +1,9 @@
-"""Recommend the best items that are allowed: learn from the ratings there are, filter, and take the top k.
+"""Recommend the top k allowed items: factorize the observed ratings, filter, and take the top k.
 
     python examples/recommender_topk.py
 
-Most ratings are missing (NaN). The loss counts those that are there, and nothing else; the recommendations are of items
-that are in stock, in the user's category and not yet rated. Where too few are left, index -1 says so.
+Most ratings are missing (NaN). The loss covers observed ratings only. Recommended items are in stock, in the user's
+category and not yet rated. Where fewer than k are left, the index is -1.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ USERS, ITEMS, RANK, K = 200, 120, 4, 5
 
 
 def ratings() -> tuple[Tensor, Tensor]:
-    """Return what users would say of every item, and what they did say: NaN where they said nothing."""
+    """Return the true ratings of all items, and the observed ones, with NaN where missing."""
     generator = torch.Generator().manual_seed(0)
     users, items = (torch.randn(n, RANK, generator=generator) for n in (USERS, ITEMS))
     truth = users @ items.T + 0.5 * torch.randn(USERS, ITEMS, generator=generator)
-    told = torch.rand(USERS, ITEMS, generator=generator) < 0.3
-    return truth, torch.where(told, truth, torch.nan)
+    observed = torch.rand(USERS, ITEMS, generator=generator) < 0.3
+    return truth, torch.where(observed, truth, torch.nan)
 
 
 def factorize(given: Tensor, rated: mw.Mask, steps: int = 150) -> Tensor:
-    """Fit factors to the ratings that are there, and return the scores of all."""
+    """Fit factors to the observed ratings, and return the scores of all pairs."""
     generator = torch.Generator().manual_seed(1)
     factors = [torch.randn(n, RANK, generator=generator).mul_(0.3).requires_grad_() for n in given.shape]
     optimizer = torch.optim.Adam(factors, lr=0.05)
@@ -50,14 +50,14 @@ if __name__ == "__main__":
     category = Mask(torch.arange(ITEMS) % 12 == torch.arange(USERS)[:, None] % 12)
     allowed = category & in_stock & ~rated
     fewest, most = allowed.lengths.aminmax()
-    print(f"allowed are {allowed.density:.1%} of all pairs, {fewest} to {most} items a user")
+    print(f"allowed are {allowed.density:.1%} of all pairs, {fewest} to {most} items per user")
 
     values, items = mw.topk(scores, allowed, K)
     for user in range(3):
         found = [(item, value) for item, value in zip(items[user], values[user], strict=True) if item >= 0]
         print(f"  user {user}: " + ", ".join(f"item {item} ({value:+.2f})" for item, value in found))
 
-    # What people write: the places for which nothing is left are filled with items that the filters forbid.
+    # The usual idiom fills the missing places with items that the filters forbid.
     idiom = scores.masked_fill(~allowed, -torch.inf).topk(K).indices
     forbidden = int((~allowed.to_bool().gather(1, idiom)).sum())
     print(f"mw.topk leaves {int((items < 0).sum())} of {items.numel()} places empty (index -1);", end=" ")

@@ -1,10 +1,10 @@
-"""Train a small language model on documents packed into rows, each of which sees itself only.
+"""Train a small language model on documents packed into rows; each document attends to itself only.
 
     python examples/segment_packed_lm.py
 
-Documents of different lengths are packed first-fit into rows of a fixed size, instead of a row each with padding. The
-mask is `causal & segments`: nothing looks into its neighbour. That is checked: the loss of the packed rows is the loss
-of the documents one by one.
+Documents of different lengths are packed first-fit into rows of a fixed size, instead of one padded row per document.
+The mask is `causal & segments`: no token attends to another document. To check it, the loss of the packed rows is
+compared with the loss of the documents one by one.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ class Model(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.places = nn.Embedding(128, WIDTH), nn.Embedding(ROW, WIDTH)
+        self.embed, self.positions = nn.Embedding(128, WIDTH), nn.Embedding(ROW, WIDTH)
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, 128)
 
     def forward(self, tokens: Tensor, positions: Tensor, mask: mw.Mask) -> Tensor:
         """(B, L) tokens and positions, (B, L, L) mask → logits (B, 128, L)."""
-        x = self.embed(tokens) + self.places(positions)
+        x = self.embed(tokens) + self.positions(positions)
         q, k, v = self.qkv(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
         x = x + mw.attention(q, k, v, mask[:, None]).transpose(1, 2).flatten(2)
         return self.out(x).transpose(1, 2)
 
 
 def loss_of(model: Model, tokens: Tensor, positions: Tensor, segments: Tensor) -> Tensor:
-    """The mean loss of the next character, wherever there is one in the same document."""
+    """The mean next-character loss, over positions whose next character is in the same document."""
     mask = mw.Mask.from_segments(segments) & mw.Mask.causal(tokens.shape[1])
-    follows = mw.Mask((segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] >= 0))
-    return mw.loss(F.cross_entropy, model(tokens, positions, mask)[..., :-1], tokens[:, 1:], follows)
+    has_next = mw.Mask((segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] >= 0))
+    return mw.loss(F.cross_entropy, model(tokens, positions, mask)[..., :-1], tokens[:, 1:], has_next)
 
 
 def packed_rows(documents: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -50,10 +50,10 @@ def packed_rows(documents: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     for i, row in enumerate(rows):
         start = 0
         for number, document in enumerate(documents[j] for j in row):
-            place = slice(start, start := start + len(document))
-            tokens[i, place] = document
-            positions[i, place] = torch.arange(len(document))
-            segments[i, place] = number
+            span = slice(start, start := start + len(document))
+            tokens[i, span] = document
+            positions[i, span] = torch.arange(len(document))
+            segments[i, span] = number
     return tokens, positions, segments
 
 

@@ -8,14 +8,13 @@ import pytest
 import maskwise as mw
 from maskwise import Mask, Packed
 from maskwise.nn import schedule
-from maskwise.plan.asking import plan
 
 #: What needs a GPU, and what torch warns of, since sparse CSR tensors are in beta.
 NO_EXAMPLE = {"Mask.pin_memory", "Packed.to_sparse_csr"}
 
 
 def functions():
-    found = {f"mw.{name}": getattr(mw, name) for name in mw.__all__ if name != "plan"} | {"mw.plan": plan}
+    found = {f"mw.{name}": getattr(mw, name) for name in mw.__all__}
     for prefix, module in (("mw.nn", mw.nn), ("mw.nn.schedule", schedule), ("mw.models", mw.models)):
         found |= {f"{prefix}.{name}": getattr(module, name) for name in module.__all__}
     found = {name: value for name, value in found.items() if inspect.isfunction(value)}

@@ -27,3 +27,32 @@ def test_every_public_name_is_there_and_no_other():
     assert set(mw.__all__) <= set(dir(mw))
     with pytest.raises(AttributeError, match="module 'maskwise' has no attribute 'summ'"):
         mw.summ
+
+
+def test_type_checkers_see_the_public_names_and_no_other():
+    import ast
+    from importlib import import_module
+    from pathlib import Path
+
+    import maskwise as mw
+
+    tree = ast.parse(Path(mw.__file__).read_text(encoding="utf-8"))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module != "__future__"]
+    seen = {"__version__"}
+    for node in imports:
+        module = import_module(node.module)
+        for alias in node.names:
+            # What a package re-exports by a star is what its modules list.
+            everything = getattr(module, "__all__", None) or exported(module)
+            seen |= set(everything) if alias.name == "*" else {alias.asname} - {None}
+    assert sorted(seen) == mw.__all__
+
+
+def exported(package):
+    import ast
+    from importlib import import_module
+    from pathlib import Path
+
+    tree = ast.parse(Path(package.__file__).read_text(encoding="utf-8"))
+    stars = [n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.names[0].name == "*"]
+    return [name for module in stars for name in import_module(module).__all__]

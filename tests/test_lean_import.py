@@ -63,9 +63,9 @@ def test_import_pulls_in_the_mask_the_plans_and_the_errors_only(imported):
     assert {name for name in imported if name.startswith("maskwise.ops.")} == {"maskwise.ops.torch_private"}
 
 
-def test_first_use_pulls_in_no_command_line_and_no_benchmarks(used):
+def test_first_use_pulls_in_no_command_line(used):
     assert "maskwise.ops.reduce" in used
-    assert [name for name in used if name.startswith(("maskwise.cli", "maskwise.benchmarks"))] == []
+    assert [name for name in used if name.startswith("maskwise.cli")] == []
 
 
 def test_first_use_pulls_in_little_else(used):

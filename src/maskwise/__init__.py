@@ -12,125 +12,50 @@ from maskwise.plan.dispatch import plan as plan
 from maskwise.plan.explain import explain as explain
 
 if TYPE_CHECKING:
+    # For type checkers alone, and so without the names, which are in `_HOMES`; a test compares both.
     from maskwise import models as models
     from maskwise import nn as nn
     from maskwise.data import TokenBudgetSampler as TokenBudgetSampler
     from maskwise.models import unpad as unpad
     from maskwise.models.compress import compress as compress
     from maskwise.ops.attention import attention as attention
-    from maskwise.ops.fill import fill as fill
+    from maskwise.ops.fill import *
     from maskwise.ops.linear import linear as linear
-    from maskwise.ops.loss import loss as loss
-    from maskwise.ops.order import argsort as argsort
-    from maskwise.ops.order import median as median
-    from maskwise.ops.order import quantile as quantile
-    from maskwise.ops.order import sort as sort
-    from maskwise.ops.order import topk as topk
-    from maskwise.ops.reduce import all as all
-    from maskwise.ops.reduce import amax as amax
-    from maskwise.ops.reduce import amin as amin
-    from maskwise.ops.reduce import any as any
-    from maskwise.ops.reduce import argmax as argmax
-    from maskwise.ops.reduce import argmin as argmin
-    from maskwise.ops.reduce import count as count
-    from maskwise.ops.reduce import logsumexp as logsumexp
-    from maskwise.ops.reduce import mean as mean
-    from maskwise.ops.reduce import norm as norm
-    from maskwise.ops.reduce import prod as prod
-    from maskwise.ops.reduce import std as std
-    from maskwise.ops.reduce import sum as sum
-    from maskwise.ops.reduce import var as var
-    from maskwise.ops.scan import cummax as cummax
-    from maskwise.ops.scan import cummin as cummin
-    from maskwise.ops.scan import cumprod as cumprod
-    from maskwise.ops.scan import cumsum as cumsum
-    from maskwise.ops.scan import logcumsumexp as logcumsumexp
-    from maskwise.ops.select import Packed as Packed
-    from maskwise.ops.select import apply as apply
-    from maskwise.ops.select import apply_ as apply_
-    from maskwise.ops.select import pack as pack
-    from maskwise.ops.softmax import log_softmax as log_softmax
-    from maskwise.ops.softmax import normalize as normalize
-    from maskwise.ops.softmax import softmax as softmax
-    from maskwise.ops.softmax import softmin as softmin
-    from maskwise.ops.softmax import standardize as standardize
+    from maskwise.ops.loss import *
+    from maskwise.ops.order import *
+    from maskwise.ops.reduce import *
+    from maskwise.ops.scan import *
+    from maskwise.ops.select import *
+    from maskwise.ops.softmax import *
 
 __version__ = "0.2.0"
 
-__all__ = [
-    "Mask",
-    "MaskwiseError",
-    "Packed",
-    "TokenBudgetSampler",
-    "__version__",
-    "all",
-    "amax",
-    "amin",
-    "any",
-    "apply",
-    "apply_",
-    "argmax",
-    "argmin",
-    "argsort",
-    "attention",
-    "compress",
-    "count",
-    "cummax",
-    "cummin",
-    "cumprod",
-    "cumsum",
-    "explain",
-    "fill",
-    "force",
-    "linear",
-    "log_softmax",
-    "logcumsumexp",
-    "logsumexp",
-    "loss",
-    "mean",
-    "median",
-    "models",
-    "nn",
-    "norm",
-    "normalize",
-    "pack",
-    "plan",
-    "prod",
-    "quantile",
-    "softmax",
-    "softmin",
-    "sort",
-    "standardize",
-    "std",
-    "sum",
-    "topk",
-    "unpad",
-    "var",
-]
-
-# The functions are imported at the first use of one: registering their ops takes longer than everything else here. All
-# at once, because that use may be inside of a graph that is being traced, where tables must not change half-way.
+# The public names that are imported lazily, by home: registering the ops takes longer than everything else here. The
+# first use of a function imports all of them, because it may happen while a graph is traced, and the op registry must
+# not change during the trace. The documentation lists them in this order.
 _HOMES = {
-    "maskwise.data": "TokenBudgetSampler",
+    "maskwise.ops.reduce": "sum prod mean var std norm amax amin argmax argmin logsumexp any all count",
+    "maskwise.ops.softmax": "softmax log_softmax softmin normalize standardize",
+    "maskwise.ops.scan": "cumsum cumprod cummax cummin logcumsumexp",
+    "maskwise.ops.order": "median quantile sort argsort topk",
+    "maskwise.ops.fill": "fill",
+    "maskwise.ops.loss": "loss",
+    "maskwise.ops.select": "apply apply_ pack Packed",
+    "maskwise.ops.attention": "attention",
+    "maskwise.ops.linear": "linear",
     "maskwise.models": "unpad",
     "maskwise.models.compress": "compress",
-    "maskwise.ops.attention": "attention",
-    "maskwise.ops.fill": "fill",
-    "maskwise.ops.linear": "linear",
-    "maskwise.ops.loss": "loss",
-    "maskwise.ops.order": "argsort median quantile sort topk",
-    "maskwise.ops.reduce": "all amax amin any argmax argmin count logsumexp mean norm prod std sum var",
-    "maskwise.ops.scan": "cummax cummin cumprod cumsum logcumsumexp",
-    "maskwise.ops.select": "Packed apply apply_ pack",
-    "maskwise.ops.softmax": "log_softmax normalize softmax softmin standardize",
+    "maskwise.data": "TokenBudgetSampler",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
-# Packages that are public under their own name.
+# Public subpackages.
 _PACKAGES = ("models", "nn")
+
+__all__ = sorted(["Mask", "MaskwiseError", "__version__", "explain", "force", "plan", *_HOME_OF, *_PACKAGES])
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name from where it lives, once."""
+    """Import a public name at its first use."""
     if name not in _HOME_OF and name not in _PACKAGES:
         from difflib import get_close_matches
 

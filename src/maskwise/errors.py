@@ -1,7 +1,7 @@
-"""The errors of Maskwise: one root, and a child for each kind of mistake.
+"""The exceptions of Maskwise: one base class, and a subclass for each kind of mistake.
 
-Every child also derives from the built-in error that torch or Python would raise in its place, so existing
-``except ValueError`` clauses go on working. A message always has the same five parts:
+Every subclass also derives from the built-in exception that torch or Python would raise, so existing
+``except ValueError`` clauses keep working. A message always has the same five parts:
 
     softmax: `mask` must broadcast to x's shape (8, 128, 64), got (8, 128). Hint: mask[..., None].
 """
@@ -24,35 +24,35 @@ __all__ = [
 
 
 class MaskwiseError(Exception):
-    """The root of every error that Maskwise raises on purpose."""
+    """The base class of every exception that Maskwise raises on purpose."""
 
 
 class ArgumentError(MaskwiseError, ValueError):
-    """An argument has the right type and a value that cannot be meant."""
+    """An argument has the right type and an invalid value."""
 
 
 class ShapeError(MaskwiseError, ValueError):
-    """Shapes do not fit each other."""
+    """Shapes are incompatible."""
 
 
 class DtypeError(MaskwiseError, TypeError):
-    """A type or a dtype is not the one that is asked for."""
+    """An argument has the wrong type or dtype."""
 
 
 class DeviceError(MaskwiseError, RuntimeError):
-    """Two tensors that must meet live on different devices."""
+    """Two tensors that are used together are on different devices."""
 
 
 class OutOfRangeError(MaskwiseError, IndexError):
-    """An index or a dim points outside of what it indexes."""
+    """An index or a dim is out of range."""
 
 
 class StaleMaskError(MaskwiseError, RuntimeError):
-    """What is kept was changed in place, behind a Mask or in a SparseLinear, so that what goes with it is not true."""
+    """Data under a Mask, or the indices of a SparseLinear, were modified in place, so what was derived is stale."""
 
 
 def say(op: str, argument: str, *, must: str, got: object, hint: str) -> str:
-    """Build the message of an error: who complains, about what, what was expected, what came, what to do.
+    """Build an error message: the function, the argument, what is expected, what was passed, and a hint.
 
     >>> say("sum", "mask", must="be a bool tensor", got="torch.int64", hint="Mask.from_attention_mask(mask)")
     'sum: `mask` must be a bool tensor, got torch.int64. Hint: Mask.from_attention_mask(mask).'
@@ -64,7 +64,7 @@ _HOME = str(Path(__file__).parent)
 
 
 def caller_level() -> int:
-    """The ``stacklevel`` of the first frame that is the user's own: not of this package, torch or transformers."""
+    """The ``stacklevel`` of the first frame in user code: not in this package, torch or transformers."""
     found = (sys.modules.get(name) for name in ("torch", "transformers"))
     packages = (_HOME, *(str(Path(each.__file__).parent) for each in found if each is not None and each.__file__))
     frame, level = sys._getframe(1), 1

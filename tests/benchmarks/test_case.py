@@ -1,6 +1,6 @@
 import pytest
 
-from maskwise.benchmarks.case import Case, Side, at_least, at_most, never_slower, within
+from benchmarks.case import Case, Side, at_least, at_most, never_slower, within
 
 
 def side(name, kind="peer"):

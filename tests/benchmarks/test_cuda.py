@@ -7,10 +7,11 @@ import torch
 from typer.testing import CliRunner
 
 import maskwise as mw
-from maskwise.benchmarks import cuda
-from maskwise.benchmarks.case import Case, Side, at_least, never_slower
-from maskwise.benchmarks.run import run_case
-from maskwise.cli.app import app
+from benchmarks import cuda
+from benchmarks.case import Case, Side, at_least, never_slower
+from benchmarks.command import app
+from benchmarks.run import run_case
+from maskwise.plan.measure import event_timer
 
 
 class Device:
@@ -59,7 +60,7 @@ def device(monkeypatch):
 
 
 def test_a_call_is_timed_by_events_after_a_flush_and_waited_for_once(device):
-    seconds = cuda.timer("cuda")(device.call, 2)
+    seconds = event_timer("cuda")(device.call, 2)
     assert seconds == pytest.approx(6e-3)
     assert device.log == ["flush", "event", "call", "event"] * 2 + ["wait"]
 
@@ -98,6 +99,6 @@ def test_on_a_gpu_only_never_to_be_slower_is_promised():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize(("name", "told"), [("cuda", "no GPU to measure on"), ("tpu", "not on 'tpu'")])
 def test_without_a_gpu_it_says_so_before_anything_is_measured(name, told):
-    result = CliRunner().invoke(app, ["bench", "--device", name, "--filter", "sum 4x8"])
+    result = CliRunner().invoke(app, ["--device", name, "--filter", "sum 4x8"])
     assert result.exit_code == 2
     assert told in " ".join(result.output.replace("│", " ").split())

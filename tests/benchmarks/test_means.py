@@ -2,8 +2,8 @@
 
 import pytest
 
-from maskwise.benchmarks import means
-from maskwise.benchmarks.registry import all_cases
+from benchmarks import means
+from benchmarks.registry import all_cases
 
 
 @pytest.mark.parametrize("mean", means.MEANS, ids=lambda mean: mean.text)

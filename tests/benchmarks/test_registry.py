@@ -2,11 +2,11 @@ from dataclasses import replace
 
 import pytest
 
-from maskwise.benchmarks.cases import sweep
-from maskwise.benchmarks.registry import all_cases, select, swept_cases
-from maskwise.benchmarks.run import run_case
+from benchmarks.cases import sweep
+from benchmarks.registry import all_cases, select, swept_cases
+from benchmarks.run import run_case
 from maskwise.errors import ArgumentError
-from maskwise.ops.registry import FUNCTIONS
+from tests.laws.functions import FUNCTIONS
 
 
 def without_compiled(case):
@@ -57,7 +57,7 @@ def test_every_word_of_a_filter_must_match():
 
 
 def test_a_filter_that_matches_nothing_says_how_to_list():
-    with pytest.raises(ArgumentError, match=r"got 'nothing'. Hint: maskwise bench --list"):
+    with pytest.raises(ArgumentError, match=r"got 'nothing'. Hint: python -m benchmarks --list"):
         select("nothing")
 
 

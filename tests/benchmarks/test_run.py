@@ -4,9 +4,8 @@ import json
 import pytest
 import torch
 
-from maskwise.benchmarks.case import Case, Side, at_least, never_slower
-from maskwise.benchmarks.measure import Samples
-from maskwise.benchmarks.report import (
+from benchmarks.case import Case, Side, at_least, never_slower
+from benchmarks.report import (
     HEADLINE,
     Provenance,
     geometric_means,
@@ -16,10 +15,11 @@ from maskwise.benchmarks.report import (
     to_json,
     write_csv,
 )
-from maskwise.benchmarks.run import BenchmarkError, _judge, run_case
+from benchmarks.run import BenchmarkError, _judge, run_case
+from maskwise.plan.measure import Samples
 
 MACHINE = {"cpu": "a cpu", "cores": 2, "threads": 2, "simd": "none", "torch": "2", "maskwise": "0"}
-PROVENANCE = Provenance("maskwise bench", "2030-01-01T00:00:00+00:00", quick=False, machine=MACHINE)
+PROVENANCE = Provenance("python -m benchmarks", "2030-01-01T00:00:00+00:00", quick=False, machine=MACHINE)
 
 
 def case_of(ours, **peers):

@@ -6,15 +6,14 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from maskwise.benchmarks import figures, sweeping
-from maskwise.benchmarks.case import never_slower
-from maskwise.benchmarks.forced import Forced, forcing
-from maskwise.benchmarks.measure import Spread
-from maskwise.benchmarks.registry import select
-from maskwise.benchmarks.run import Result, SideResult, Verdict
-from maskwise.cli import bench
-from maskwise.cli.app import app
+from benchmarks import command, sweeping
+from benchmarks.case import never_slower
+from benchmarks.command import app
+from benchmarks.registry import select
+from benchmarks.run import Forced, Result, SideResult, Verdict, forcing
 from maskwise.plan import dispatch
+from maskwise.plan.measure import Spread
+from tools import figures
 
 
 def result(case, *, holds=True, ratio=2.0, plain=3.0, kernel=1.0, route="route kernel"):
@@ -40,7 +39,7 @@ def found():
     ]
 
 
-def test_the_summary_counts_what_is_slower_and_how_often_the_planner_is_right(found):
+def test_the_summary_counts_what_is_slower_and_how_often_dispatch_is_right(found):
     summary = sweeping.summarise(found)
     assert (summary.cases, summary.slower, summary.worst_ratio) == (4, 1, 0.8)
     # A route within 5 % of the fastest is as good as that.
@@ -58,16 +57,16 @@ def test_a_route_whose_steps_are_slower_when_forced_is_as_fast_as_ours(found):
 
 def test_bench_ends_with_the_summary(found, monkeypatch, tmp_path):
     left = iter(found * 2)
-    monkeypatch.setattr(bench, "run_case", lambda case, **_: replace(next(left), case=case))
+    monkeypatch.setattr(command, "run_case", lambda case, **_: replace(next(left), case=case))
     cases = [each.case for each in found]
-    monkeypatch.setattr(bench.registry, "select", lambda pattern: tuple(cases))
+    monkeypatch.setattr(command.registry, "select", lambda pattern: tuple(cases))
     path = tmp_path / "sweep.csv"
-    shown = CliRunner().invoke(app, ["bench", "--filter", "sweep", "--csv", str(path)])
+    shown = CliRunner().invoke(app, ["--filter", "sweep", "--csv", str(path)])
     assert shown.exit_code == 0, shown.output
     told = " ".join(shown.stdout.split())
     assert "4 cases, 1 slower than the idiom; the predicted route was the best in 75.0 % of 4, and 1.50 x" in told
     assert "off: softmax sweep" in told
-    data = json.loads(CliRunner().invoke(app, ["bench", "--filter", "sweep", "--json"]).stdout)
+    data = json.loads(CliRunner().invoke(app, ["--filter", "sweep", "--json"]).stdout)
     assert data["sweep"]["slower"] == 1
     # The docs show the same of the file.
     section = "\n".join(figures.sweep_section(path))

@@ -3,6 +3,7 @@ from importlib.metadata import version
 import pytest
 from typer.testing import CliRunner
 
+from maskwise.cli import app as commands
 from maskwise.cli.app import app
 
 
@@ -51,3 +52,26 @@ def test_a_place_that_cannot_be_written_is_told_without_a_traceback(invoke, tmp_
     assert result.exit_code == 1
     assert "error:" in result.stderr
     assert "Traceback" not in result.output
+
+
+def test_without_a_checkout_bench_says_where_the_benchmarks_are(monkeypatch, invoke, tmp_path):
+    monkeypatch.setattr(commands, "ROOT", tmp_path)
+    result = invoke("bench", "--filter", "sum", "--check")
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert "the benchmarks are in the repository, not in the installed package" in result.stderr
+    assert "Hint: make bench, or python -m benchmarks --filter sum --check, in a clone of it." in result.stderr
+
+
+def test_in_a_checkout_bench_runs_the_benchmarks(invoke):
+    result = invoke("bench", "--list", "--filter", "startup")
+    assert result.exit_code == 0
+    assert "import maskwise" in " ".join(result.stdout.split())
+    assert invoke("bench", "--quick", "--check").exit_code == 2
+
+
+def test_training_with_every_gate_is_an_example(invoke):
+    result = invoke("demo", "--train")
+    assert result.exit_code == 1
+    assert "Hint: python examples/train_digits.py --quick" in result.stderr
+    assert invoke("demo", "--quick").exit_code == 2

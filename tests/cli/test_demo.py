@@ -3,8 +3,6 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from maskwise.benchmarks.cases import compress, models
-from maskwise.benchmarks.cases.reduce import SUM_AGAINST_WHERE
 from maskwise.cli import demo
 from maskwise.cli.app import app
 
@@ -12,20 +10,12 @@ from maskwise.cli.app import app
 @pytest.fixture
 def invoke(monkeypatch):
     # The walk is the same on small inputs, and takes no seconds.
-    monkeypatch.setattr(demo, "SUM_AGAINST_WHERE", SUM_AGAINST_WHERE.shrunk())
-    monkeypatch.setattr(demo, "run_case", run_quick)
-    small = compress.for_the_demo().shrunk()
-    monkeypatch.setattr(compress, "for_the_demo", lambda: small)
+    monkeypatch.setattr(demo, "SQUARE", 32)
+    monkeypatch.setattr(demo, "BERT_BASE", (32, 32, 32))
+    monkeypatch.setattr(demo, "SECONDS", 0.0)
     # No test needs the real weights: without them the demo takes an encoder with random ones.
-    monkeypatch.setattr(models, "no_minilm", lambda: "needs weights")
     monkeypatch.setattr(demo, "no_minilm", lambda: "needs weights")
     return lambda *arguments: CliRunner().invoke(app, ["demo", *arguments])
-
-
-def run_quick(case, on_round, **_):
-    from maskwise.benchmarks.run import run_case
-
-    return run_case(case, quick=True, on_round=on_round)
 
 
 def test_the_demo_draws_stops_a_leak_times_and_explains(invoke):
@@ -35,7 +25,7 @@ def test_the_demo_draws_stops_a_leak_times_and_explains(invoke):
         "A mask says what is kept",
         "Nothing leaks",
         "costs nothing",
-        "asked why",
+        "Every plan says why",
         "without their padding",
         "Pruned weights",
     ):

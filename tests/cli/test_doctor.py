@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 from maskwise.cli import doctor
 from maskwise.cli.app import app
-from maskwise.ops import extension
+from maskwise.ops import backends
 from maskwise.ops.backends import ExtensionStatus
 
 LOADED = ExtensionStatus(path="/x/_C.abi3.so", loaded=True, error=None, simd="avx2", fix="")
@@ -17,7 +17,7 @@ ABSENT = ExtensionStatus(path=None, loaded=False, error=None, simd="none", fix="
 @pytest.fixture
 def examined(monkeypatch):
     def run(status, *arguments):
-        monkeypatch.setattr(extension, "status", lambda: status)
+        monkeypatch.setattr(backends, "status", lambda: status)
         return CliRunner().invoke(app, ["doctor", *arguments])
 
     return run

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import maskwise as mw
-from maskwise.data.packing import bucket, first_fit
+from maskwise.data.sampler import bucket, first_fit
 from maskwise.errors import ArgumentError, DtypeError, ShapeError
 
 METHODS = ["first_fit", "bucket"]
@@ -36,13 +36,13 @@ def first_fit_by_a_loop(sizes, budget, most):
 
 
 @given(st.lists(st.integers(1, 20), max_size=40), st.integers(20, 50), st.one_of(st.none(), st.integers(1, 4)))
-def test_first_fit_is_that_of_the_textbook(sizes, budget, most):
+def test_first_fit_matches_the_textbook_loop(sizes, budget, most):
     got = [batch.tolist() for batch in first_fit(torch.tensor(sizes, dtype=torch.int64), budget, most)]
     assert got == first_fit_by_a_loop(sizes, budget, most)
 
 
 @given(st.lists(st.integers(1, 20), max_size=40), st.integers(20, 50), st.one_of(st.none(), st.integers(1, 4)))
-def test_buckets_hold_neighbours_that_fit_when_padded_and_would_not_hold_one_more(sizes, budget, most):
+def test_buckets_fit_when_padded_and_are_maximal(sizes, budget, most):
     batches = [batch.tolist() for batch in bucket(torch.tensor(sizes, dtype=torch.int64), budget, most)]
     assert sorted(i for batch in batches for i in batch) == list(range(len(sizes)))
     assert [sizes[i] for batch in batches for i in batch] == sorted(sizes, reverse=True)
@@ -91,7 +91,7 @@ def test_without_shuffling_every_epoch_is_the_same():
     assert list(sampler) == first
 
 
-def test_a_pool_changes_company_from_epoch_to_epoch():
+def test_a_pool_changes_batches_from_epoch_to_epoch():
     sizes = list(range(1, 65))
     for pool, differ in ((None, False), (16, True)):
         sampler = mw.TokenBudgetSampler(sizes, 64, pool=pool)
@@ -124,7 +124,7 @@ def test_each_method_wastes_little_of_what_it_is_for():
 
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("replicas", [2, 3, 7])
-def test_processes_share_the_batches_and_have_equally_many(replicas, drop_last):
+def test_ranks_share_the_batches_equally(replicas, drop_last):
     sizes = lengths()
     alone = mw.TokenBudgetSampler(sizes, 256)
     samplers = [
@@ -159,7 +159,7 @@ torch.distributed.destroy_process_group()
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch was built without torch.distributed")
-def test_the_process_group_says_how_many_there_are():
+def test_num_replicas_defaults_to_the_world_size():
     run = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
     assert run.stdout.split() == ["1", "0", "3"]
 
@@ -174,7 +174,7 @@ def test_a_data_loader_takes_it(workers):
     assert len(loader) == len(sampler)
 
 
-def test_a_packed_batch_of_the_budget_has_room_for_every_batch():
+def test_a_capacity_of_the_budget_fits_every_batch():
     data = [torch.randn(n, 2) for n in lengths(n=40)]
     for batch in mw.TokenBudgetSampler([len(row) for row in data], 128):
         rows = [data[i] for i in batch]
@@ -202,12 +202,12 @@ def test_lengths_may_be_a_tensor_and_are_copied():
     assert list(sampler) == [[2], [1, 0]]
 
 
-def test_it_travels_by_pickle():
+def test_it_can_be_pickled():
     sampler = mw.TokenBudgetSampler(lengths(), 256)
     assert list(pickle.loads(pickle.dumps(sampler))) == list(sampler)
 
 
-def test_iterating_does_not_hand_out_what_it_remembers():
+def test_iterating_does_not_expose_the_cached_batches():
     sampler = mw.TokenBudgetSampler(lengths(), 256)
     next(iter(sampler)).clear()
     assert all(sampler)
@@ -229,7 +229,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("call", "error", "message"), ERRORS)
-def test_bad_arguments_get_an_error_that_teaches(call, error, message):
+def test_bad_arguments_raise_an_error_with_a_hint(call, error, message):
     with pytest.raises(error, match=message) as caught:
         call()
     assert str(caught.value).startswith("TokenBudgetSampler: ")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import maskwise as mw
-from tests.docs.api_pages import pages, prose, quiet, rendered
+from tools.api_pages import pages, prose, quiet, rendered
 
 ROOT = Path(__file__).parents[2]
 MADE = pages()

@@ -1,13 +1,17 @@
 """The figures in the README and in docs/figures.md are those of the committed runs."""
 
+import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from maskwise.benchmarks.cases import recipes as recipe_cases
-from maskwise.benchmarks.figures import SWEEP, files, headline, inserted, page, read
-from maskwise.benchmarks.recipe_figures import FIGURE, read_recipes, with_figures
+from benchmarks.cases import recipes as recipe_cases
+from benchmarks.command import app
+from tools.figures import SWEEP, files, headline, inserted, page, read
+from tools.recipe_figures import FIGURE, read_recipes, with_figures
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -53,7 +57,7 @@ def test_figures_go_between_their_marks_and_nowhere_else():
 def test_no_committed_run_is_a_quick_one_and_each_can_be_repeated():
     for path in RESULTS.glob("*.csv"):
         assert "True" not in {line.split(",")[-3] for line in path.read_text(encoding="utf-8").splitlines()[1:]}
-        assert all(row.command.startswith("maskwise bench ") for row in read(path))
+        assert all(row.command.startswith("python -m benchmarks ") for row in read(path))
         # The sweep has too many cases for a picture.
         assert path.stem == SWEEP or path.with_suffix(".png").exists()
 
@@ -70,3 +74,12 @@ def test_missed_targets_are_told(tmp_path):
     path.write_text(text, encoding="utf-8")
     (row,) = read(path)
     assert (row.peer, row.spread, row.bandwidth, row.missed) == ("fast", "2 [1.5, 2.5]", "50%", ("b",))
+
+
+def test_every_command_shown_is_one_of_the_benchmarks_that_there_are():
+    for path in RESULTS.glob("*.csv"):
+        _, _, _, *arguments = shlex.split(read(path)[0].command)
+        listed = CliRunner().invoke(app, [*arguments, "--list", "--json"])
+        assert listed.exit_code == 0, listed.output
+        named = {case["case"] for case in json.loads(listed.stdout)}
+        assert named >= {row.case for row in read(path)}

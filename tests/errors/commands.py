@@ -6,20 +6,21 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import torch
 import typer
 
-from maskwise.benchmarks import calibrate as measuring
-from maskwise.benchmarks.case import Case, Side, at_least, never_slower
-from maskwise.benchmarks.registry import select
-from maskwise.benchmarks.run import BenchmarkError, run_case
-from maskwise.cli import app, bench, calibrate
+from benchmarks import command
+from benchmarks.case import Case, Side, at_least, never_slower
+from benchmarks.registry import select
+from benchmarks.run import BenchmarkError, run_case
+from maskwise.cli import app, calibrate
 from maskwise.cli.draw import _check_size
 from maskwise.cli.expressions import parse_mask
-from maskwise.cli.pictures import check_picture
+from maskwise.cli.terminal import check_picture
 from maskwise.errors import ArgumentError, MaskwiseError
 from maskwise.plan import calibration
 from tests.errors.row import Row
@@ -30,7 +31,7 @@ def draw(expression: str) -> Callable[[], Any]:
 
 
 def measure(**options: Any) -> Callable[[], Any]:
-    return lambda: bench.run(bench.Options(**options))
+    return lambda: command.run(command.Options(**options))
 
 
 def picture(name: str | None, open_: bool = False) -> Callable[[], Any]:
@@ -44,7 +45,12 @@ def without_matplotlib() -> None:
 
 def a_folder_in_the_place_of_the_rates() -> None:
     with patch.object(calibration, "path", lambda: Path(__file__).parent):
-        measuring.reset()
+        calibration.reset()
+
+
+def bench_without_a_checkout() -> None:
+    with patch.object(app, "ROOT", Path(__file__).parent):
+        app.bench(SimpleNamespace(args=["--list"]))
 
 
 def side(name: str, value: float, kind: Any = "peer") -> Side:
@@ -81,17 +87,20 @@ ROWS = [
     Row("maskwise draw", draw("window(3)"), ArgumentError, "window(16, 3"),
     Row("maskwise draw --plot", lambda: _check_size("none(0)", parse_mask("none(0)")), ArgumentError, "without --plot"),
     # -- options
-    Row("maskwise demo", lambda: app.demo(quick=True), typer.BadParameter, "go with --train: add it"),
-    Row("maskwise bench", measure(device="tpu"), typer.BadParameter, "measures on 'cpu' and 'cuda'"),
-    Row("maskwise bench", measure(quick=True, check=True), typer.BadParameter, "drop it, or drop --check"),
-    Row("maskwise bench", measure(pattern="nothing"), typer.BadParameter, "maskwise bench --list"),
+    Row(
+        "maskwise demo --train", lambda: app.demo(train=True), MaskwiseError, "python examples/train_digits.py --quick"
+    ),
+    Row("maskwise bench", bench_without_a_checkout, MaskwiseError, "make bench, or python -m benchmarks --list"),
+    Row("benchmarks --device", measure(device="tpu"), typer.BadParameter, "run on 'cpu' and 'cuda'"),
+    Row("benchmarks --quick", measure(quick=True, check=True), typer.BadParameter, "drop it, or drop --check"),
+    Row("benchmarks --filter", measure(pattern="nothing"), typer.BadParameter, "python -m benchmarks --list"),
     Row("maskwise calibrate", lambda: calibrate.run(reset=True, show=True), typer.BadParameter, "drop one of them"),
     Row("maskwise calibrate", a_folder_in_the_place_of_the_rates, MaskwiseError, "rm "),
     Row("maskwise draw --open", picture(None, True), typer.BadParameter, "add --plot picture.png"),
     Row("maskwise draw --plot", picture("mask.gif"), typer.BadParameter, "--plot mask.png"),
     Row("maskwise draw --plot", without_matplotlib, typer.BadParameter, "pip install 'maskwise[plot]'"),
     # -- benchmarks
-    Row("benchmarks.select", lambda: select("nothing"), ArgumentError, "maskwise bench --list"),
+    Row("benchmarks.select", lambda: select("nothing"), ArgumentError, "python -m benchmarks --list"),
     Row("benchmarks.Case", lambda: replace(CASE, sides=(OURS, OURS)), ArgumentError, "kind='ours'"),
     Row("benchmarks.Case", lambda: replace(CASE, targets=(never_slower("x"),)), ArgumentError, 'side="best peer"'),
     Row(

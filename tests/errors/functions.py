@@ -10,8 +10,10 @@ from maskwise import Mask
 from maskwise.errors import ArgumentError, DeviceError, DtypeError, OutOfRangeError, ShapeError
 from maskwise.ops.operation import eager_function
 from maskwise.plan.cost import Rates
-from maskwise.plan.tabular import Tabular
+from maskwise.plan.dispatch import Route
+from maskwise.plan.explain import Tabular
 from tests.errors.row import Row
+from tests.laws.functions import FUNCTIONS
 
 X = torch.arange(6.0).reshape(2, 3)
 INTS, COMPLEX = X.long(), X.cfloat()
@@ -41,7 +43,8 @@ def wrong(
     ]
 
 
-REDUCTIONS = ("sum", "mean", "prod", "amax", "amin", "logsumexp", "any", "all", "var", "std", "norm", "median")
+#: Those that need x and a mask alone.
+REDUCTIONS = tuple(f.name for f in FUNCTIONS.values() if f.kind == "reduction" and f.name != "quantile")
 ORDERED = ("amax", "amin", "argmax", "argmin", "median")
 ALONG_ONE = ("softmax", "log_softmax", "softmin", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")
 ALL = (*REDUCTIONS, "argmax", "argmin", "sort", "argsort", "normalize", "standardize")
@@ -128,8 +131,10 @@ ROWS = [
     *wrong(("fill",), X, BITS, torch.zeros(2), error=ShapeError, hint="sizes line up from the right"),
     *wrong(("fill",), X, BITS, X.to("meta"), error=DeviceError, hint="value.to(x.device)"),
     *wrong(("fill",), INTS, BITS, X, error=DtypeError, hint="value.to(torch.int64)"),
-    *wrong(("fill",), X.half(), BITS, 1e30, error=ArgumentError, hint="a value that torch.float16 can"),
-    *wrong(("fill",), INTS.to(torch.uint8), BITS, -(2**40), error=ArgumentError, hint="a value that torch.uint8 can"),
+    *wrong(("fill",), X.half(), BITS, 1e30, error=ArgumentError, hint="a value in the range of torch.float16"),
+    *wrong(
+        ("fill",), INTS.to(torch.uint8), BITS, -(2**40), error=ArgumentError, hint="a value in the range of torch.uint8"
+    ),
     # -- losses
     *wrong(("loss",), F.mse_loss, [1.0], X, BITS, error=DtypeError, hint="torch.as_tensor(input)"),
     *wrong(("loss",), F.mse_loss, X, [1.0], BITS, error=DtypeError, hint="torch.as_tensor(target)"),
@@ -160,6 +165,7 @@ ROWS = [
     # -- what those who extend the package may get wrong
     Row("Tabular", lambda: Tabular().table(), NotImplementedError, "return rich.table.Table(...)"),
     Row("Rates", lambda: Rates(flops=-1.0), ValueError, "maskwise calibrate"),
+    Row("Route", lambda: Route("no such route", torch.sum), ValueError, "ROUTES"),
     Row(
         "eager_function",
         lambda: eager_function("f", "(int dim, Tensor x)", torch.sum, None, torch.sum),

@@ -219,7 +219,7 @@ ROWS = [
     Row("mw.nn.detach", lambda: mw.nn.detach(X), DtypeError, "torch.nn.Sequential(...)"),
     Row("mw.nn.detach", lambda: mw.nn.detach(GATED, keep="dense"), ArgumentError, 'keep="masked"'),
     Row("mw.nn.detach", lambda: mw.nn.detach(nn.Linear(3, 2)), ArgumentError, "mw.nn.attach(module, gate)"),
-    Row("mw.nn.detach", with_another_parametrization, ArgumentError, "remove_parametrizations removes all at once"),
+    Row("mw.nn.detach", with_another_parametrization, ArgumentError, "remove_parametrizations removes all of them"),
     # -- pruning
     Row("mw.nn.prune", prune(X, lambda: TopK(0.1)), DtypeError, "torch.nn.Sequential(...)"),
     Row("mw.nn.prune", prune(nn.Linear(3, 2), TopK(0.1)), DtypeError, "lambda: TopK(...)"),

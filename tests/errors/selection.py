@@ -12,7 +12,7 @@ from torch import nn
 import maskwise as mw
 from maskwise import Mask, Packed
 from maskwise.errors import ArgumentError, DeviceError, DtypeError, ShapeError
-from maskwise.ops.attention.sequences import attend
+from maskwise.ops.attention import attend
 from maskwise.ops.linear import SparseLayout
 from tests.errors.row import Row
 
@@ -68,18 +68,18 @@ ROWS = [
     Row("mw.apply", lambda: mw.apply(torch.add, X, X[:, :2], mask=BITS), ShapeError, "functools.partial(fn, value)"),
     Row("mw.apply", lambda: mw.apply(torch.add, X[..., None], X, mask=BITS), ShapeError, "value[..., None]"),
     Row("mw.apply", lambda: mw.apply(list, X, mask=BITS), DtypeError, "lambda rows: tuple(fn(rows))"),
-    Row("mw.apply", lambda: mw.apply(torch.sum, X, mask=BITS), ShapeError, "treat each row by itself"),
+    Row("mw.apply", lambda: mw.apply(torch.sum, X, mask=BITS), ShapeError, "fn must be row-wise"),
     Row("mw.apply", lambda: mw.apply(lambda rows: (), X, mask=BITS), ArgumentError, "lambda rows: rows"),
     Row("mw.apply", apply_of(lambda rows: rows - rows.mean(0)), ArgumentError, "mw.pack(x, mask).map(fn)"),
     Row("mw.apply", apply_of(lambda rows: F.dropout(rows - rows.mean(0))), ArgumentError, "mw.pack(x, mask).map(fn)"),
     Row("mw.apply", apply_of(mixing_with_a_generator()), ArgumentError, "mw.pack(x, mask).map(fn)"),
-    Row("mw.apply", apply_of(lambda rows: rows[: max(3, len(rows) - 1)]), ShapeError, "treat each row by itself"),
+    Row("mw.apply", apply_of(lambda rows: rows[: max(3, len(rows) - 1)]), ShapeError, "fn must be row-wise"),
     Row("mw.apply", apply_of(lambda rows: rows if len(rows) > 5 else rows[:1]), ArgumentError, "mw.pack(x, mask)"),
     Row("mw.apply", apply_of(nn.Conv1d(4, 4, 1)), ArgumentError, "mw.pack(x, mask).map(fn)"),
     Row("mw.apply", apply_of(nn.Conv1d(6, 6, 1)), ArgumentError, "mw.pack(x, mask).map(fn)"),
     Row("mw.apply", apply_of(nn.BatchNorm1d(4)), ArgumentError, "fn.eval()"),
     Row("mw.apply_", apply_of(lambda rows: rows - rows.mean(0), mw.apply_), ArgumentError, "mw.pack(x, mask).map(fn)"),
-    Row("mw.apply_", lambda: mw.apply_(torch.Tensor.long, X, mask=BITS), ShapeError, "mw.apply, which makes a new"),
+    Row("mw.apply_", lambda: mw.apply_(torch.Tensor.long, X, mask=BITS), ShapeError, "mw.apply, which returns a new"),
     Row("mw.apply_", lambda: mw.apply_(torch.neg, X, mask=None), DtypeError, "Mask.full(x.shape)"),
     Row("mw.apply_", lambda: mw.apply_(torch.neg, X, mask=BITS.to("meta")), DeviceError, "mask.to(x.device)"),
     Row("mw.apply_", lambda: mw.apply_(lambda rows: (), X, mask=BITS), ArgumentError, "lambda rows: rows"),

@@ -8,7 +8,6 @@ from collections import defaultdict
 
 import pytest
 
-import maskwise
 import maskwise as mw
 from maskwise import Mask, Packed
 from maskwise.errors import MaskwiseError
@@ -36,8 +35,6 @@ def object_of(name: str) -> object:
     for each in rest:
         found = inspect.getattr_static(found, each) if inspect.isclass(found) else getattr(found, each)
         found = found.__func__ if isinstance(found, classmethod) else found
-        # A package that can be called.
-        found = found.asking.plan if found is maskwise.plan else found
     return found
 
 

@@ -103,7 +103,7 @@ def test_whatever_the_shape_its_configuration_is_one_that_is_compiled(name):
 def test_there_is_a_launch_for_each_kind_of_tile():
     (call,) = [call for call in calls.CALLS if call.name == "softmax"]
     tiles = {
-        tuple(launch.arguments[name] for name in ("ROWS", "ELEMENTS", "GROUP", "WIDE", "WHOLE"))
+        tuple(launch.arguments[name] for name in ("ROWS", "ELEMENTS", "GROUP", "WIDE", "IN_REGISTERS"))
         for layout in calls.LAYOUTS
         for launch in call.launches(layout, torch.float32)
     }

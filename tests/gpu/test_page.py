@@ -10,7 +10,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "gpu.md"
 
 
 def test_the_page_on_gpus_tells_what_the_launchers_and_the_compiler_do():
-    from tests.gpu.page import page, told_by
+    from tools.gpu_page import page, told_by
 
     text = PAGE.read_text(encoding="utf-8")
     if f"compiled by Triton {triton.__version__}," not in text:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from maskwise.ops.registry import FUNCTIONS, Function
+from tests.laws.functions import FUNCTIONS, Function
 from tests.laws.slices import law_cases
 
 #: The keyword arguments of a kind of function. A family may bring its own, by function: KWARGS in its law_cases.py.

@@ -1,6 +1,6 @@
 """What every function is measured against: a loop over slices, in float64, that sees only what is kept.
 
-Each family brings its loop bodies in ``tests/ops/<family>/law_cases.py``, as ``SLICES[name]``:
+Each family brings its loop bodies in ``tests/ops/<family>/law_cases.py``, as ``LAWS[name].body``:
 - a reduction: ``(kept, **kwargs) -> scalar``, where ``kept`` are the kept values, at least one;
 - a position: ``(slice, keep) -> position in the slice``, which has at least one kept value;
 - anything else: ``(row, keep, **kwargs) -> row or tuple of rows``, where ``row`` and ``keep`` are whole slices and the
@@ -10,12 +10,38 @@ Each family brings its loop bodies in ``tests/ops/<family>/law_cases.py``, as ``
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 
+@dataclass(frozen=True)
+class Law:
+    """What holds for a function."""
+
+    #: How it treats dims: a "reduction" removes them; a "position" too, one or all of them, and returns indices; a
+    #: "rowwise" function works along one of them and keeps it; an "elementwise" one has none.
+    kind: str
+    #: What a slice with nothing kept gives (law 3).
+    empty: float
+    #: How often it can be differentiated: 0 not at all, 2 twice (and so, for smooth functions, any number of times).
+    gradient: int
+    body: Callable[..., Any]
+    #: Whether it takes integers that torch cannot order: uint16, uint32 and uint64.
+    unsigned: bool = False
+    #: Whether it has a kernel; False for one that plain torch operations serve alone.
+    kernel: bool = True
+
+
+def laws_of(family: str) -> dict[str, Law]:
+    """The laws of a family, by function."""
+    return importlib.import_module(f"tests.ops.{family}.law_cases").LAWS
+
+
 def law_cases(function):
-    """The module with a family's loop bodies and keyword arguments."""
+    """The module with a family's laws and keyword arguments."""
     return importlib.import_module(f"tests.ops.{function.family}.law_cases")
 
 
@@ -23,7 +49,7 @@ def expected(function, x, mask, **kwargs):
     """The result of ``function``, one slice after the other; a tensor, or a tuple of them."""
     mask = mask.expand(x.shape)
     wide = x.to(torch.complex128 if x.is_complex() else torch.float64)
-    body = law_cases(function).SLICES[function.name]
+    body = laws_of(function.family)[function.name].body
     if function.kind == "reduction":
         return _reduce(body, function.empty, wide, mask, **kwargs)
     if function.kind == "position":

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import maskwise as mw
-from maskwise.ops.attention.reference import clean
+from maskwise.ops.attention.reference import fill_dropped_inputs
 from tests.laws.samples import outputs
 from tests.nn.layers import LAYERS, Layer
 
@@ -89,7 +89,7 @@ def tokens(mask: Tensor) -> Tensor:
 
 def lost(mask: Tensor) -> tuple[Tensor, ...]:
     """What nothing of q, k and v depends on, of a mask of pairs: its queries without keys, and keys without queries."""
-    ones = clean(torch.ones(B, H, L, 1), torch.ones(B, H, L, 1), torch.ones(B, H, L, 1), mask)
+    ones = fill_dropped_inputs(torch.ones(B, H, L, 1), torch.ones(B, H, L, 1), torch.ones(B, H, L, 1), mask)
     return tuple(x == 0 for x in ones)
 
 

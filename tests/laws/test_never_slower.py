@@ -1,6 +1,6 @@
 """Law 4: never slower than the plain idiom.
 
-Speed is measured by ``maskwise bench``, not by tests; what is held here is that no function escapes the measuring: each
+Speed is measured by ``python -m benchmarks``, not by tests; this checks that no function escapes the measuring: each
 has a benchmark with a target against the plain idiom, at a large size and at a tiny one.
 """
 
@@ -8,8 +8,8 @@ import math
 
 import pytest
 
-from maskwise.benchmarks.registry import all_cases
-from maskwise.ops.registry import FUNCTIONS
+from benchmarks.registry import all_cases
+from tests.laws.functions import FUNCTIONS
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -4,10 +4,10 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from tests.gpu.guard import cuda_without_cuda
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from maskwise.mask import Mask
+from tests.gpu.guard import cuda_without_cuda
 
 # On a machine without CUDA any use of a CUDA tensor raises, so what works here never touches the device.
 needs_no_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="the proof needs a device that cannot be touched")

@@ -6,10 +6,10 @@ import operator
 import pytest
 import torch
 from hypothesis import strategies as st
-from tests.mask.conformance import Case, StructureConformance, bits, shapes
 
 from maskwise.mask import Mask
 from maskwise.mask.structures import Intervals
+from tests.mask.conformance import Case, StructureConformance, bits, shapes
 
 
 class TestDense(StructureConformance):

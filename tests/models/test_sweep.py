@@ -12,7 +12,9 @@ import torch
 
 pytest.importorskip("transformers", reason="the extra maskwise[transformers] is not installed")
 
-from .sweep import page, run, table
+from tools import models_page
+
+from .sweep import run, table
 from .sweep.cases import Case
 from .sweep.examine import compare, distance, exact, summary
 
@@ -44,7 +46,7 @@ def test_as_many_classes_are_exact_as_ever(mapping):
 
 def test_the_page_is_fresh():
     found = (ROOT / "docs" / "supported-models.md").read_text(encoding="utf-8")
-    assert found == page.page(), "run `make models-page`"
+    assert found == models_page.page(), "run `make models-page`"
 
 
 def test_a_class_that_is_gone_or_that_changed_is_a_difference_from_the_table(monkeypatch, tmp_path):

@@ -123,7 +123,7 @@ class GateConformance:
         layer = self.layer()
         gate, original = self.gate(layer), self.original(layer)
         if gate.straight_through or not self.hard:
-            pytest.skip("what is dropped gets gradients here, as was asked for")
+            pytest.skip("what is dropped gets gradients here, as straight_through requires")
         makers = {
             "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
             "adamw": lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.1),

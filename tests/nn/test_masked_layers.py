@@ -1,8 +1,7 @@
-"""MaskedLinear and MaskedConv2d: torch's numbers on every route, and nothing remembered for too long."""
+"""MaskedLinear and MaskedConv2d: torch's numbers on every route, and nothing cached for too long."""
 
 import copy
 import pickle
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -13,8 +12,9 @@ from torch.nn import functional as F
 
 import maskwise as mw
 from maskwise.errors import DtypeError, ShapeError
-from maskwise.nn import linear_forms, masked_conv
 from maskwise.nn.gates import NM, Binary, HardConcrete, Sigmoid, Threshold, TopK
+from maskwise.nn.linear import EffectiveWeight
+from maskwise.plan import dispatch
 from maskwise.plan.dispatch import force
 
 # Sums of a few hundred float32 products in another order.
@@ -22,17 +22,16 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 
 @pytest.fixture
-def always_without_dead_units(monkeypatch):
-    """As if moving numbers and calls cost nothing, so that small tests take the route of large layers."""
-    for module in (linear_forms, masked_conv):
-        monkeypatch.setattr(module, "MOVE", 0.0)
-        monkeypatch.setattr(module, "CALLS", -1.0)
+def always_without_dead_units():
+    """Small tests on a route of large layers."""
+    with force("units"):
+        yield
 
 
 @pytest.fixture(params=["units", "sparse"])
-def every_route(request, always_without_dead_units):
+def every_route(request):
     """Small tests on the routes of large layers, one after the other."""
-    with force("kernel") if request.param == "sparse" else nullcontext():
+    with force(request.param):
         yield request.param
 
 
@@ -103,17 +102,12 @@ def test_any_pattern_gives_the_numbers_of_the_masked_dense_product(shape, rows, 
     bits &= torch.rand(shape[0], 1, generator=generator) < 0.7
     bits &= torch.rand(1, shape[1], generator=generator) < 0.7
     layer, x = mw.nn.MaskedLinear(shape[1], shape[0], gate=bits), torch.randn(rows, shape[1], generator=generator)
-    forms = linear_forms.Forms(layer.gate(layer.weight), bits)
+    effective = EffectiveWeight(layer.gate(layer.weight), bits)
     expected = F.linear(x, torch.where(bits, layer.weight, 0.0), layer.bias)
-    before = linear_forms.MOVE, linear_forms.CALLS
-    try:
-        linear_forms.MOVE, linear_forms.CALLS = 0.0, -1.0
-        for _ in range(2):
-            torch.testing.assert_close(forms.run(x, layer.bias).out, expected, **CLOSE)
-    finally:
-        linear_forms.MOVE, linear_forms.CALLS = before
-    with force("kernel"):
-        torch.testing.assert_close(forms.run(x, layer.bias).out, expected, **CLOSE)
+    for route in ("units", "kernel"):
+        with force(route):
+            for _ in range(2):
+                torch.testing.assert_close(effective.multiply(x, layer.bias), expected, **CLOSE)
 
 
 def changes():
@@ -190,7 +184,7 @@ def test_what_few_values_through_data_change_is_seen_after_forget():
 
 def test_the_effective_weight_is_made_once_while_nothing_changes(monkeypatch):
     made = []
-    monkeypatch.setattr("maskwise.nn.masked_linear.Forms", lambda *a: made.append(1) or linear_forms.Forms(*a))
+    monkeypatch.setattr("maskwise.nn.linear.EffectiveWeight", lambda *a: made.append(1) or EffectiveWeight(*a))
     layer, x = mw.nn.MaskedLinear(6, 5, gate=Threshold(0.1)).requires_grad_(False), torch.randn(4, 6)
     for _ in range(5):
         layer(x)
@@ -200,7 +194,7 @@ def test_the_effective_weight_is_made_once_while_nothing_changes(monkeypatch):
     assert len(made) == 2
 
 
-def test_a_gate_that_draws_is_never_remembered_in_training():
+def test_a_gate_that_draws_is_never_cached_in_training():
     layer, x = mw.nn.MaskedLinear(6, 5, gate=HardConcrete(0.0)), torch.randn(4, 6)
     with torch.no_grad():
         assert not torch.equal(layer(x), layer(x))
@@ -308,10 +302,38 @@ def test_explain_tells_the_route_and_dead_units_are_left_out_where_that_pays():
             layer(x)
     calls = [call for call in log if call.op == "MaskedLinear"]
     # The first call after a change is dense: nothing is made of a weight that may change again.
-    assert [call.route for call in calls[::2]] == ["dense"] * 4
-    assert [call.route for call in calls[1::2]] == ["units", "dense", "dense", "dense"]
+    assert [call.route for call in calls[::2]] == ["plain"] * 4
+    assert [call.route for call in calls[1::2]] == ["units", "plain", "plain", "plain"]
     assert calls[3].reason == "a layout would cost more than it has been worth so far"
     assert calls[1].reason == "512 of 512 outputs and 128 of 512 inputs are live"
+
+
+def test_every_route_of_a_layer_can_be_forced_and_planned_without_a_run():
+    bits = unit_mask(9, 7, [2, 3], [0])
+    linear, images = mw.nn.MaskedLinear(7, 9, gate=bits), mw.nn.MaskedConv2d(7, 9, 1, gate=bits[..., None, None])
+    for layer, x, routes in (
+        (linear, torch.randn(5, 7), ("plain", "units", "sparse")),
+        (images, torch.randn(5, 7, 2, 2), ("plain", "units")),
+    ):
+        layer.requires_grad_(False)
+        for route in routes:
+            with force(route):
+                plan = mw.plan(layer, x)
+            assert (plan.op, plan.route, plan.reason) == (type(layer).__name__, route, "forced")
+            assert {refusal.route for refusal in plan.refused} == {*routes} - {route}
+
+
+def test_decisions_of_a_layer_are_made_again_after_they_were_invalidated(monkeypatch):
+    layer, x = mw.nn.MaskedLinear(512, 512, gate=unit_mask(512, 512, [], range(128, 512))), torch.randn(64, 512)
+    layer.requires_grad_(False)
+    layer(x)
+    assert mw.plan(layer, x).route == "units"
+    monkeypatch.setattr("maskwise.nn.linear.CALLS", 1e9)
+    assert mw.plan(layer, x).route == "units"
+    dispatch.invalidate()
+    assert mw.plan(layer, x).route != "units"
+    monkeypatch.undo()
+    dispatch.invalidate()
 
 
 def test_the_kernel_is_used_once_it_has_paid_for_its_layout_and_gives_the_same_numbers():
@@ -320,7 +342,7 @@ def test_the_kernel_is_used_once_it_has_paid_for_its_layout_and_gives_the_same_n
     expected = F.linear(x, torch.where(bits, layer.weight, 0.0), layer.bias)
     for _ in range(50):
         torch.testing.assert_close(layer(x), expected, **CLOSE)
-    assert layer._forms._known.value.layout is not None
+    assert layer._cache._entry.value.sparse.layout is not None
     layer.weight.mul_(2.0)
     torch.testing.assert_close(layer(x), 2 * expected - layer.bias, **CLOSE)
 
@@ -333,7 +355,7 @@ def test_masks_of_whole_blocks_are_found_also_where_a_kept_weight_is_zero(block)
     with torch.no_grad(), force("kernel"):
         layer.weight[bits.nonzero()[0, 0]] = 0.0
         torch.testing.assert_close(layer(x), layer.to_linear()(x), **CLOSE)
-    assert layer._forms._known.value.layout.block == block
+    assert layer._cache._entry.value.sparse.layout.block == block
 
 
 def test_a_soft_gate_is_computed_whole_whatever_its_hard_mask_says():
@@ -384,7 +406,7 @@ def test_gates_that_do_not_fit_or_are_none_are_refused():
         mw.nn.MaskedConv2d(1, 1, 1, gate=0.5)
 
 
-def test_weights_and_masks_made_in_inference_mode_are_served_and_never_remembered():
+def test_weights_and_masks_made_in_inference_mode_are_served_and_never_cached():
     layer, x = mw.nn.MaskedLinear(6, 5, gate=TopK(0.5)).requires_grad_(False), torch.randn(4, 6)
     layer(x)
     with torch.inference_mode():

@@ -169,7 +169,7 @@ def test_a_global_budget_is_exact_and_takes_the_largest_of_all_layers(density):
 
 
 def masks_of(model):
-    from maskwise.nn.gated import gated
+    from maskwise.nn.attaching import gated
 
     return [found.mask() for found in gated(model)]
 

@@ -1,4 +1,4 @@
-"""A missing or broken extension is said once, at the line that first needed it, with the command that mends it."""
+"""A missing or broken extension warns once, at the first line that needs it, with the command that fixes it."""
 
 import os
 import subprocess
@@ -40,7 +40,7 @@ def test_every_op_works_on_its_reference(broken):
     assert run.stdout.startswith("3.0 3.0 3.0 False none the C++ extension does not load: ")
 
 
-def test_it_is_said_once_at_the_users_line_with_the_fix(broken):
+def test_it_warns_once_at_the_users_line_with_the_fix(broken):
     run, script = broken
     warnings = [line for line in run.stderr.splitlines() if "runs without its kernels" in line]
     assert len(warnings) == 1

@@ -1,4 +1,4 @@
-"""How x, the mask and the other operands lie in memory makes no difference to what comes out."""
+"""The strides of x, the mask and the other operands make no difference to the result."""
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ def test_filling(layout, dtype):
             assert torch.equal(got, torch.where(keep, x, value))
 
 
-def test_filling_one_value_that_was_spread():
+def test_filling_an_expanded_value():
     x = torch.tensor([[3.0], [4.0]]).expand(2, 70)
     keep = torch.rand(70, 2, generator=torch.Generator().manual_seed(0)).T < 0.5
     with mw.force("kernel"):
@@ -122,7 +122,7 @@ def test_scans_and_their_gradients(layout, dim, name):
 @pytest.mark.parametrize("name", ["softmax", "log_softmax", "softmin", "normalize", "standardize"])
 @pytest.mark.parametrize("columns", [3, 11, 16, 17])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_few_long_slices_side_by_side_give_what_they_give_in_rows(name, columns, dtype):
+def test_few_long_strided_slices_match_contiguous_ones(name, columns, dtype):
     generator = torch.Generator().manual_seed(columns)
     x = torch.rand(2, 5000, columns, generator=generator).to(dtype).mT
     keep = torch.rand(2, columns, 5000, generator=generator) < 0.5

@@ -1,11 +1,11 @@
-"""A mask that lies across x in memory (a transposed x, a contiguous mask) gives what one in x's own order gives."""
+"""A mask whose strides differ from x's (a transposed x, a contiguous mask) gives the same result."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 import maskwise as mw
-from maskwise.ops.registry import FUNCTIONS
+from tests.laws.functions import FUNCTIONS
 
 pytestmark = pytest.mark.kernel
 
@@ -24,7 +24,7 @@ def call(function, x, keep):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=lambda function: function.name)
-def test_where_the_mask_lies_makes_no_difference(function, shape):
+def test_the_strides_of_the_mask_make_no_difference(function, shape):
     generator = torch.Generator().manual_seed(0)
     # Distinct values near 1, so that orders are unique and products stay finite.
     values = 1 + torch.randperm(shape[0] * shape[1], generator=generator).reshape(shape) / (64.0 * shape[0] * shape[1])

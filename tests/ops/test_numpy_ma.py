@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 
 import maskwise as mw
-from maskwise.ops.registry import FUNCTIONS
 from maskwise.plan.dispatch import force
+from tests.laws.functions import FUNCTIONS
 
 ROUTES = ("plain", "kernel")
 

@@ -19,7 +19,7 @@ def main(expected: str) -> None:
         import torch
 
         import maskwise as mw
-        from maskwise.ops import extension
+        from maskwise.ops import backends
 
         x = torch.arange(12.0).reshape(3, 4).requires_grad_()
         mask = mw.Mask.from_lengths([2, 4, 0], max_len=4)
@@ -36,7 +36,7 @@ def main(expected: str) -> None:
     (gradient,) = torch.autograd.grad(result.sum(), x)
     assert torch.equal(gradient.bool(), mask.to_bool())
 
-    status = extension.status()
+    status = backends.status()
     told = [str(w.message) for w in caught if "maskwise" in str(w.message).lower()]
     if expected == "compiled":
         assert status.loaded, status
@@ -48,8 +48,15 @@ def main(expected: str) -> None:
         assert len(told) == 1, f"one warning at first use was expected, got {told}"
         assert status.fix in told[0], f"the warning does not hold the fix {status.fix!r}: {told[0]}"
 
-    for command in (["--version"], ["doctor", "--json"], ["bench", "--quick", "--filter", "4x8", "--json"]):
-        subprocess.run([sys.executable, "-I", "-m", "maskwise.cli", *command], check=True, stdout=subprocess.DEVNULL)
+    for command in (["--version"], ["doctor", "--json"], ["demo", "--json"], ["calibrate", "--show"]):
+        subprocess.run([sys.executable, "-I", "-m", "maskwise", *command], check=True, stdout=subprocess.DEVNULL)
+    # The benchmarks do not ship: the command says where they are.
+    bench = [sys.executable, "-I", "-m", "maskwise", "bench", "--quick"]
+    done = subprocess.run(bench, check=False, capture_output=True, text=True)
+    assert done.returncode == 1, done
+    assert "make bench, or python -m benchmarks --quick, in a clone" in done.stderr, done.stderr
+    shipped = {path.relative_to(Path(mw.__file__).parent).parts[0] for path in Path(mw.__file__).parent.rglob("*.py")}
+    assert shipped.isdisjoint({"benchmarks", "tools", "tests", "examples"}), shipped
     print(f"smoke test passed: {expected}, {status}")
 
 

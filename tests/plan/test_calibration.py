@@ -11,9 +11,9 @@ import torch
 from typer.testing import CliRunner
 
 import maskwise as mw
-from maskwise.benchmarks import calibrate
+from maskwise.cli import calibrate
 from maskwise.cli.app import app
-from maskwise.plan import calibration, planner
+from maskwise.plan import calibration, dispatch
 from maskwise.plan.cost import BUILT_IN, Rates
 
 
@@ -26,17 +26,17 @@ def cache(tmp_path, monkeypatch):
     """A cache directory of its own, and rates that are read anew before and after."""
     monkeypatch.setenv("MASKWISE_CACHE_DIR", str(tmp_path))
     calibration.forget()
-    planner.forget()
+    dispatch.invalidate()
     yield tmp_path / "calibration.json"
     monkeypatch.undo()
     calibration.forget()
-    planner.forget()
+    dispatch.invalidate()
 
 
 SLOW_CALLS = Rates(bare_call=1e6)
 
 
-def test_without_a_file_the_built_in_rates_serve(cache):
+def test_without_a_file_the_built_in_rates_are_used(cache):
     assert calibration.rates_for("cpu") == BUILT_IN["cpu"]
     assert calibration.rates_for("cuda") == BUILT_IN["cuda"]
     assert calibration.rates_for("mps") == BUILT_IN["cpu"]
@@ -46,22 +46,22 @@ def test_without_a_file_the_built_in_rates_serve(cache):
 def test_saved_rates_decide_on_plans_that_were_made_before(cache):
     x, keep = torch.ones(64, 64), torch.ones(64, 64) > 0
     assert mw.plan(mw.sum, x, keep).route == "bare"
-    calibrate.save({"cpu": SLOW_CALLS})
+    calibration.save({"cpu": SLOW_CALLS})
     assert mw.plan(mw.sum, x, keep).route == "plain"
-    assert calibrate.reset()
+    assert calibration.reset()
     assert mw.plan(mw.sum, x, keep).route == "bare"
-    assert not calibrate.reset()
+    assert not calibration.reset()
 
 
 @pytest.mark.parametrize("name", ["cpu", "cores", "threads", "torch", "maskwise"])
 def test_rates_of_another_machine_or_version_are_left_alone(name, monkeypatch):
-    calibrate.save({"cpu": SLOW_CALLS})
+    calibration.save({"cpu": SLOW_CALLS})
     other = {**calibration.identity(), name: "another"}
     monkeypatch.setattr(calibration, "identity", lambda: other)
     calibration.forget()
     assert calibration.rates_for("cpu") == BUILT_IN["cpu"]
     # A second entry stands beside the first.
-    calibrate.save({"cpu": Rates(plain_call=7.0)})
+    calibration.save({"cpu": Rates(plain_call=7.0)})
     assert calibration.rates_for("cpu").plain_call == 7.0
     monkeypatch.undo()
     assert len(calibration.read()) == 2 if calibration.path().exists() else True
@@ -97,12 +97,12 @@ def test_a_broken_file_is_ignored_with_one_clear_warning(cache, text):
         warnings.simplefilter("error")
         assert calibration.rates_for("cpu") == BUILT_IN["cpu"]
     # Measuring anew writes over it.
-    calibrate.save({"cpu": SLOW_CALLS})
+    calibration.save({"cpu": SLOW_CALLS})
     assert calibration.rates_for("cpu") == SLOW_CALLS
 
 
 def test_a_gpu_that_is_not_the_one_measured_has_built_in_rates(monkeypatch):
-    calibrate.save({"cpu": Rates(plain_call=7.0), "cuda": Rates(plain_call=9.0)})
+    calibration.save({"cpu": Rates(plain_call=7.0), "cuda": Rates(plain_call=9.0)})
     entries = calibration.read()
     entries[calibration.key()]["gpu"] = "Tesla"
     calibration.path().write_text(json.dumps(entries))
@@ -141,7 +141,7 @@ def test_on_cuda_bulk_is_timed_by_events_and_calls_until_the_device_is_done(monk
         by_events.append(device)
         return lambda call, times: (call(), times * 1e-3)[1]
 
-    monkeypatch.setattr(calibrate.cuda, "timer", timer)
+    monkeypatch.setattr(calibrate, "event_timer", timer)
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
     monkeypatch.setattr(calibrate.Bench, "rand", lambda self, *shape: torch.rand(shape))
     real = {name: getattr(torch, name) for name in ("arange", "ones")}
@@ -162,7 +162,7 @@ def measured(monkeypatch):
     monkeypatch.setattr(calibrate, "measure_rates", lambda bench, on_step: (on_step("x"), SLOW_CALLS)[1])
 
 
-def test_calibrate_saves_and_show_and_doctor_tell(measured, cache):
+def test_calibrate_saves_and_show_and_doctor_report(measured, cache):
     assert "none for this machine" in json.loads(invoke("doctor", "--json").stdout)["calibration"]["state"]
     assert "built-in rates" in invoke("calibrate", "--show").stdout
     result = invoke("calibrate", "--json")
@@ -189,7 +189,7 @@ def test_an_interrupt_leaves_what_was_measured_before(monkeypatch, measured, cac
     assert cache.read_text() == before
 
 
-def test_a_file_that_cannot_be_read_is_told_with_code_1(cache):
+def test_a_file_that_cannot_be_read_is_reported_with_exit_code_1(cache):
     cache.write_text("{")
     result = invoke("calibrate", "--show")
     assert result.exit_code == 1

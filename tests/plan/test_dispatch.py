@@ -24,7 +24,7 @@ def test_with_a_gradient_tiny_inputs_take_the_plain_route_and_large_ones_the_ker
     assert plan((4096, 4096), grad=True).route == "fused"
 
 
-def test_a_refused_route_says_what_it_would_have_cost():
+def test_a_rejected_route_reports_its_predicted_cost():
     (refusal,) = plan((4096, 4096)).refused
     assert refusal.route == "plain"
     assert "µs against" in refusal.reason
@@ -33,19 +33,19 @@ def test_a_refused_route_says_what_it_would_have_cost():
 @pytest.mark.parametrize(
     ("facts", "reason"),
     [
-        ({"dtype": torch.complex64}, "the cpu kernel of sum does not take torch.complex64"),
+        ({"dtype": torch.complex64}, "the cpu kernel of sum does not support torch.complex64"),
         ({"device": "mps"}, "sum has no kernel on mps"),
         ({"transformed": True}, "torch.func transforms"),
     ],
 )
-def test_what_a_kernel_cannot_serve_goes_the_plain_way_and_says_why(facts, reason):
+def test_an_unsupported_call_falls_back_to_plain_with_the_reason(facts, reason):
     made = plan((4096, 4096), **facts)
     assert made.route == "plain"
     assert reason in made.reason
     assert made.refused[0].reason == made.reason
 
 
-def test_a_device_that_cannot_run_kernels_is_refused_with_its_own_reason(monkeypatch):
+def test_a_device_without_kernels_is_rejected_with_its_own_reason(monkeypatch):
     monkeypatch.setitem(backends._probes, "cpu", lambda: "the C++ extension is not built")
     assert plan((64, 64)).reason == "the C++ extension is not built"
 
@@ -57,7 +57,7 @@ def test_plans_are_values():
         plan((3, 4)).route = "plain"
 
 
-def test_force_takes_a_route_and_gives_it_back():
+def test_force_sets_a_route_and_restores_it():
     with dispatch.force("plain"):
         assert plan((4096, 4096)).route == "plain"
     with dispatch.force("kernel"):
@@ -75,7 +75,7 @@ def test_forcing_reaches_calls_that_were_planned_before():
     assert routes == ["bare", "plain", "bare"]
 
 
-def test_fresh_memory_costs_more_than_streaming_once_it_is_large():
+def test_large_allocations_cost_more_than_streaming():
     rates = Rates(streamed=1000.0, fresh=100.0, fresh_from=5000)
     small = microseconds(Work(calls=0, streamed=0, fresh=4000), 1.0, rates)
     large = microseconds(Work(calls=0, streamed=0, fresh=6000), 1.0, rates)

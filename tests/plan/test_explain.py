@@ -1,4 +1,4 @@
-"""mw.explain() tells each call's plan, and costs nothing when nobody listens."""
+"""mw.explain() records the plan of each call, and costs nothing without an observer."""
 
 import json
 
@@ -25,7 +25,7 @@ def test_a_broadcast_mask_drops_in_every_row():
     assert log.calls[0].skipped == 5
 
 
-def test_what_nobody_has_counted_is_reported_as_such():
+def test_uncounted_masks_are_reported_as_such():
     with mw.explain() as log:
         mw.pack(torch.ones(4, 64), torch.ones(4, dtype=torch.bool))
     assert (log.calls[0].skipped, log.calls[0].skipped_bytes, log.calls[0].skipped_flops) == (None, None, None)
@@ -42,7 +42,7 @@ def test_nothing_is_logged_outside_the_block_and_blocks_nest():
     assert (len(outer), len(inner)) == (2, 1)
 
 
-def test_a_block_that_raises_stops_listening():
+def test_a_block_that_raises_stops_recording():
     from maskwise.plan.dispatch import observers
 
     try:
@@ -63,7 +63,7 @@ def test_the_log_prints_as_a_table_and_as_json():
     assert call["refused"][0][0] == "plain"
 
 
-def test_work_that_is_skipped_is_told_in_elements_flops_and_bytes():
+def test_skipped_work_is_reported_in_elements_flops_and_bytes():
     q = torch.rand(2, 2, 128, 16)
     with mw.explain() as log:
         mw.attention(q, q, q, mw.Mask.from_lengths([32, 32], max_len=128))
@@ -81,7 +81,7 @@ def test_work_that_is_skipped_is_told_in_elements_flops_and_bytes():
     assert (applied.skipped, applied.skipped_bytes, applied.skipped_flops) == (24, 0, None)
 
 
-def test_a_dense_way_skips_no_work():
+def test_the_dense_route_skips_no_work():
     with mw.force("dense"), mw.explain() as log:
         mw.sum(torch.ones(512, 512), mw.Mask.causal(512), -1)
     assert (log.calls[0].skipped_flops, log.calls[0].skipped_bytes) == (0, 0)

@@ -1,7 +1,10 @@
-"""The commands and their options. Each imports what it needs when it runs, so that ``--help`` stays quick."""
+"""The commands and their options. Each imports its module when it runs, so that ``--help`` stays fast."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,22 +19,31 @@ INTERRUPTED = 130
 """What a shell expects of a program that Ctrl-C ended."""
 
 
+#: Where the benchmarks and the examples are, in a checkout; an installed package has neither.
+ROOT = Path(__file__).parents[3]
+
+
+def guarded(invoke: Callable[[], Any]) -> Any:
+    """Run a command, and end with an exit code that scripts can rely on, never with a traceback for a user."""
+    try:
+        return invoke()
+    except KeyboardInterrupt:
+        # Files are written whole or not at all, so there is nothing to clean up.
+        typer.echo("interrupted: nothing was written", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    except (MaskwiseError, OSError) as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from error
+
+
 class Commands(TyperGroup):
-    """The commands, each of which ends with a code that scripts can trust, and never with a traceback for a user."""
+    """The commands, guarded."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            # Files are written whole or not at all, so there is nothing to clean up.
-            typer.echo("interrupted: nothing was written", err=True)
-            raise typer.Exit(INTERRUPTED) from None
-        except (MaskwiseError, OSError) as error:
-            if isinstance(error, BrokenPipeError):
-                raise
-            typer.echo(f"error: {error}", err=True)
-            raise typer.Exit(1) from error
+        return guarded(lambda: super(Commands, self).invoke(ctx))
 
 
 app = typer.Typer(
@@ -51,9 +63,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard outpu
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from maskwise.benchmarks.machine import version_of
+        from maskwise import __version__
 
-        typer.echo(f"maskwise {version_of('maskwise')}")
+        typer.echo(f"maskwise {__version__}")
         raise typer.Exit
 
 
@@ -78,77 +90,37 @@ def doctor(json: Json = False) -> None:
     raise typer.Exit(command.run(json=json))
 
 
-Train = Annotated[bool, typer.Option("--train", help="Train on digits to 95 % sparsity with every gate, instead.")]
-Fast = Annotated[bool, typer.Option("--quick", help="With --train: a few steps only, to see that all runs.")]
-Picture = Annotated[
-    Path | None, typer.Option("--plot", dir_okay=False, help="With --train: draw a picture, .png or .svg.")
-]
-Open = Annotated[bool, typer.Option("--open", help="Open the picture that --plot draws.")]
+Train = Annotated[bool, typer.Option("--train", hidden=True)]
 
 
 @app.command()
-def demo(
-    *, json: Json = False, train: Train = False, quick: Fast = False, plot: Picture = None, open_: Open = False
-) -> None:
-    """Show in some seconds what Maskwise does: draw a mask, stop a leak, time a sum; or train with every gate."""
+def demo(*, json: Json = False, train: Train = False) -> None:
+    """Show in some seconds what Maskwise does: draw a mask, stop a leak, time a sum, a model and a pruned block."""
     if train:
-        from maskwise.cli.digits import command as training
-
-        raise typer.Exit(training.run(quick=quick, plot=plot, open_=open_, json=json))
-    if quick or open_ or plot is not None:
-        raise typer.BadParameter("--quick, --plot and --open go with --train: add it.")
+        raise MaskwiseError(
+            "demo: training with every gate is an example of the repository, not a part of the installed package. "
+            "Hint: python examples/train_digits.py --quick, in a clone of it."
+        )
     from maskwise.cli import demo as command
 
     raise typer.Exit(command.run(json=json))
 
 
-Pattern = Annotated[
-    str,
-    typer.Option("--filter", "-f", help="Run the cases whose name holds all these words; commas part alternatives."),
-]
-Quick = Annotated[bool, typer.Option("--quick", help="Small inputs, two rounds: does everything run and agree?")]
-Csv = Annotated[Path | None, typer.Option("--csv", dir_okay=False, help="Write every figure to this file.")]
-Plot = Annotated[Path | None, typer.Option("--plot", dir_okay=False, help="Draw a picture: .png or .svg.")]
-Check = Annotated[bool, typer.Option("--check", help="Exit with code 1 when a target is missed.")]
-Budget = Annotated[float, typer.Option("--budget", min=0.1, help="About how many seconds a case is timed.")]
-Device = Annotated[str, typer.Option("--device", help="Where to measure: cpu, or cuda (also for ROCm).")]
-List = Annotated[bool, typer.Option("--list", help="List the cases and their targets, and leave.")]
+@app.command(add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def bench(ctx: typer.Context) -> None:
+    """Run the benchmarks: in a checkout of the repository only, where `python -m benchmarks` is the same."""
+    if not (ROOT / "benchmarks" / "command.py").exists():
+        raise MaskwiseError(
+            "bench: the benchmarks are in the repository, not in the installed package. "
+            f"Hint: make bench, or python -m benchmarks {' '.join(ctx.args) or '--help'}, in a clone of it."
+        )
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+    benchmarks = import_module("benchmarks.command")
+    raise typer.Exit(benchmarks.app(ctx.args, prog_name="maskwise bench", standalone_mode=False) or 0)
 
 
-@app.command()
-def bench(
-    *,
-    pattern: Pattern = "",
-    quick: Quick = False,
-    csv: Csv = None,
-    plot: Plot = None,
-    check: Check = False,
-    budget: Budget = 8.0,
-    device: Device = "cpu",
-    list_: List = False,
-    open_: Open = False,
-    json: Json = False,
-) -> None:
-    """Measure Maskwise beside the plain idioms, torch.masked and torch.compile.
-
-    All sides run in one process, interleaved, on the same inputs; each must agree with ours before it is timed.
-    """
-    from maskwise.cli import bench as command
-
-    options = command.Options(
-        pattern=pattern,
-        quick=quick,
-        csv=csv,
-        plot=plot,
-        open=open_,
-        check=check,
-        json=json,
-        budget=budget,
-        device=device,
-    )
-    raise typer.Exit(command.list_cases(options) if list_ else command.run(options))
-
-
+Open = Annotated[bool, typer.Option("--open", help="Open the picture that --plot draws.")]
 Expression = Annotated[str, typer.Argument(help='A mask, such as "causal(16) & lengths(5, 9)".', show_default=False)]
 Drawing = Annotated[Path | None, typer.Option("--plot", dir_okay=False, help="Draw a picture, too: .png or .svg.")]
 

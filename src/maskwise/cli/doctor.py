@@ -16,9 +16,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from maskwise.benchmarks.machine import cpu_model, version_of
+from maskwise import __version__
 from maskwise.ops import backends
 from maskwise.plan import calibration
+from maskwise.plan.machine import cpu_model, version_of
 
 __all__ = ["examine", "run"]
 
@@ -41,7 +42,7 @@ def examine() -> dict[str, Any]:
     ['calibration', 'compiler', 'cpu', 'devices']
     """
     return {
-        "maskwise": version_of("maskwise"),
+        "maskwise": __version__,
         "torch": torch.__version__,
         "numpy": version_of("numpy"),
         "triton": version_of("triton"),

@@ -11,8 +11,9 @@ import typer
 from rich.console import Console
 
 from maskwise.cli.expressions import ExpressionError, parse_mask
-from maskwise.cli.pictures import check_picture, show_picture
+from maskwise.cli.terminal import check_picture, show_picture
 from maskwise.mask import Mask
+from maskwise.plan.calibration import atomic_path
 
 __all__ = ["Options", "run"]
 
@@ -77,8 +78,6 @@ def as_data(mask: Mask, expression: str) -> dict[str, Any]:
 def write_picture(path: Path, mask: Mask, title: str) -> None:
     """Plot the mask, kept positions dark: one panel per slice, of the first few."""
     from matplotlib.figure import Figure
-
-    from maskwise.benchmarks.atomic import atomic_path
 
     bits = mask.to_bool()
     while bits.dim() < 2:

@@ -1,35 +1,123 @@
-"""A batch sampler for ``DataLoader(batch_sampler=...)`` whose batches have a budget of tokens, not of sequences."""
+"""A batch sampler for ``DataLoader(batch_sampler=...)`` whose batches have a token budget."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import torch
 from torch import Tensor, distributed
 from torch.utils.data import Sampler
 
-from maskwise.data.packing import bucket, first_fit
 from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
 
-__all__ = ["TokenBudgetSampler", "Waste"]
+__all__ = ["TokenBudgetSampler", "Waste", "bucket", "first_fit"]
+
+
+# -- bin packing: pure functions of lengths ----------------------------------------------------------------------------
+def first_fit(
+    lengths: Tensor,  # (n,) int64, each in 1..budget
+    budget: int,
+    most: int | None = None,
+) -> list[Tensor]:
+    """First-fit decreasing: the longest first, each into the first batch with enough budget left.
+
+    >>> [batch.tolist() for batch in first_fit(torch.tensor([3, 6, 4, 5]), 9)]
+    [[1, 0], [3, 2]]
+
+    Args:
+        lengths: the number of tokens of each sequence.
+        budget: the maximum number of tokens of a batch.
+        most: the maximum number of sequences of a batch; no limit by default.
+
+    Returns:
+        The batches, each the indices of its sequences, longest first; ties by index.
+
+    Vectorized over sequences of equal length, with the free budget of all batches as a tensor: the result equals that
+    of the loop over single sequences, in as many steps as there are distinct lengths.
+    """
+    if lengths.numel() == 0:
+        return []
+    order = torch.argsort(lengths, descending=True, stable=True)
+    distinct, counts = torch.unique(lengths, return_counts=True)
+    # The tokens and the sequences that each batch can still take.
+    free_tokens = torch.empty(0, dtype=torch.int64)
+    free_slots = torch.empty(0, dtype=torch.int64)
+    shortest = int(distinct[0])
+    # The indices of batches that are not full.
+    usable = torch.empty(0, dtype=torch.int64)
+    batch_of = []
+    for length, count in zip(distinct.flip(0).tolist(), counts.flip(0).tolist(), strict=True):
+        fit = torch.minimum(free_tokens[usable] // length, free_slots[usable])
+        before = fit.cumsum(0) - fit
+        taken = torch.minimum(fit, (count - before).clamp(min=0))
+        free_tokens[usable] -= taken * length
+        free_slots[usable] -= taken
+        batch_of.append(torch.repeat_interleave(usable, taken))
+        left = count - int(taken.sum())
+        if left:
+            # The remaining sequences of this length fill new batches, one after the other.
+            each = min(budget // length, left if most is None else most)
+            filled = torch.full((-(-left // each),), each)
+            filled[-1] = left - each * (len(filled) - 1)
+            added = torch.arange(len(free_tokens), len(free_tokens) + len(filled))
+            free_tokens = torch.cat([free_tokens, budget - filled * length])
+            free_slots = torch.cat([free_slots, (lengths.numel() if most is None else most) - filled])
+            usable = torch.cat([usable, added])
+            batch_of.append(torch.repeat_interleave(added, filled))
+        usable = usable[(free_tokens[usable] >= shortest) & (free_slots[usable] > 0)]
+    batches = torch.cat(batch_of)
+    grouped = order[torch.argsort(batches, stable=True)]
+    ends = [0, *torch.bincount(batches).cumsum(0).tolist()]
+    return [grouped[begin:end] for begin, end in pairwise(ends)]
+
+
+def bucket(
+    lengths: Tensor,  # (n,) int64, each in 1..budget
+    budget: int,
+    most: int | None = None,
+) -> list[Tensor]:
+    """Bucket by length: as many sequences as fit when padded to the longest of them.
+
+    >>> [batch.tolist() for batch in bucket(torch.tensor([3, 6, 4, 5]), 12)]
+    [[1, 3], [2, 0]]
+
+    Args:
+        lengths: the number of tokens of each sequence.
+        budget: the maximum number of tokens of a batch, padding included.
+        most: the maximum number of sequences of a batch; no limit by default.
+
+    Returns:
+        The batches, each the indices of its sequences, longest first; ties by index.
+    """
+    order = torch.argsort(lengths, descending=True, stable=True)
+    longest = lengths[order].tolist()
+    batches = []
+    start = 0
+    while start < len(longest):
+        count = budget // longest[start]
+        batches.append(order[start : start + (count if most is None else min(count, most))])
+        start += len(batches[-1])
+    return batches
+
 
 _METHODS = {"first_fit": first_fit, "bucket": bucket}
 
 
 @dataclass(frozen=True)
 class Waste:
-    """What the batches of an epoch hold beside tokens.
+    """The padding and the unused budget of the batches of an epoch.
 
     >>> print(Waste(batches=2, tokens=15, padded=20, budget=24))
-    2 batches of 15 tokens: 25.0 % of the padded places are padding, 37.5 % of the budget is unused
+    2 batches of 15 tokens: 25.0 % of the padded positions are padding, 37.5 % of the budget is unused
 
     Attributes:
-        batches: how many batches there are.
-        tokens: how many tokens they hold.
-        padded: how many places they take when each batch is padded to its longest sequence.
-        budget: how many places they take when each is as large as the budget.
+        batches: the number of batches.
+        tokens: the number of valid tokens.
+        padded: the number of positions when each batch is padded to its longest sequence.
+        budget: the number of positions when each batch has the size of the budget.
     """
 
     batches: int
@@ -39,56 +127,56 @@ class Waste:
 
     @property
     def padding(self) -> float:
-        """The share of places that is padding when each batch is padded to its longest sequence."""
+        """The fraction of positions that is padding when each batch is padded to its longest sequence."""
         return 1.0 - self.tokens / self.padded if self.padded else 0.0
 
     @property
     def unused(self) -> float:
-        """The share of the budget that holds no token: what a packed batch of a fixed capacity wastes."""
+        """The fraction of the budget without a token: what packed batches of a fixed capacity waste."""
         return 1.0 - self.tokens / self.budget if self.budget else 0.0
 
     def __str__(self) -> str:
         return (
-            f"{self.batches} batches of {self.tokens} tokens: {100 * self.padding:.1f} % of the padded places are "
+            f"{self.batches} batches of {self.tokens} tokens: {100 * self.padding:.1f} % of the padded positions are "
             f"padding, {100 * self.unused:.1f} % of the budget is unused"
         )
 
 
 class TokenBudgetSampler(Sampler[list[int]]):
-    """Batches of as many sequences as fit into a budget of tokens.
+    """Batches of as many sequences as fit into a token budget.
 
     >>> import torch, maskwise as mw
     >>> sampler = mw.TokenBudgetSampler([3, 6, 4, 5, 9], budget=9, shuffle=False)
     >>> list(sampler)
     [[4], [1, 0], [3, 2]]
     >>> print(sampler.waste)
-    3 batches of 27 tokens: 12.9 % of the padded places are padding, 0.0 % of the budget is unused
+    3 batches of 27 tokens: 12.9 % of the padded positions are padding, 0.0 % of the budget is unused
 
-    Hand it to ``torch.utils.data.DataLoader(dataset, batch_sampler=sampler)``, and call ``set_epoch`` before each
-    epoch. The batches follow from the lengths, the seed and the epoch alone: every process that has the same ones makes
-    the same batches, and of these each takes its share.
+    Pass it to ``torch.utils.data.DataLoader(dataset, batch_sampler=sampler)``, and call ``set_epoch`` before each
+    epoch. The batches are a deterministic function of the lengths, the seed and the epoch: every rank computes the same
+    batches, and takes its shard of them.
 
     Args:
-        lengths: how many tokens each sequence of the dataset has: a list or a tensor of ints, (n,).
-        budget: how many tokens a batch may hold.
-        method: "first_fit" is for batches that are packed: the lengths of a batch add up to at most ``budget``, and
-            first-fit decreasing leaves little of it unused. "bucket" is for batches that are padded: neighbours by
-            length, of which the longest times their number is at most ``budget``.
-        max_sequences: the most sequences in a batch; any number by default.
-        pool: batches are made within random groups of this many sequences, so that they differ more from epoch to
-            epoch, and wasting a little more; by default within all of them.
-        shuffle: whether batches come in a random order, and sequences of equal length in random company.
+        lengths: the number of tokens of each sequence of the dataset: a list or a tensor of ints, (n,).
+        budget: the maximum number of tokens of a batch.
+        method: "first_fit" is for packed batches: the lengths of a batch add up to at most ``budget``, and first-fit
+            decreasing leaves little of it unused. "bucket" is for padded batches: sequences of similar length, whose
+            number times the longest length is at most ``budget``.
+        max_sequences: the maximum number of sequences of a batch; no limit by default.
+        pool: batches are made within random groups of this many sequences, so that they vary more between epochs, at
+            the cost of a little more waste; by default within the whole dataset.
+        shuffle: whether to shuffle the batches, and sequences of equal length among them.
         seed: of the shuffling; the same in every process.
-        num_replicas: how many processes share the batches, as for torch's DistributedSampler: by default what
-            torch.distributed says where it is initialized, else 1. Pass 1 where something else shards the batches.
-        rank: which of them this is.
-        drop_last: every process gets the same number of batches. Where they do not share out evenly, some are dropped,
-            or by default some come twice.
+        num_replicas: the number of processes that share the batches, as for torch's DistributedSampler: by default the
+            world size where torch.distributed is initialized, else 1. Pass 1 where something else shards the batches.
+        rank: of this process.
+        drop_last: every process gets the same number of batches. Where they do not divide evenly, the rest is dropped;
+            by default some batches are repeated instead.
 
     Raises:
         ArgumentError: a sequence is longer than the budget, or a number is out of its range.
         DtypeError: the lengths are not ints.
-        ShapeError: the lengths have not one dim.
+        ShapeError: the lengths are not 1-D.
     """
 
     def __init__(
@@ -135,22 +223,22 @@ class TokenBudgetSampler(Sampler[list[int]]):
         self.seed = seed
         self.drop_last = drop_last
         self.epoch = 0
-        self._made: tuple[int, list[list[int]]] | None = None
+        self._cached: tuple[int, list[list[int]]] | None = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, from which with the seed the shuffling follows: the same epoch, the same batches."""
+        """Set the epoch, which with the seed determines the shuffling."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[list[int]]:
         return iter([list(batch) for batch in self._share()])
 
     def __len__(self) -> int:
-        """How many batches this process gets in this epoch."""
+        """The number of batches of this process in this epoch."""
         return len(self._share())
 
     @property
     def waste(self) -> Waste:
-        """What the batches of this epoch hold beside tokens, over all processes and each batch once."""
+        """The waste of this epoch, over all processes, each batch counted once."""
         sizes = [self.lengths[batch] for batch in self._batches()]
         return Waste(
             batches=len(sizes),
@@ -160,28 +248,28 @@ class TokenBudgetSampler(Sampler[list[int]]):
         )
 
     def _share(self) -> list[list[int]]:
-        """The batches of this process. All processes get the same number, since a step of training waits for all."""
+        """The batches of this process. All processes get the same number, since a training step synchronizes them."""
         batches, parts = self._batches(), self.num_replicas
-        spare = len(batches) % parts
-        if spare and self.drop_last:
-            batches = batches[: len(batches) - spare]
-        elif spare:
-            # More than once around where there are fewer batches than processes.
-            missing = parts - spare
+        remainder = len(batches) % parts
+        if remainder and self.drop_last:
+            batches = batches[: len(batches) - remainder]
+        elif remainder:
+            # Repeated several times where there are fewer batches than processes.
+            missing = parts - remainder
             batches = batches + (batches * -(-missing // len(batches)))[:missing]
         return batches[self.rank :: parts]
 
     def _batches(self) -> list[list[int]]:
-        """The batches of this epoch over all processes; remembered, for ``len``, ``waste`` and the iterator."""
-        if self._made is None or self._made[0] != self.epoch:
-            self._made = self.epoch, self._make()
-        return self._made[1]
+        """The batches of this epoch over all processes; cached for ``len``, ``waste`` and the iterator."""
+        if self._cached is None or self._cached[0] != self.epoch:
+            self._cached = self.epoch, self._make()
+        return self._cached[1]
 
     def _make(self) -> list[list[int]]:
         count = len(self.lengths)
         generator = torch.Generator().manual_seed(_mixed(self.seed, self.epoch))
         order = torch.randperm(count, generator=generator) if self.shuffle else torch.arange(count)
-        # A sequence of no tokens is a row all the same: as if it had one.
+        # An empty sequence still takes a row, so it counts as one token.
         costs = self.lengths.clamp(min=1)
         batches: list[Tensor] = []
         size = self.pool or max(count, 1)
@@ -189,15 +277,15 @@ class TokenBudgetSampler(Sampler[list[int]]):
             group = order[start : start + size]
             found = _METHODS[self.method](costs[group], self.budget, self.max_sequences)
             batches += [group[batch] for batch in found]
-        places = torch.randperm(len(batches), generator=generator) if self.shuffle else torch.arange(len(batches))
-        return [batches[place].tolist() for place in places.tolist()]
+        permutation = torch.randperm(len(batches), generator=generator) if self.shuffle else torch.arange(len(batches))
+        return [batches[i].tolist() for i in permutation.tolist()]
 
 
 _OP = "TokenBudgetSampler"
 
 
 def _mixed(seed: int, epoch: int) -> int:
-    """One seed of two: seed 1 in epoch 0 must not be seed 0 in epoch 1."""
+    """A combined seed: seed 1 in epoch 0 must differ from seed 0 in epoch 1."""
     return (seed * 0x9E3779B97F4A7C15 + epoch) % 2**63
 
 
@@ -225,7 +313,7 @@ def _checked(lengths: Sequence[int] | Tensor, budget: int) -> Tensor:
     for wrong, must in ((found < 0, "be at least 0"), (found > budget, f"be at most the budget {budget}")):
         if wrong.any():
             at = int(wrong.to(torch.uint8).argmax())
-            longer = f"truncate or leave out what is longer, or budget={int(found.max())}"
+            longer = f"truncate or drop longer sequences, or budget={int(found.max())}"
             hint = longer if found[at] > 0 else "lengths.clamp(min=0), or [len(tokens) for tokens in dataset]"
             raise ArgumentError(say(_OP, "lengths", must=must, got=f"{int(found[at])} at index {at}", hint=hint))
     return found

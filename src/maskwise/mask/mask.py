@@ -14,7 +14,7 @@ from maskwise.mask import algebra, block_mask, constructors, convert, draw, inte
 from maskwise.mask import facts as known
 from maskwise.mask.checks import bool_tensor, need_dense
 from maskwise.mask.facts import Facts
-from maskwise.mask.structures import Dense, Structure
+from maskwise.mask.structures import Dense, Operand, Structure
 from maskwise.ops.torch_private import is_tracing
 
 if TYPE_CHECKING:
@@ -188,6 +188,17 @@ class Mask:
         return prod(self._structure.shape)
 
     size = shaping.size
+
+    @property
+    def operand(self) -> Operand:
+        """How the mask reaches a kernel, which it knows without reading data.
+
+        ``"intervals"`` where each line along one dim keeps one run, through any view; else ``"bits"``.
+
+        >>> Mask.causal(4).operand, Mask.from_lengths([2, 4])[..., None].operand, Mask.from_indices([1, 3], 4).operand
+        ('intervals', 'intervals', 'bits')
+        """
+        return self._structure.operand
 
     # -- facts ---------------------------------------------------------------------------------------------------------
     @property

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from maskwise.mask import Mask
-from maskwise.ops.attention.sequences import attend
+from maskwise.ops.attention import attend
 from maskwise.ops.select.packed import Packed, collect
 
 __all__ = ["PackedMask", "Packing", "Row"]

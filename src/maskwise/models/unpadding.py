@@ -10,7 +10,7 @@ from torch import nn
 from maskwise.errors import ArgumentError, say
 from maskwise.models.adapter import MARK, Adapter, MixesTokens, UnsupportedModelError, adapters
 from maskwise.models.routes import clear_warnings, warn_once
-from maskwise.nn.modules import check_module
+from maskwise.nn.arguments import check_module
 
 __all__ = ["repad", "unpad"]
 

@@ -1,22 +1,24 @@
-"""Put a gate on a weight of any module, and take it off again."""
+"""Put a gate on a weight of any module, find the gates of a model, and take them off again."""
 
 from __future__ import annotations
 
 import gc
 import warnings
-from typing import Literal, TypeVar
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from maskwise.errors import ArgumentError, DtypeError, say
-from maskwise.nn.gated import chains_of, gated, own_gate
+from maskwise.mask import Mask
+from maskwise.nn.arguments import check_initialized, check_module
 from maskwise.nn.gates import Gate
-from maskwise.nn.modules import check_initialized, check_module
-from maskwise.nn.parametrized import make_copyable
+from maskwise.nn.gates.gate import check_unbound
 
-__all__ = ["attach", "detach", "leave_effective"]
+__all__ = ["Gated", "attach", "chains_of", "check_attach", "detach", "gated", "leave_effective", "own_gate"]
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -79,12 +81,7 @@ def check_attach(module: nn.Module, gate: Gate, name: str) -> Tensor:
         raise ArgumentError(
             say("attach", "module", must=f"have no gate on {name!r} yet", got="one with a gate", hint=hint)
         )
-    if gate.bound:
-        kind = type(gate).__name__
-        must = "belong to no weight yet, since it holds the topology of one"
-        raise ArgumentError(
-            say("attach", "gate", must=must, got=f"a {kind} that is attached", hint=f"{kind}(...) anew")
-        )
+    check_unbound("attach", gate)
     if not parametrize.is_parametrized(module, name):
         tensors = {**module._parameters, **module._buffers}
         if not isinstance(tensors.get(name), Tensor):
@@ -141,7 +138,7 @@ def detach(module: M, keep: Literal["masked", "original"] = "masked", name: str 
         if len(chain) > 1:
             others = ", ".join(type(step).__name__ for step in chain if step is not each.gate)
             must = f"have nothing but a gate on {each.tensor_name!r}"
-            hint = "torch.nn.utils.parametrize.remove_parametrizations removes all at once"
+            hint = "torch.nn.utils.parametrize.remove_parametrizations removes all of them"
             raise ArgumentError(say("detach", "module", must=must, got=f"also {others}", hint=hint))
     holders = {each.tensor_name: _other_holders(module, each.tensor_name) for each in chosen if keep == "masked"}
     for each in chosen:
@@ -199,3 +196,131 @@ def _other_holders(module: nn.Module, name: str) -> list[str]:
                 if isinstance(each, nn.Module) and (each._parameters is holder or each._buffers is holder):
                     found.add(type(each).__name__)
     return sorted(found)
+
+
+# -- the gates of a model ----------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Gated:
+    """One weight that has a gate: the module's name in the model, the module, the tensor's name in it, the gate."""
+
+    module_name: str
+    module: nn.Module
+    tensor_name: str
+    gate: Gate
+
+    @property
+    def name(self) -> str:
+        """The weight's name in the model.
+
+        >>> Gated("encoder.0", nn.Linear(2, 2), "weight", Gate()).name
+        'encoder.0.weight'
+        """
+        return f"{self.module_name}.{self.tensor_name}" if self.module_name else self.tensor_name
+
+    def weight(self) -> Tensor:
+        """The weight as the gate gets it, without a graph."""
+        if own_gate(self.module) is self.gate:
+            weight: Tensor = getattr(self.module, self.tensor_name)
+            return weight.detach()
+        chain = chains_of(self.module)[self.tensor_name]
+        with torch.no_grad():
+            names = ["original"] if chain.is_tensor else [f"original{i}" for i in range(chain.ntensors)]
+            originals = [getattr(chain, name) for name in names]
+            found = originals[0]
+            for position, step in enumerate(chain):
+                if step is self.gate:
+                    break
+                found = step(*originals) if position == 0 else step(found)
+        assert isinstance(found, Tensor)
+        return found.detach()
+
+    def mask(self) -> Mask:
+        """What the gate keeps at the moment."""
+        return self.gate.mask(self.weight())
+
+
+def chains_of(module: nn.Module) -> dict[str, parametrize.ParametrizationList]:
+    """The parametrizations of each tensor of a module, by the tensor's name."""
+    if not parametrize.is_parametrized(module):
+        return {}
+    found = module.parametrizations
+    assert isinstance(found, nn.ModuleDict)
+    return {name: chain for name, chain in found.items() if isinstance(chain, parametrize.ParametrizationList)}
+
+
+def own_gate(module: nn.Module) -> Gate | None:
+    """The gate of a layer that was made with one, such as MaskedLinear."""
+    gate = module._modules.get("gate")
+    return gate if isinstance(gate, Gate) and "weight" in module._parameters else None
+
+
+def gated(model: nn.Module) -> Iterator[Gated]:
+    """Every gated weight of a model, in the order of its modules.
+
+    >>> import maskwise as mw
+    >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+    >>> _ = mw.nn.attach(model[2], mw.nn.gates.TopK(0.5))
+    >>> [found.name for found in gated(model)]
+    ['2.weight']
+    """
+    for module_name, module in model.named_modules():
+        own = own_gate(module)
+        if own is not None:
+            yield Gated(module_name, module, "weight", own)
+        for tensor_name, chain in chains_of(module).items():
+            for step in chain:
+                if isinstance(step, Gate):
+                    yield Gated(module_name, module, tensor_name, step)
+
+
+# -- copies and pickles ------------------------------------------------------------------------------------------------
+# `torch.nn.utils.parametrize` gives each module a class of its own, with a property in place of the tensor. Pickle does
+# not find that class, so torch raises. A deepcopy shares the class, so that removing the parametrization from one of
+# both breaks the other. Here, a module is rebuilt from its own class, the names of its parametrized tensors and its
+# state.
+def make_copyable(module: nn.Module) -> None:
+    """Let a parametrized module be pickled, and be copied into one that stands on its own.
+
+    >>> import pickle
+    >>> layer = nn.Linear(2, 2)
+    >>> _ = parametrize.register_parametrization(layer, "weight", nn.Identity())
+    >>> make_copyable(layer)
+    >>> torch.equal(pickle.loads(pickle.dumps(layer)).weight, layer.weight)
+    True
+    """
+    # Torch made this class for this module alone.
+    own: Any = type(module)
+    own.__reduce_ex__ = _reduce
+    own.__setstate__ = _set_state
+    if "__deepcopy__" in vars(own):
+        # Torch's stand-in for the class's own; without it, copy goes by __reduce_ex__.
+        del own.__deepcopy__
+
+
+def _reduce(self: Any, protocol: Any) -> tuple[Any, ...]:
+    base = parametrize.type_before_parametrizations(self)
+    # object has it since Python 3.11.
+    get = getattr(base, "__getstate__", None)
+    state = get(self) if get is not None else self.__dict__
+    if isinstance(self, nn.RNNBase):
+        # Weights as they were computed for the last call. They are no leaves of a graph, and are computed again.
+        state = {**state, "_flat_weights": [None] * len(state["_flat_weights"])}
+    return _shell, (base, tuple(self.parametrizations)), state
+
+
+def _set_state(self: Any, state: dict[str, Any]) -> None:
+    super(type(self), self).__setstate__(state)
+    if isinstance(self, nn.RNNBase):
+        self._init_flat_weights()
+
+
+def _shell(base: type[nn.Module], names: tuple[str, ...]) -> nn.Module:
+    """A module of this class whose tensors of these names are parametrized, and that has no state yet."""
+    shell = base.__new__(base)
+    nn.Module.__init__(shell)
+    for name in names:
+        shell.register_buffer(name, torch.empty(0))
+        parametrize.register_parametrization(shell, name, nn.Identity(), unsafe=True)
+    shell.__dict__.clear()
+    make_copyable(shell)
+    return shell

@@ -6,9 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from maskwise.errors import ArgumentError, ShapeError, say
-from maskwise.nn.empty import check_empty, with_empty
-from maskwise.nn.layer_input import check_tensor
-from maskwise.nn.positions import along_dims, keeps_all
+from maskwise.nn.arguments import along_dims, check_empty, check_tensor, keeps_all, with_empty
 from maskwise.ops.arguments import MaskLike, dims_of
 from maskwise.ops.fill import fill
 from maskwise.ops.reduce import amax, mean

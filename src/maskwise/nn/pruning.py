@@ -1,24 +1,33 @@
-"""Gate a whole model, and choose its topology again."""
+"""Prune a whole model: gates on its weights, their topology chosen again, and a report of what they keep."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
-from typing import TypeAlias, TypeVar
+from math import nan, prod
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.rnn import RNNCellBase
+from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
 
 from maskwise.errors import ArgumentError, DtypeError, say
-from maskwise.nn.attaching import attach, check_attach
-from maskwise.nn.gated import gated
+from maskwise.nn.arguments import check_module
+from maskwise.nn.attaching import Gated, attach, chains_of, check_attach, gated
 from maskwise.nn.gates import Gate, Selecting, TopK
-from maskwise.nn.gates.fitting import check_density, share
-from maskwise.nn.gates.selecting import largest, scores_of
-from maskwise.nn.modules import check_module
-from maskwise.nn.weights import weights_of
+from maskwise.nn.gates.selecting import check_density, largest, scores_of, share
+from maskwise.nn.sparse_linear import SparseLinear
+from maskwise.plan.explain import Tabular
 
-__all__ = ["prune", "reselect"]
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["LeftOut", "Report", "Row", "prune", "report", "reselect", "ungated", "weights_of"]
 
 M = TypeVar("M", bound=nn.Module)
 Pattern: TypeAlias = str | type[nn.Module]
@@ -55,7 +64,7 @@ def prune(
         gate_factory: called without arguments for each layer, and returns a new gate.
         include: which modules: types, or patterns of their names such as ``"encoder.*.linear?"``; each must match one.
             By default, every one with weights.
-        exclude: which of these not, in the same way.
+        exclude: which of these not, likewise.
         name: the tensor of each module that is gated. By default its weights; of a module of another kind that
             ``include`` matches, the tensor ``"weight"``.
 
@@ -212,3 +221,260 @@ def _patterns(argument: str, given: Pattern | Sequence[Pattern]) -> list[Pattern
 
 def _matches(pattern: Pattern, name: str, module: nn.Module) -> bool:
     return fnmatchcase(name, pattern) if isinstance(pattern, str) else isinstance(module, pattern)
+
+
+# -- which tensors are weights: what an input is multiplied by ---------------------------------------------------------
+_TABLES = (nn.Embedding, nn.EmbeddingBag)
+
+
+def weights_of(module: nn.Module) -> list[str]:
+    """The names of a module's own weights; none for norms, tables of embeddings, and modules of other kinds.
+
+    Weights are those of linear layers and convolutions of torch, ``Bilinear``, recurrent layers and cells, the
+    projections of ``MultiheadAttention``, the ``Conv1D`` of transformers, and weights of three dims, one matrix for
+    each expert.
+
+    >>> weights_of(nn.MultiheadAttention(4, 2)), weights_of(nn.GRUCell(2, 3)), weights_of(nn.LayerNorm(4))
+    (['in_proj_weight'], ['weight_ih', 'weight_hh'], [])
+    """
+    tensors = _tensors(module)
+    if isinstance(module, nn.Linear | nn.Bilinear | _ConvNd) or _is_transformers_conv1d(module):
+        return ["weight"] if "weight" in tensors else []
+    if isinstance(module, nn.RNNBase | RNNCellBase):
+        return [name for name in tensors if name.startswith("weight_")]
+    if isinstance(module, nn.MultiheadAttention):
+        return [name for name in tensors if name.endswith("proj_weight")]
+    if _has_experts(module):
+        return [name for name, tensor in tensors.items() if not is_lazy(tensor) and tensor.dim() == 3]
+    return []
+
+
+def _is_transformers_conv1d(module: nn.Module) -> bool:
+    # By name, since transformers is not imported for this.
+    return any(
+        (kind.__module__, kind.__name__) == ("transformers.pytorch_utils", "Conv1D") for kind in type(module).mro()
+    )
+
+
+def _has_experts(module: nn.Module) -> bool:
+    if any(kind.__name__.endswith("Experts") for kind in type(module).mro()):
+        return True
+    count = getattr(module, "num_experts", None)
+    return count is not None and any(
+        not is_lazy(t) and t.dim() == 3 and t.shape[0] == count for t in _tensors(module).values()
+    )
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """The module's own parameters, and its parametrized tensors as they were before that; only those of floats."""
+    found = {name: tensor for name, tensor in module._parameters.items() if tensor is not None}
+    for name, chain in chains_of(module).items():
+        # Where a weight is made of several tensors, it has the number of dims of the largest.
+        found[name] = max(chain.parameters(recurse=False), key=lambda tensor: tensor.dim(), default=nn.Parameter())
+    return {name: tensor for name, tensor in found.items() if tensor.is_floating_point() or tensor.is_complex()}
+
+
+def ungated(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, tuple[int, ...], str]]:
+    """What could be a weight of a model and has no gate: everything of two dims or more, with the reason.
+
+    >>> [(name, why) for name, _, _, _, why in ungated(nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 2)))]
+    [('0.weight', 'a table that is looked up, not multiplied'), ('1.weight', 'it has no gate')]
+    """
+    with_gate = {(found.module, found.tensor_name) for found in gated(model)}
+    # What a gate or a parametrization holds for itself is no weight of the model.
+    inner = {
+        part
+        for module in model.modules()
+        if isinstance(module, Gate | parametrize.ParametrizationList)
+        for part in module.modules()
+    }
+    for module_name, module in model.named_modules():
+        if module in inner:
+            continue
+        weights = weights_of(module)
+        for name, tensor in _tensors(module).items():
+            if is_lazy(tensor):
+                if name in weights:
+                    yield f"{module_name}.{name}" if module_name else name, module, name, (), "not initialized yet"
+                continue
+            if tensor.dim() < 2 or (module, name) in with_gate:
+                continue
+            if name in weights:
+                reason = "it has no gate"
+            elif isinstance(module, _TABLES):
+                reason = "a table that is looked up, not multiplied"
+            else:
+                reason = f"prune does not know it for a weight; mw.nn.attach(module, gate, {name!r}) gates it"
+            yield f"{module_name}.{name}" if module_name else name, module, name, tuple(tensor.shape), reason
+
+
+# -- the report --------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Row:
+    """One gated weight. FLOPs are those of one position: a token, a time step, an output pixel."""
+
+    name: str
+    layer: str
+    gate: str
+    shape: tuple[int, ...]
+    total: int
+    kept: int
+    dense_flops: int
+    flops: int
+
+    @property
+    def density(self) -> float:
+        """The share that is kept; NaN of no weights."""
+        return self.kept / self.total if self.total else nan
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """One tensor of two dims or more that has no gate, and why `mw.nn.prune` gave it none."""
+
+    name: str
+    layer: str
+    shape: tuple[int, ...]
+    reason: str
+
+    @property
+    def total(self) -> int:
+        """How many numbers it has."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Report(Tabular):
+    """The gated weights of a model. Print it for a table, iterate it, or take ``to_json()``.
+
+    Attributes:
+        rows: the gated weights.
+        left_out: what else has two dims or more, and why it has no gate. No sum counts it.
+    """
+
+    rows: tuple[Row, ...]
+    left_out: tuple[LeftOut, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    @property
+    def total(self) -> int:
+        """How many weights have a gate."""
+        return sum(row.total for row in self.rows)
+
+    @property
+    def kept(self) -> int:
+        """How many of them are kept."""
+        return sum(row.kept for row in self.rows)
+
+    @property
+    def density(self) -> float:
+        """The share that is kept of all together; NaN of no weights."""
+        return self.kept / self.total if self.total else nan
+
+    def to_json(self) -> str:
+        """The rows and their sums as a JSON object."""
+        rows = [{**asdict(row), "density": row.density if row.total else None} for row in self.rows]
+        sums = {"total": self.total, "kept": self.kept, "density": self.density if self.total else None}
+        return json.dumps({"layers": rows, **sums, "left_out": [asdict(each) for each in self.left_out]})
+
+    def table(self) -> Table:
+        """The rows as a rich table, with a line of sums."""
+        from rich.table import Table
+
+        some = len(self.rows)
+        title = f"{some} gated weight{'s' if some != 1 else ''}"
+        table = Table(title=title, caption=self._caption(), caption_justify="left", show_footer=some > 1)
+        sums = ("all", "", "", "", f"{self.density:.2%}", f"{self.kept:,} of {self.total:,}", "")
+        headings = ("weight", "layer", "gate", "shape", "density", "kept", "FLOPs per position")
+        for heading, total in zip(headings, sums, strict=True):
+            justify = "right" if heading in headings[4:] else "left"
+            table.add_column(heading, total, justify=justify)  # type: ignore[arg-type]
+        for row in self.rows:
+            table.add_row(
+                row.name,
+                row.layer,
+                row.gate,
+                " × ".join(map(str, row.shape)),
+                f"{row.density:.2%}",
+                f"{row.kept:,} of {row.total:,}",
+                f"{row.flops:,} of {row.dense_flops:,}",
+            )
+        return table
+
+    def _caption(self) -> str | None:
+        """What was left out, one line for each reason."""
+        by_reason: dict[str, list[LeftOut]] = {}
+        for each in self.left_out:
+            by_reason.setdefault(each.reason, []).append(each)
+        lines = []
+        for reason, found in by_reason.items():
+            names = ", ".join(each.name for each in found[:3]) + (", ..." if len(found) > 3 else "")
+            lines.append(f"left out: {names} ({sum(each.total for each in found):,} numbers): {reason}")
+        return "\n".join(lines) or None
+
+
+def report(model: nn.Module) -> Report:
+    """Report what every gate of a model keeps: density, kept parameters, FLOPs.
+
+    >>> import torch, maskwise as mw
+    >>> model = torch.nn.Sequential(mw.nn.attach(torch.nn.Linear(8, 4), mw.nn.gates.NM(2, 4)))
+    >>> row, = mw.nn.report(model)
+    >>> row.name, row.density, row.kept, row.flops
+    ('0.weight', 0.5, 16, 32)
+
+    FLOPs are those of the weight at one position: a token for Linear, a time step for an RNN, an output pixel for a
+    convolution, an input pixel for a transposed one. A multiplication and an addition are two. A bias is one addition;
+    an embedding looks up, and computes nothing.
+
+    A SparseLinear, which has no gate but only the weights that it keeps, has a row too. FLOPs of experts are those of
+    all of them; a token goes to a few.
+
+    What has two dims or more and no gate is listed in ``left_out``, with the reason:
+
+    >>> model = torch.nn.Sequential(torch.nn.Embedding(10, 8), torch.nn.Linear(8, 4))
+    >>> [(each.name, each.reason) for each in mw.nn.report(mw.nn.prune(model, lambda: mw.nn.gates.NM(2, 4))).left_out]
+    [('0.weight', 'a table that is looked up, not multiplied')]
+
+    Args:
+        model: any module.
+
+    Returns:
+        A Report, empty if nothing has a gate.
+
+    Raises:
+        DtypeError: ``model`` is not a module.
+    """
+    check_module("report", model)
+    by_module: dict[nn.Module, list[Row]] = {}
+    for found in gated(model):
+        by_module.setdefault(found.module, []).append(_row(found))
+    for name, module in model.named_modules():
+        if isinstance(module, SparseLinear):
+            by_module[module] = [_sparse_row(f"{name}.values" if name else "values", module)]
+    left_out = tuple(
+        LeftOut(name, parametrize.type_before_parametrizations(module).__name__, shape, reason)
+        for name, module, _, shape, reason in ungated(model)
+    )
+    return Report(tuple(row for module in model.modules() for row in by_module.get(module, ())), left_out)
+
+
+def _sparse_row(name: str, layer: SparseLinear) -> Row:
+    shape, kept = (layer.out_features, layer.in_features), layer.mask.count()
+    assert isinstance(kept, int)
+    return Row(name, "SparseLinear", "", shape, prod(shape), kept, 2 * prod(shape), 2 * kept)
+
+
+def _row(found: Gated) -> Row:
+    mask = found.mask()
+    kind = parametrize.type_before_parametrizations(found.module)
+    each = 0 if issubclass(kind, nn.Embedding | nn.EmbeddingBag) else 2 if mask.ndim > 1 else 1
+    shape, kept = tuple(mask.shape), mask.count()
+    assert isinstance(kept, int)
+    total = prod(shape)
+    gate = str(found.gate).replace("\n", " ")
+    return Row(found.name, kind.__name__, gate, shape, total, kept, each * total, each * kept)

@@ -1,4 +1,4 @@
-"""Sparse training: every now and then, the weakest weights make room for others. RigL and SET."""
+"""Sparse training: every few steps, the smallest weights are exchanged for others. RigL and SET."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Rewire:
         return (self.steps + 1) % self.every == 0 and self.steps + 1 < self.until
 
     def step(self) -> bool:
-        """Count one step of training, and exchange weights if it is time; tells whether it was."""
+        """Count one step of training, and exchange weights if that is due; returns whether it was."""
         due, fraction = self.is_due, self.current_fraction
         if due:
             for layer in self.layers:
@@ -66,7 +66,7 @@ class Rewire:
         return due
 
     def scores(self, layer: SparseLinear) -> Tensor | None:
-        """How much each weight of the layer is wanted, or None for chance."""
+        """The scores by which weights of the layer grow, or None for a random choice."""
         return None
 
     def state_dict(self) -> dict[str, Any]:
@@ -161,7 +161,7 @@ class RigL(Rewire):
         output.register_hook(add)  # type: ignore[no-untyped-call]
 
     def scores(self, layer: SparseLinear) -> Tensor | None:
-        """The gradient of all weights of the layer; chance, where none has come."""
+        """The gradient of all weights of the layer; None where there was no backward pass."""
         return self._gradients.pop(layer, None)
 
     def close(self) -> None:

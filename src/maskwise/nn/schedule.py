@@ -8,10 +8,10 @@ from typing import Any, Literal
 from torch import nn
 
 from maskwise.errors import ArgumentError, say
-from maskwise.nn.gated import gated
+from maskwise.nn.arguments import check_module
+from maskwise.nn.attaching import gated
 from maskwise.nn.gates import Selecting
-from maskwise.nn.gates.fitting import check_density
-from maskwise.nn.modules import check_module
+from maskwise.nn.gates.selecting import check_density
 from maskwise.nn.pruning import reselect
 
 __all__ = ["DensityScheduler", "Schedule", "constant", "cubic", "linear"]

@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from maskwise.errors import ArgumentError, ShapeError, StaleMaskError, say
 from maskwise.mask import Mask
-from maskwise.nn.layer_input import check_features
-from maskwise.nn.modules import check_linear
-from maskwise.nn.topology import carry, fingerprint, layout_problem, mask_bits, random_layout, seal
+from maskwise.nn.arguments import check_features, check_linear
+from maskwise.nn.topology import (
+    carry,
+    fingerprint,
+    indices_of,
+    layout_from,
+    layout_problem,
+    mask_bits,
+    random_layout,
+    seal,
+)
 from maskwise.ops.arguments import MaskLike
-from maskwise.ops.linear import BLOCKS, Block, Indices, Sizes, SparseLayout, choose, with_indices
-from maskwise.ops.torch_private import is_tracing, is_transformed
-from maskwise.plan import planner
-from maskwise.plan.dispatch import Plan, Skips, is_observed
+from maskwise.ops.linear import BLOCKS, Block, Product, SparseLayout, multiply, product_routes
+from maskwise.ops.torch_private import has_dispatch_modes, is_tracing, is_transformed, is_vmapped_or_functional
+from maskwise.plan import dispatch
+from maskwise.plan.dispatch import Decision, Facts, Plan, Skips
 from maskwise.plan.explain import record
 
 __all__ = ["SparseLinear"]
 
+_OP = "SparseLinear"
+# Bound here, because an attribute look-up takes a tiny call longer than the call itself.
+_cached, _forced, _is_any_forced = dispatch.cache.get, dispatch.forced, dispatch.is_any_forced
+_is_any_observing = dispatch.is_any_observing
+
 
 class SparseLinear(nn.Module):
-    """``torch.nn.Linear`` of which only some weights exist: ``values``, an ordinary Parameter of one dim.
+    """``torch.nn.Linear`` of which only some weights exist: ``values``, a Parameter of one dim.
 
     >>> import torch, maskwise as mw
     >>> linear = torch.nn.Linear(3, 2, bias=False)
@@ -128,7 +140,7 @@ class SparseLinear(nn.Module):
     # -- from dense and back -------------------------------------------------------------------------------------------
     @classmethod
     def from_linear(cls, linear: nn.Linear, mask: MaskLike | None = None, *, block: Block = (1, 1)) -> SparseLinear:
-        """The sparse form of a torch.nn.Linear: of the weights that a mask keeps, or of those that are not 0.
+        """The SparseLinear of a torch.nn.Linear: of the weights that a mask keeps, or of those that are not 0.
 
         Args:
             linear: a torch.nn.Linear; its parameters are copied.
@@ -224,7 +236,7 @@ class SparseLinear(nn.Module):
         shape = (self.out_features, self.in_features)
         if layout_problem(self.row_starts, self.columns, shape, self.block) is not None:
             return False
-        expected = _indices(_layout(self.row_starts, self.columns, shape, self.block))
+        expected = indices_of(layout_from(self.row_starts, self.columns, shape, self.block))
         return all(torch.equal(held[name], tensor) for name, tensor in expected.items())
 
     @property
@@ -283,7 +295,7 @@ class SparseLinear(nn.Module):
 
     @torch.no_grad()
     def drop(self, fraction: float, optimizer: torch.optim.Optimizer | None = None) -> int:
-        """Drop this share of what lives, the smallest by magnitude (blocks by the sum of theirs); tells how many.
+        """Drop this share of what lives, the smallest by magnitude (blocks by the sum of theirs); returns how many.
 
         Raises:
             ArgumentError: the fraction is not between 0 and 1, or the optimizer does not train this layer.
@@ -301,7 +313,7 @@ class SparseLinear(nn.Module):
 
     @torch.no_grad()
     def regrow(self, count: int, optimizer: torch.optim.Optimizer | None = None, scores: Tensor | None = None) -> int:
-        """Let this many weights (or blocks) more live, with value 0; tells how many there was room for.
+        """Let this many weights (or blocks) more live, with value 0; returns how many there were to add.
 
         Args:
             count: how many.
@@ -347,7 +359,7 @@ class SparseLinear(nn.Module):
         """Take the indices of a layout. Only two are in the state_dict: the others follow from them."""
         persistent = ("row_starts", "columns")
         self._is_moving = True
-        for name, tensor in _indices(layout).items():
+        for name, tensor in indices_of(layout).items():
             self.register_buffer(name, tensor, persistent=name in persistent)
         self.register_buffer("_seal", torch.zeros(2, dtype=torch.int64, device=layout.device), persistent=False)
         self._is_moving = False
@@ -370,44 +382,37 @@ class SparseLinear(nn.Module):
         check_features("SparseLinear", input, self.in_features, held)
         values: Tensor = held
         bias: Tensor | None = self.bias
-        device = input.device.type
+        device, inputs, outputs, block = input.device.type, self.in_features, self.out_features, self.block
         if torch.is_autocast_enabled(device):
             low = torch.get_autocast_dtype(device)
             input, values, bias = input.to(low), values.to(low), None if bias is None else bias.to(low)
-        is_sparse = self._is_sparse(input, held.numel())
-        if isinstance(is_sparse, Plan):
-            return is_sparse  # type: ignore[return-value]
-        if is_sparse:
-            # Straight from where the module keeps them: after a product, which empties the caches, every step shows.
-            buffers = self.__dict__["_buffers"]
-            names = ("_starts", "columns", "_t_starts", "_t_columns", "_t_order")
-            indices = cast(Indices, tuple(buffers[name] for name in names))
-            return with_indices(input, values, bias, indices, self.out_features, self.block)
-        return nn.functional.linear(input, self._dense(held, values), bias)
-
-    def _is_sparse(self, input: Tensor, kept: int) -> bool | Plan:
-        """Whether the kernel is the faster way, which it is up to about half of the weights."""
+        kept = held.numel()
         if is_tracing():
-            # The choice is a constant of the graph, so it does not ask for the size of the batch.
-            few = 2 * kept < self.in_features * self.out_features
-            return few and planner.has_kernel("linear", input.dtype, input.device.type)
-        inputs = self.in_features
-        sizes = Sizes(input.numel() // max(1, inputs), inputs, self.out_features, kept, self.block)
-        transformed = is_transformed()
-        plan = choose("SparseLinear", sizes, input.dtype, input.device.type, transformed=transformed)
-        if is_observed():
-            mask = self.mask
-            # Counted, so that the log can tell what was skipped.
-            mask.count()
-            # What is dropped is not stored, so the sparse product does not read it.
-            skips = Skips.READING if plan.route == "sparse" else Skips.NOTHING
-            weight = input.new_empty(()).expand(self.out_features, self.in_features)
-            if planned := record(replace(plan, skips=skips), weight, mask):
-                return planned
-        return plan.route == "sparse"
+            facts = Facts(_OP, (outputs, inputs), input.dtype, device, traced=True, kept=kept)
+            run = dispatch.decide_in_graph(facts._replace(detail=Product(0, inputs, outputs, block)), _ROUTES)
+        else:
+            key = (_OP, input.shape, input.dtype, device, outputs, kept, block, is_transformed(),
+                   _is_any_forced() and _forced())  # fmt: skip
+            decision: Decision | None = _cached(key)
+            if decision is None:
+                product = Product(math.prod(input.shape[:-1]), inputs, outputs, block)
+                facts = Facts(_OP, (outputs, inputs), input.dtype, device, transformed=key[-2], kept=kept)
+                decision = dispatch.cache[key] = dispatch.decide(facts._replace(detail=product), _ROUTES)
+            if _is_any_observing() and (planned := self._report(decision.plan, input)):
+                return planned  # type: ignore[return-value]
+            run = decision.run
+        out: Tensor = run(self, input, held, values, bias)
+        return out
+
+    def _report(self, plan: Plan, input: Tensor) -> Plan | None:
+        mask = self.mask
+        # Counted, so that the log can say what was skipped.
+        mask.count()
+        weight = input.new_empty(()).expand(self.out_features, self.in_features)
+        return record(plan, weight, mask)
 
     def _dense(self, held: Tensor, values: Tensor) -> Tensor:
-        """The dense weight; remembered as long as the values stay what they are and no gradient is asked for."""
+        """The dense weight; cached as long as the values stay what they are and do not require grad."""
         needed = values.requires_grad and torch.is_grad_enabled()
         if needed or is_tracing() or is_transformed() or values.is_inference():
             return self.layout.dense(values)
@@ -446,7 +451,7 @@ class SparseLinear(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """Take the topology first, so that the values have room."""
+        """Take the topology first, which gives the values their size."""
         row_starts, columns = state_dict.get(f"{prefix}row_starts"), state_dict.get(f"{prefix}columns")
         if row_starts is not None and columns is not None:
             shape = (self.out_features, self.in_features)
@@ -455,7 +460,7 @@ class SparseLinear(nn.Module):
                 error_msgs.append(f"{prefix or 'SparseLinear'}: {problem}")
                 return
             device = self.columns.device
-            self._set(_layout(row_starts.to(device), columns.to(device), shape, self.block))
+            self._set(layout_from(row_starts.to(device), columns.to(device), shape, self.block))
             if self.values.numel() != self.layout.count:
                 self.values.grad = None
                 self.values.data = self.values.data.new_zeros(self.layout.count)
@@ -476,31 +481,21 @@ class SparseLinear(nn.Module):
         )
 
 
+def _run_sparse(layer: SparseLinear, x: Tensor, held: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
+    # Straight from where the module keeps them: after a product, which empties the caches, every step shows.
+    held_by = layer.__dict__["_buffers"]
+    indices = (held_by["_starts"], held_by["columns"], held_by["_t_starts"], held_by["_t_columns"], held_by["_t_order"])
+    return multiply(x, values, bias, (indices, layer.out_features, layer.block))
+
+
+def _run_plain(layer: SparseLinear, x: Tensor, held: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
+    return nn.functional.linear(x, layer._dense(held, values), bias)
+
+
+# What is dropped is not stored, so the sparse product does not read it.
+_ROUTES = product_routes(_run_sparse, _run_plain, skips=Skips.READING)
+
+
 def _has_no_data() -> bool:
     """Whether tensors may be without data: in a graph that is traced, a transform of functions, or a dispatch mode."""
-    return (
-        is_tracing()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch._C._len_torch_dispatch_stack() > 0
-    )
-
-
-def _layout(row_starts: Tensor, columns: Tensor, shape: tuple[int, int], block: Block) -> SparseLayout:
-    """The layout of the two tensors of indices that are in a state_dict."""
-    height = row_starts.numel() - 1
-    rows = torch.repeat_interleave(torch.arange(height, device=columns.device), row_starts.diff().long())
-    return SparseLayout.from_coordinates(shape, rows, columns.long(), block)
-
-
-def _indices(layout: SparseLayout) -> dict[str, Tensor]:
-    """The tensors of indices that a layer holds, by the names of its buffers."""
-    pieces = max(1, (layout.starts.numel() - 1) // max(1, -(-layout.shape[0] // layout.block[0])))
-    back = layout.transposed
-    return {
-        "row_starts": layout.starts[::pieces].clone(),
-        "columns": layout.columns,
-        "_starts": layout.starts,
-        "_t_starts": back.starts,
-        "_t_columns": back.columns,
-        "_t_order": back.order,
-    }
+    return is_tracing() or is_vmapped_or_functional() or has_dispatch_modes()

@@ -16,7 +16,17 @@ from maskwise.mask import Mask
 from maskwise.ops.arguments import MUST, MaskLike, mask_hint
 from maskwise.ops.linear import Block, SparseLayout
 
-__all__ = ["carry", "fingerprint", "layout_problem", "mask_bits", "moved", "random_layout", "seal"]
+__all__ = [
+    "carry",
+    "fingerprint",
+    "indices_of",
+    "layout_from",
+    "layout_problem",
+    "mask_bits",
+    "moved",
+    "random_layout",
+    "seal",
+]
 
 
 def mask_bits(op: str, mask: MaskLike, shape: tuple[int, int]) -> Tensor:
@@ -38,6 +48,27 @@ def random_layout(op: str, shape: tuple[int, int], density: float, block: Block,
     kept = round(density * height * width)
     places = torch.randperm(height * width, device=device)[:kept].sort().values
     return SparseLayout.from_coordinates(shape, places // max(width, 1), places % max(width, 1), block)
+
+
+def layout_from(row_starts: Tensor, columns: Tensor, shape: tuple[int, int], block: Block) -> SparseLayout:
+    """The layout of the two tensors of indices that are in a state_dict."""
+    height = row_starts.numel() - 1
+    rows = torch.repeat_interleave(torch.arange(height, device=columns.device), row_starts.diff().long())
+    return SparseLayout.from_coordinates(shape, rows, columns.long(), block)
+
+
+def indices_of(layout: SparseLayout) -> dict[str, Tensor]:
+    """The tensors of indices that a layer holds, by the names of its buffers."""
+    ranges = max(1, (layout.starts.numel() - 1) // max(1, -(-layout.shape[0] // layout.block[0])))
+    back = layout.transposed
+    return {
+        "row_starts": layout.starts[::ranges].clone(),
+        "columns": layout.columns,
+        "_starts": layout.starts,
+        "_t_starts": back.starts,
+        "_t_columns": back.columns,
+        "_t_order": back.order,
+    }
 
 
 def layout_problem(row_starts: Tensor, columns: Tensor, shape: tuple[int, int], block: Block) -> str | None:

@@ -1,4 +1,4 @@
-"""Checks the arguments that every masked function has in common: the mask and the dims."""
+"""Checks of the arguments that all masked functions share: the mask and the dims."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check(
 ) -> None:
     """Raise unless ``bits`` is a bool tensor that masks ``x``: it broadcasts to x, and is on x's device.
 
-    Messages call x by its ``name``.
+    Messages refer to x by ``name``.
     """
     if not isinstance(bits, torch.Tensor):
         raise DtypeError(say(op, "mask", must=MUST, got=type(bits).__name__, hint=mask_hint(bits, f"{name}.shape")))
@@ -67,12 +67,12 @@ def check(
         )
 
 
-#: What a mask must be, wherever one is taken.
+#: The requirement in messages about a mask.
 MUST = "be a Mask or a bool tensor"
 
 
 def mask_hint(mask: object, shape: str = "x.shape") -> str:
-    """What to write instead of what is no mask; ``shape`` is where to find that of one that keeps everything.
+    """The hint for a value that is not a mask; ``shape`` is the expression for the shape of a full mask.
 
     >>> mask_hint(None), mask_hint([True])
     ('Mask.full(x.shape)', 'Mask(torch.as_tensor(mask))')
@@ -93,7 +93,7 @@ def fits(mask: Sequence[int], x: Sequence[int]) -> bool:
 
 
 def shape_hint(mask: tuple[int, ...], x: tuple[int, ...]) -> str:
-    """What to write instead when a mask of one shape meets x of another.
+    """The hint for a mask that does not broadcast to x.
 
     >>> shape_hint((8, 128), (8, 128, 64)), shape_hint((5, 3), (3, 5)), shape_hint((8, 4), (1, 4))
     ('mask[..., None]', 'mask.T', 'x.expand(8, 4)')
@@ -109,7 +109,7 @@ def shape_hint(mask: tuple[int, ...], x: tuple[int, ...]) -> str:
 
 
 def input_hint(x: torch.Tensor, features: int, name: str = "input", map: str = "layer") -> str:
-    """What to write instead of an input of a linear map that does not end in its features.
+    """The hint for an input whose last dim is not the number of features of a linear map.
 
     >>> input_hint(torch.ones(8, 3, 2, 2), 12), input_hint(torch.ones(3, 8), 3), input_hint(torch.ones(2, 3, 8), 3)
     ('input.flatten(1)', 'input.T', 'input.movedim(1, -1)')
@@ -124,7 +124,7 @@ def input_hint(x: torch.Tensor, features: int, name: str = "input", map: str = "
 
 
 def dims_of(op: str, x: torch.Tensor, dim: Dim) -> list[int]:
-    """The dims to reduce: not negative, sorted, each once. None, and an empty sequence, stand for all, as in torch."""
+    """The dims to reduce: not negative, sorted, unique. None and an empty sequence mean all, as in torch."""
     ndim = x.dim()
     if dim is None:
         return list(range(ndim))
@@ -135,8 +135,8 @@ def dims_of(op: str, x: torch.Tensor, dim: Dim) -> list[int]:
         raise DtypeError(say(op, "dim", must=must, got=type(dim).__name__, hint="dim=-1, or dim=(0, 1)"))
     dims = sorted(wrap(op, d, ndim) for d in dim)
     if len(set(dims)) < len(dims):
-        raise ArgumentError(say(op, "dim", must="name each dim once", got=tuple(dim), hint=f"dim={tuple(set(dims))}"))
-    # x of no dims has one value; torch calls it dim 0 as well as dim -1.
+        raise ArgumentError(say(op, "dim", must="not repeat a dim", got=tuple(dim), hint=f"dim={tuple(set(dims))}"))
+    # A 0-d x accepts dim 0 and -1, as in torch.
     return dims or list(range(ndim))
 
 
@@ -153,18 +153,18 @@ def wrap(op: str, dim: int, ndim: int) -> int:
 
 
 def to_dtype(op: str, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """X in another dtype. What is no tensor at all is left to the checks that follow."""
+    """X in another dtype. Values that are not tensors are left to the checks that follow."""
     if not isinstance(dtype, torch.dtype):
         raise DtypeError(say(op, "dtype", must="be a torch.dtype", got=repr(dtype), hint="dtype=torch.float32"))
     return x.to(dtype) if isinstance(x, torch.Tensor) else x
 
 
-#: Integers for which torch has neither maxima nor indexing, so that nothing could put them in order.
+#: Integer dtypes without maxima, indexing and sorting in torch.
 UNORDERED = (torch.uint16, torch.uint32, torch.uint64)
 
 
 def need_ordered(op: str, x: torch.Tensor, *, or_bool: bool = True, or_unsigned: bool = False) -> None:
-    """Raise unless the values of x have an order. What is not a tensor at all is left to the checks that follow."""
+    """Raise unless the values of x can be ordered. Values that are not tensors are left to the checks that follow."""
     if not isinstance(x, torch.Tensor):
         return
     if x.dtype.is_complex:
@@ -173,7 +173,7 @@ def need_ordered(op: str, x: torch.Tensor, *, or_bool: bool = True, or_unsigned:
         raise DtypeError(say(op, "x", must="be floating or integer", got=x.dtype, hint="x.to(torch.uint8)"))
     if x.dtype in UNORDERED and not or_unsigned:
         hint = "x.long()" if x.dtype.itemsize < 8 else "x.long(), for values below 2**63"
-        raise DtypeError(say(op, "x", must="be of a dtype that torch can order", got=x.dtype, hint=hint))
+        raise DtypeError(say(op, "x", must="have a dtype that torch can sort", got=x.dtype, hint=hint))
 
 
 def number(op: str, argument: str, value: float) -> float:

@@ -1,9 +1,9 @@
-"""Which kernels exist and can run: the C++ extension, the Triton kernels, and the table of what they serve.
+"""Which kernels exist and can run: the C++ extension, the Triton kernels, and the table of what they support.
 
-The ops exist without either (their schemas are in Python), so a missing extension costs speed and nothing else. That is
-reported once, at the first call that would have used a kernel, with the command that fixes it. Triton's kernels serve
-CUDA and ROCm. With ``MASKWISE_INTERPRET=1`` they run on CPU tensors by Triton's interpreter, in the place of the C++
-kernels: that is how they are tested where there is no GPU. It is slow, and for nothing else.
+The ops exist without either (their schemas are in Python), so a missing extension costs only speed. The first call that
+would have used a kernel warns once, with the command that fixes it. The Triton kernels run on CUDA and ROCm. With
+``MASKWISE_INTERPRET=1`` they run on CPU tensors under Triton's interpreter, instead of the C++ kernels: slow, and for
+tests without a GPU only.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ INTEGRAL = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 # -- Triton ------------------------------------------------------------------------------------------------------------
 INTERPRETED = os.environ.get("MASKWISE_INTERPRET", "0") == "1"
 if INTERPRETED:
-    # Triton looks at it when a kernel is defined.
+    # Triton reads it when a kernel is defined.
     os.environ["TRITON_INTERPRET"] = "1"
-#: The device whose tensors the Triton kernels take, and the dispatch key under which they are registered.
+#: The device type of the Triton kernels, and the dispatch key under which they are registered.
 DEVICE, KEY = ("cpu", "CPU") if INTERPRETED else ("cuda", "CUDA")
-#: Whether there is a Triton. Looked for, not imported: that takes as long as importing torch does.
+#: Whether Triton is installed. Not imported here: that takes as long as importing torch.
 _HAS_TRITON = find_spec("triton") is not None
 
 
@@ -54,7 +54,7 @@ def why_no_triton() -> str | None:
     >>> why_no_triton() is None or "Triton" in why_no_triton()
     True
     """
-    return None if _HAS_TRITON else "Triton is not installed, so plain torch serves: pip install triton"
+    return None if _HAS_TRITON else "Triton is not installed, so plain torch is used: pip install triton"
 
 
 # -- the C++ extension -------------------------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ _LEVELS = {0: "baseline", 1: "avx2", 2: "avx512", 3: "neon"}
 
 @dataclass(frozen=True)
 class ExtensionStatus:
-    """What is known of the C++ extension: the file, whether it is loaded, why not, its SIMD level, how to fix it."""
+    """The state of the C++ extension: the file, whether it is loaded, why not, its SIMD level, how to fix it."""
 
     path: str | None
     loaded: bool
@@ -74,7 +74,7 @@ class ExtensionStatus:
 
 
 def find() -> Path | None:
-    """The extension's file: MASKWISE_EXTENSION if set, else the one that was installed beside the package."""
+    """The extension's file: MASKWISE_EXTENSION if set, else the one installed with the package."""
     named = os.environ.get("MASKWISE_EXTENSION")
     if named:
         return Path(named)
@@ -83,13 +83,13 @@ def find() -> Path | None:
 
 
 def load() -> tuple[Path | None, str | None]:
-    """Load the extension; returns its path and what went wrong, if anything did."""
+    """Load the extension; returns its path and the error, if any."""
     torch.library.define("maskwise::simd_level", "(int wish) -> int", tags=torch.Tag.pt2_compliant_tag)
     if INTERPRETED:
-        return None, "MASKWISE_INTERPRET=1: Triton's interpreter runs the kernels for GPUs"
+        return None, "MASKWISE_INTERPRET=1: the GPU kernels run under Triton's interpreter"
     path = find()
     if path is None:
-        return None, "the C++ extension is not built: the build saw no torch"
+        return None, "the C++ extension is not built: torch was not importable during the build"
     try:
         torch.ops.load_library(str(path))
     except OSError as error:
@@ -102,7 +102,7 @@ _warned = False
 
 
 def status() -> ExtensionStatus:
-    """What is known of the extension.
+    """The state of the extension.
 
     >>> status().simd in {"avx2", "avx512", "neon", "baseline", "none"}
     True
@@ -113,9 +113,9 @@ def status() -> ExtensionStatus:
 
 
 def why_no_extension() -> str | None:
-    """Why no CPU kernel can run, or None. Warns the first time that it has to say so."""
+    """Why no CPU kernel can run, or None. Warns the first time."""
     global _warned
-    # A graph that is being traced cannot warn; the first eager call will.
+    # A traced graph cannot warn; the first eager call will.
     if _error is not None and not _warned and not is_tracing():
         _warned = True
         message = f"maskwise runs without its kernels, and slower: {_error}. To fix it: {FIX}"
@@ -124,8 +124,8 @@ def why_no_extension() -> str | None:
 
 
 # -- what they serve ---------------------------------------------------------------------------------------------------
-# A CPU kernel that meets a dtype it lacks raises; it does not fall back to the reference by itself. So this table is
-# what keeps a call away from a kernel that cannot serve it.
+# A CPU kernel raises for a dtype that it does not support; it does not fall back to the reference by itself. This table
+# keeps such calls away from it.
 _kernels: dict[tuple[str, str], frozenset[torch.dtype]] = {}
 _probes: dict[str, Callable[[], str | None]] = {DEVICE: why_no_triton}
 if not INTERPRETED:
@@ -133,12 +133,12 @@ if not INTERPRETED:
 
 
 def provide(op: str, device: str, dtypes: Iterable[torch.dtype]) -> None:
-    """Enter into the table that ``op`` has a kernel on ``device`` for these dtypes."""
+    """Register that ``op`` has a kernel on ``device`` for these dtypes."""
     _kernels[op, device] = frozenset(dtypes)
 
 
 def why_not_served(op: str, device: str, dtype: torch.dtype) -> str | None:
-    """Why no kernel serves such a call, or None where one does.
+    """Why no kernel supports such a call, or None where one does.
 
     >>> why_not_served("no_such_op", "cpu", torch.float32)
     'no_such_op has no kernel on cpu'
@@ -147,10 +147,10 @@ def why_not_served(op: str, device: str, dtype: torch.dtype) -> str | None:
     if dtypes is None:
         return f"{op} has no kernel on {device}"
     if dtype not in dtypes:
-        return f"the {device} kernel of {op} does not take {dtype}"
+        return f"the {device} kernel of {op} does not support {dtype}"
     return _probes[device]() if device in _probes else None
 
 
 def served(op: str, device: str) -> frozenset[torch.dtype]:
-    """The dtypes that the kernel of ``op`` on ``device`` takes; none when there is no kernel."""
+    """The dtypes that the kernel of ``op`` on ``device`` supports; empty without a kernel."""
     return _kernels.get((op, device), frozenset())

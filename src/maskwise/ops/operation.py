@@ -1,6 +1,6 @@
 """An operation: one name, the routes by which its calls run, and its registration with ``torch.library``.
 
-A call is checked and decided once for each combination of static facts (shapes, dtypes, devices, dim, whether a
+A call is checked and dispatched once for each combination of static facts (shapes, dtypes, devices, dim, whether a
 gradient is required); a repeated call costs one look-up in the dispatcher's cache.
 """
 
@@ -18,7 +18,7 @@ from maskwise.mask import Mask
 from maskwise.ops.arguments import Dim, MaskLike, check, dims_of
 from maskwise.ops.backends import DEVICE, INTERPRETED, KEY, provide, why_no_triton, why_not_served
 from maskwise.ops.torch_private import has_dispatch_modes, is_tracing, is_transformed, untransformed_apply
-from maskwise.plan import dispatch, planner
+from maskwise.plan import dispatch
 from maskwise.plan.cost import Work
 from maskwise.plan.dispatch import NOT_APPLICABLE, Decision, Facts, Plan, Route, Skips, decide
 from maskwise.plan.explain import record
@@ -51,32 +51,32 @@ class Operation:
         Args:
             x: any shape.
             mask: broadcasts to x.
-            dim: as users write it.
-            rest: what else the routes take.
-            then: what is done to the result. Code that follows the call instead would meet a `Plan` in a dry run.
+            dim: as passed by the user.
+            rest: further arguments of the routes.
+            then: post-processing of the result. Code after the call would get a `Plan` in a dry run.
         """
-        bits = mask.to_bool() if isinstance(mask, Mask) else mask
-        # Inside of a graph the choice must be a constant of it: dtype and device are, the cache is not.
+        bits, kind = (mask.to_bool(), mask.operand) if isinstance(mask, Mask) else (mask, "bits")
+        # In a graph the choice must be a constant: dtype and device are, the cache is not.
         if is_tracing():
             return self._in_graph(x, bits, dim, rest, then)
         try:
             # fmt: off
             key = (
                 self.name, dim, x.shape, bits.shape, x.dtype, bits.dtype, x.device, bits.device, x.layout, bits.layout,
-                x.requires_grad and _is_grad_enabled(),
+                kind, x.requires_grad and _is_grad_enabled(),
                 is_transformed(), _is_any_forced() and _forced(),
             )
             # fmt: on
             decision = _cached(key)
         except (AttributeError, TypeError, RuntimeError):
-            # Not tensors, or nested ones without a shape, which the checks report in full; or a list of dims, no key.
+            # Not tensors, or nested ones without a shape, which the checks report; or a list of dims: not hashable.
             if isinstance(dim, list):
                 return self(x, mask, tuple(dim), *rest, then=then)
             check(self.name, x, bits)
             dims_of(self.name, x, dim)
             if not has_dispatch_modes():
                 raise
-            # Sizes that are symbols: a graph is made of the call, as by make_fx.
+            # Symbolic sizes: the call is traced, as by make_fx.
             return self._in_graph(x, bits, dim, rest, then)
         if decision is None:
             decision = self._decide(x, bits, dim, key)
@@ -88,29 +88,29 @@ class Operation:
     def _in_graph(
         self, x: torch.Tensor, bits: torch.Tensor, dim: Dim, rest: tuple[Any, ...], then: Callable[[Any], Any] | None
     ) -> Any:
-        """Make the call a part of a graph."""
+        """Trace the call into a graph."""
         check(self.name, x, bits)
         facts = Facts(self.name, (), x.dtype, x.device.type, traced=True)
         out = dispatch.decide_in_graph(facts, self.routes)(x, bits, dims_of(self.name, x, dim), *rest)
         return out if then is None else then(out)
 
     def route(self, name: str) -> Callable[..., Any]:
-        """What one of the routes runs."""
+        """The ``run`` of one route."""
         return next(route.run for route in self.routes if route.name == name)
 
     def _decide(self, x: torch.Tensor, bits: torch.Tensor, dim: Dim, key: tuple[Any, ...]) -> Decision:
-        """Check and decide a call that was not made before."""
+        """Check and dispatch a call that is not in the cache."""
         check(self.name, x, bits)
         dims = dims_of(self.name, x, dim)
-        *_, grad, transformed, _ = key
-        facts = Facts(self.name, tuple(x.shape), x.dtype, x.device.type, grad=grad, transformed=transformed)
+        *_, kind, grad, transformed, _ = key
+        facts = Facts(self.name, tuple(x.shape), x.dtype, x.device.type, grad=grad, transformed=transformed, mask=kind)
         decision = dispatch.cache[key] = decide(facts, self.routes, dims)
         return decision
 
     def _report(self, decision: Decision, x: torch.Tensor, bits: torch.Tensor, mask: MaskLike) -> Plan | None:
-        """Record the call with what its route leaves out, which takes a look at strides."""
+        """Record the call with what its route skips, which depends on strides."""
         plan, skips = decision.plan, decision.route.skips
-        # The kernels for GPUs load what is dropped, too.
+        # GPU kernels load dropped elements, too.
         if callable(skips) and x.is_cpu:
             plan = replace(plan, skips=skips(x, bits))
         return record(plan, x, mask)
@@ -134,10 +134,10 @@ def kernel_routes(
         plain: plain torch operations.
         bare: the kernel without autograd.
         fused: the kernel with autograd, as a registered op.
-        work: how much work each route is.
-        eager: the kernel with autograd outside of graphs, where that is cheaper than the registered op.
-        fuses: whether a compiled graph on a GPU is better off with plain torch operations, which Inductor fuses.
-        skips: what the CPU kernel leaves out for a dropped element; None for nothing.
+        work: the work of each route.
+        eager: the kernel with autograd in eager mode, where that is cheaper than the registered op.
+        fuses: whether compiled graphs on a GPU use plain torch operations instead, which Inductor fuses.
+        skips: what the CPU kernel skips for a dropped element; None for nothing.
     """
 
     def serves_bare(facts: Facts) -> str | None:
@@ -158,36 +158,36 @@ def kernel_routes(
             for size in facts.shape:
                 elements *= size
             done = work(route, elements, facts.dtype.itemsize, facts.grad)
-            # One operation for each element in every step: a kernel has one step.
+            # One FLOP per element and call; a kernel counts as one call.
             steps = done.calls if route == "plain" else 1
             done = done if done.flops else replace(done, flops=elements * steps)
-            # On a GPU every gradient has a kernel of its own.
+            # On a GPU every gradient is one kernel.
             return done if route == "plain" or facts.device == "cpu" else replace(done, calls=1)
 
         return of
 
-    left_out, flops = (Skips.NOTHING, None) if skips is None else (skips, 1)
+    declared, flops = (Skips.NOTHING, None) if skips is None else (skips, 1)
     return (
         Route(
-            "bare", bare, serves_bare, describe("bare"), call="bare", skips=left_out, flops=flops, is_kernel=True
+            "bare", bare, serves_bare, describe("bare"), call="bare", skips=declared, flops=flops, is_kernel=True
         ),
         Route(
-            "fused", eager or fused, serves_fused, describe("fused"), call="fused", skips=left_out, flops=flops,
+            "fused", eager or fused, serves_fused, describe("fused"), call="fused", skips=declared, flops=flops,
             is_kernel=True, in_graph=fused,
         ),
         Route("plain", plain, work=describe("plain"), transforms=True),
     )  # fmt: skip
 
 
-#: Up to as many elements, and in rows up to as short, kernels gather elements first, dropped ones too.
+#: Up to this many elements, and below this row length, kernels gather elements first, dropped ones too.
 _FEW_ELEMENTS, _SHORT_ROW = 1024, 4
 
 
 def dropped_rows(x: torch.Tensor, bits: torch.Tensor) -> Skips:
-    """What kernels skip that pass over a row of x if all of it is dropped by one bool, and read every other row.
+    """What kernels skip that do not read a row of x if one mask element drops all of it, and read every other row.
 
-    A row is what lies side by side in memory. Where a mask has a bool for each of its elements, the kernel reads x
-    beside the mask, or has it fetched, before it knows what is kept.
+    A row is contiguous memory. Where the mask has an element for each element of a row, the kernel loads or prefetches
+    x along with the mask, before it knows what is kept.
     """
     is_in_rows = x.is_contiguous() and bits.is_contiguous() and x.dim() > 0 and x.numel() > _FEW_ELEMENTS
     if is_in_rows and x.shape[-1] >= _SHORT_ROW and (bits.dim() == 0 or bits.shape[-1] == 1):
@@ -215,32 +215,30 @@ def register(
     skips: Callable[[torch.Tensor, torch.Tensor], Skips] | None = None,
     adapt: Callable[[str, Callable[..., Any]], Callable[..., Any]] = lambda route, run: run,
 ) -> Operation:
-    """Register ``maskwise::<name>_fused`` and ``maskwise::<name>_fused_forward``, and make the operation of them.
+    """Register ``maskwise::<name>_fused`` and ``maskwise::<name>_fused_forward``, and return the operation.
 
-    Two ops of one schema, with autograd and without, since autograd's bookkeeping costs 5 µs even when no gradient is
-    required. Both have the plain-torch reference as their implementation on every device that has no kernel, and a fake
-    for tracing.
+    Two ops with one schema, with and without autograd, since autograd's bookkeeping costs 5 µs even when no gradient is
+    required. Both fall back to the plain-torch reference on devices without a kernel, and have a fake for tracing.
 
     Args:
         name: the public name, such as ``"sum"``.
         schema: arguments and results, such as ``"(Tensor x, Tensor mask, int[] dim, bool keepdim) -> Tensor"``.
         reference: the same function in plain torch operations: leak-proof, differentiable, the ground truth.
-        fake: results without data, for tracing.
-        backward: the gradient, as ``torch.library.register_autograd`` takes it; None where there is none.
-        setup_context: what the gradient saves.
-        work: how much each route has to do, for the dispatcher.
-        cpu: the dtypes that the C++ kernel serves.
-        gpu: the dtypes that the Triton kernel serves.
-        gpu_from: where that is, such as ``"maskwise.ops.reduce.gpu:sum"``.
-        fuses: whether a compiled graph on a GPU is better off with plain torch operations, which Inductor fuses.
-        skips: what the CPU kernel leaves out for a dropped element; None for nothing.
-        adapt: ``(route, run) -> run``: what a route runs, made from the registered op.
+        fake: the fake kernel: results without data, for tracing.
+        backward: the gradient, as for ``torch.library.register_autograd``; None where there is none.
+        setup_context: saves for the gradient, as for ``torch.library.register_autograd``.
+        work: the work of each route, for the dispatcher.
+        cpu: the dtypes of the C++ kernel.
+        gpu: the dtypes of the Triton kernel.
+        gpu_from: its path, such as ``"maskwise.ops.reduce.gpu:sum"``.
+        fuses: whether compiled graphs on a GPU use plain torch operations instead, which Inductor fuses.
+        skips: what the CPU kernel skips for a dropped element; None for nothing.
+        adapt: ``(route, run) -> run``: wraps the registered op of a route.
     """
     for op in (f"{name}_fused", f"{name}_fused_forward"):
         define(op, schema, reference=reference, fake=fake, gpu=gpu, gpu_from=gpu_from)
     if backward is not None:
         differentiate(f"{name}_fused", backward, setup_context)
-    planner.describe(name, work)
     if not INTERPRETED:
         provide(name, "cpu", cpu)
     provide(name, DEVICE, gpu)
@@ -267,10 +265,10 @@ def eager_function(
     setup_context: Callable[..., Any] | None,
     backward: Callable[..., Any],
 ) -> Callable[..., Any]:
-    """The kernel with its gradient as an autograd Function, which costs half of what torch.library's autograd does.
+    """The kernel with its gradient as an autograd Function, which costs half as much as torch.library's autograd.
 
-    torch.compile needs the registered op; eager code does not. Only tensors go through the Function: each argument more
-    costs it a microsecond or two. The others are bound to a Function of their own, of which a few are cached.
+    torch.compile needs the registered op; eager code does not. Only tensors go through the Function: each further
+    argument costs a microsecond or two. Other arguments are bound to a Function class of their own, which is cached.
     """
     is_tensor = [argument.startswith("Tensor") for argument in schema[1 : schema.index(")")].split(", ")]
     count = sum(is_tensor)
@@ -280,20 +278,20 @@ def eager_function(
             f"{schema}. Hint: (Tensor x, int dim)."
         )
 
-    # Typed, because 1, 1.0 and True are equal, and not the same argument.
+    # Typed, because 1, 1.0 and True are equal, but not the same argument.
     @lru_cache(maxsize=256, typed=True)
     def bound(*settings: Any) -> Callable[..., Any]:
-        # Function.setup_context would make torch inspect the signature on every call, which costs more than the rest.
+        # With Function.setup_context, torch would inspect the signature on every call, which costs more than the rest.
         def forward(ctx: Any, *operands: Any) -> Any:
             output = run(*operands, *settings)
             if setup_context is not None:
                 setup_context(ctx, (*operands, *settings), output)
             return output
 
-        def pull_back(ctx: Any, *grads: torch.Tensor) -> Any:
+        def tensor_backward(ctx: Any, *grads: torch.Tensor) -> Any:
             return backward(ctx, *grads)[:count]
 
-        members = {"forward": staticmethod(forward), "backward": staticmethod(pull_back)}
+        members = {"forward": staticmethod(forward), "backward": staticmethod(tensor_backward)}
         return untransformed_apply(type(name, (torch.autograd.Function,), members))
 
     def eager(*arguments: Any) -> Any:
@@ -312,7 +310,7 @@ def define(
     gpu: Iterable[torch.dtype] = (),
     gpu_from: str | None = None,
 ) -> None:
-    """Define one op with its reference, its fake and perhaps its Triton kernel, such as that of a backward pass."""
+    """Define one op with its reference, its fake and optionally its Triton kernel, such as that of a backward pass."""
     _library.define(op + schema, tags=(torch.Tag.pt2_compliant_tag,))
     _library.impl(op, reference, "CompositeExplicitAutograd")
     torch.library.register_fake(f"maskwise::{op}", fake, lib=_library)
@@ -321,9 +319,9 @@ def define(
 
 
 def on_demand(path: str, dtypes: frozenset[torch.dtype], reference: Callable[..., Any]) -> Callable[..., Any]:
-    """The function at ``path``, imported when it is first called: Triton takes longer to import than torch.library.
+    """The function at ``path``, imported at its first call, since importing Triton is slow.
 
-    The reference serves where there is no Triton, and dtypes that the kernel does not take.
+    Falls back to the reference without Triton, and for dtypes that the kernel does not support.
     """
     module, _, name = path.partition(":")
     found: list[Callable[..., Any]] = []
@@ -339,5 +337,5 @@ def on_demand(path: str, dtypes: frozenset[torch.dtype], reference: Callable[...
 
 
 def differentiate(op: str, backward: Callable[..., Any], setup_context: Callable[..., Any] | None) -> None:
-    """Give one op its gradient."""
+    """Register the gradient of one op."""
     torch.library.register_autograd(f"maskwise::{op}", backward, setup_context=setup_context, lib=_library)

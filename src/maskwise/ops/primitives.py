@@ -1,6 +1,6 @@
-"""What the families lend each other: values for what is dropped, counts, transposed copies, results of empty slices.
+"""Primitives shared by the op families: fill_dropped, masked_sum, count, copy_transposed, replace_empty.
 
-Where it is not a `MaskLike`, ``mask`` is a bool tensor that broadcasts to x and lies on its device: callers check that.
+Where it is not a `MaskLike`, ``mask`` is a bool tensor on x's device that broadcasts to x; callers check that.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import Tensor
 from maskwise.errors import ArgumentError, DtypeError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import Dim, MaskLike, dims_of
-from maskwise.ops.backends import FLOATING, INTEGRAL, why_not_served
-from maskwise.ops.operation import register
+from maskwise.ops.backends import DEVICE, FLOATING, INTEGRAL, why_not_served
+from maskwise.ops.operation import define, dropped_rows, register
 from maskwise.ops.torch_private import has_dispatch_modes, is_tracing
 from maskwise.plan.cost import Work
 from maskwise.plan.dispatch import forced
@@ -30,13 +30,19 @@ __all__ = [
     "count",
     "empty_dense",
     "expand_reduced",
+    "expands_by_kernel",
     "fill",
     "fill_dropped",
     "fits_dtype",
     "highest",
     "lowest",
+    "masked_sum",
     "number",
     "replace_empty",
+    "save_mask",
+    "sum_gradient",
+    "sum_kept",
+    "total_dtype",
     "where_kept",
 ]
 
@@ -66,7 +72,7 @@ def expand_reduced(out: Tensor, shape: torch.Size, dim: list[int], keepdim: bool
 
 
 def empty_dense(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Uninitialised memory in x's order of dims if x has no gaps and no overlaps, else contiguous: as kernels allocate.
+    """An uninitialised tensor with x's strides if x is non-overlapping and dense, else contiguous: as kernels allocate.
 
     >>> empty_dense(torch.empty(3, 2).T).stride(), empty_dense(torch.empty(3, 1).expand(3, 2)).stride()
     ((1, 2), (2, 1))
@@ -80,15 +86,15 @@ def empty_dense(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def number(value: float | complex, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """A tensor of no dims that holds a number. It is not to be written into: it may be a cached one.
+    """A 0-d tensor of a number. It must not be modified: it may be cached.
 
     >>> number(1, torch.float32, "cpu")
     tensor(1.)
 
     Raises:
-        RuntimeError: the dtype cannot hold it.
+        RuntimeError: the dtype cannot represent it.
     """
-    # A tensor made under a mode, such as that of fake tensors, belongs there; and inference tensors to inference.
+    # A tensor made under a dispatch mode, such as FakeTensorMode, or in inference mode must not be used outside of it.
     if type(value) is not float or is_tracing() or has_dispatch_modes() or torch.is_inference_mode_enabled():
         return torch.full((), value, dtype=dtype, device=device)
     return _cached_number(value, copysign(1.0, value), dtype, device)
@@ -96,7 +102,7 @@ def number(value: float | complex, dtype: torch.dtype, device: torch.device | st
 
 @lru_cache(maxsize=64)
 def _cached_number(value: float, sign: float, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    # By its sign too: 0.0 and -0.0 are equal, and not the same number.
+    # The sign is a part of the key, because 0.0 and -0.0 are equal.
     return torch.full((), value, dtype=dtype, device=device)
 
 
@@ -107,11 +113,11 @@ def where_kept(x: Tensor, mask: Tensor, value: float) -> Tensor:
     >>> where_kept(torch.tensor([1, 2]), torch.tensor([True, False]), 0.0)
     tensor([1, 0])
     """
-    # A Python scalar of x's own kind: any other would make torch promote, and copy, x.
+    # A Python scalar of x's category: any other would make torch promote, and so copy, x.
     if x.dtype.is_floating_point or x.dtype.is_complex:
         return torch.where(mask, x, float(value))
     if x.dtype is torch.bool:
-        # ONNX Runtime has no choice between bools, and torch.jit none between a tensor of them and a Python one.
+        # ONNX Runtime has no Where for bools, and torch.jit none for a bool tensor and a Python bool.
         return x | ~mask if value else x & mask
     return torch.where(mask, x, int(value))
 
@@ -129,7 +135,7 @@ def fill_dropped(x: Tensor, mask: Tensor, value: float = 0.0) -> Tensor:
 
 
 def fits_dtype(value: float, dtype: torch.dtype) -> bool:
-    """Whether a dtype is sure to hold a number, in range if not in digits."""
+    """Whether a number is certainly in the range of a dtype."""
     return dtype in _WIDE and not _LARGEST < abs(value) < math.inf
 
 
@@ -138,28 +144,28 @@ _LARGEST = torch.finfo(torch.bfloat16).max
 
 
 def _value_for(x: Tensor, value: float | complex) -> Tensor:
-    """A number as a tensor of x's dtype and no dims; torch knows what fits."""
-    # A number stays on the host: to hand it over with the launch is cheaper than a launch to write it.
+    """A number as a 0-d tensor of x's dtype; torch checks that it fits."""
+    # It stays on the host: a kernel argument is cheaper than a launch to write it.
     device = "cpu" if x.device.type == "cuda" and not is_tracing() else x.device
-    # torch would make a number infinite that is too large for a float.
+    # torch would turn a number that is too large for the dtype into inf.
     too_large = isinstance(value, float) and x.is_floating_point() and torch.finfo(x.dtype).max < abs(value) < math.inf
     try:
         if not too_large:
             return number(value, x.dtype, device)
     except RuntimeError:
         pass
-    hint = f"a value that {x.dtype} can hold, or x.to({torch.result_type(x, value)})"
+    hint = f"a value in the range of {x.dtype}, or x.to({torch.result_type(x, value)})"
     raise ArgumentError(say("fill", "value", must=f"fit x's dtype {x.dtype}", got=value, hint=hint))
 
 
 def _fill_run(route: str, run: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The op, which takes tensors and no dims, as `Operation` calls it: with dims, and perhaps with a number."""
+    """Adapts the op, which takes tensors and no dims, to `Operation`, which passes dims, and perhaps a number."""
 
     def call(x: Tensor, mask: Tensor, dims: list[int], value: float | complex | Tensor) -> Tensor:
         return run(x, mask, value if isinstance(value, Tensor) else _value_for(x, value))
 
     def plain(x: Tensor, mask: Tensor, dims: list[int], value: float | complex | Tensor) -> Tensor:
-        # A number that is sure to fit goes to torch as it is, which saves a tiny call half its time.
+        # A number that certainly fits goes to torch as a scalar, which halves the time of a tiny call.
         if type(value) is float and fits_dtype(value, x.dtype):
             return torch.where(mask, x, value)
         return call(x, mask, dims, value)
@@ -178,12 +184,12 @@ def _fill_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _fill_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor | None]:
-    """The gradient of what is kept is x's, that of what is dropped is the value's."""
+    """The gradient of kept elements goes to x, that of dropped ones to the value."""
     (mask,) = ctx.saved_tensors
     of_x = of_value = None
     zero = _value_for(grad, 0.0)
     if ctx.needs_input_grad[0]:
-        # With autograd around it where a second derivative is required.
+        # With autograd for a double backward.
         ops = torch.ops.maskwise
         of_x = (ops.fill_fused if torch.is_grad_enabled() else ops.fill_fused_forward)(grad, mask, zero)
     if ctx.needs_input_grad[2]:
@@ -194,11 +200,11 @@ def _fill_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor 
 def _fill_work(route: str, elements: int, size: int, grad: bool) -> Work:
     """Both routes read x and the mask once and write once; the kernel writes into huge pages, and with SIMD."""
     read, fresh = elements * (size + 1), elements * size * (1 + grad)
-    # torch's own kernel selects element by element, which takes the time of streaming as many bytes again.
+    # torch's kernel is not vectorized, which takes as long as streaming as many bytes again.
     return Work(calls=1, streamed=read if route != "plain" else 2 * read, fresh=fresh)
 
 
-#: X where it is kept, a number or a tensor of values where it is dropped: `mw.fill` without its checks of the value.
+#: x where it is kept, a number or a tensor of values where it is dropped: `mw.fill` without its checks of the value.
 fill = register(
     "fill",
     "(Tensor x, Tensor mask, Tensor value) -> Tensor",
@@ -216,27 +222,111 @@ fill = register(
 _fill_step = replace(fill, is_step=True)
 
 
+# -- sums --------------------------------------------------------------------------------------------------------------
+def sum_kept(x: Tensor, mask: Tensor) -> Tensor:
+    """The sum of all that is kept, as a step of another function: no log records it.
+
+    By the kernel of `mw.sum` where that is predicted to pay, with its gradient where one is required.
+
+    >>> sum_kept(torch.tensor([1.0, torch.nan, 2.0]), torch.tensor([True, False, True]))
+    tensor(3.)
+    """
+    out: Tensor = _sum_step(x, mask, None, False)
+    return out
+
+
+def total_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of a sum or a product."""
+    return dtype if dtype.is_floating_point or dtype.is_complex else torch.int64
+
+
+def _sum_fake(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
+    sizes = [1 if d in dim else size for d, size in enumerate(x.shape) if keepdim or d not in dim]
+    return x.new_empty(sizes, dtype=total_dtype(x.dtype))
+
+
+def save_mask(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    """The gradients of sum and mean need the mask, and how to undo the reduction."""
+    x, mask, ctx.dim, ctx.keepdim = inputs
+    ctx.shape = x.shape
+    ctx.save_for_backward(mask)
+
+
+def sum_gradient(grad: Tensor, mask: Tensor, shape: list[int], dim: list[int], keepdim: bool) -> Tensor:
+    """The gradient of the sum in plain torch operations."""
+    return torch.where(mask, expand_reduced(grad, torch.Size(shape), dim, keepdim), 0.0).contiguous()
+
+
+def expands_by_kernel(grad: Tensor) -> bool:
+    """Whether a kernel expands the gradient of a sum or a mean: on a GPU, unless a second derivative is required."""
+    served = why_not_served("mean", grad.device.type, grad.dtype) is None
+    return served and grad.device.type == DEVICE and not torch.is_grad_enabled()
+
+
+def _sum_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    """Expand the gradient over what was kept; exactly zero elsewhere, whatever the gradient holds."""
+    (mask,) = ctx.saved_tensors
+    if expands_by_kernel(grad):
+        return torch.ops.maskwise.sum_backward(grad, mask, ctx.shape, ctx.dim, ctx.keepdim), None, None, None
+    return fill_dropped(expand_reduced(grad, ctx.shape, ctx.dim, ctx.keepdim), mask), None, None, None
+
+
+def _sum_work(route: str, elements: int, size: int, grad: bool) -> Work:
+    """The kernel streams x and the mask once; the idiom writes a copy of x, and reads it."""
+    read, copy = elements * (size + 1), elements * size
+    if route == "plain":
+        return Work(calls=2, streamed=read + copy, fresh=copy * (1 + grad))
+    return Work(calls=1, streamed=read, fresh=copy * grad)
+
+
+define(
+    "sum_backward",
+    "(Tensor grad, Tensor mask, SymInt[] shape, int[] dim, bool keepdim) -> Tensor",
+    reference=sum_gradient,
+    fake=lambda grad, mask, shape, dim, keepdim: grad.new_empty(shape),
+    gpu=FLOATING,
+    gpu_from="maskwise.ops.reduce.gpu:sum_backward",
+)
+#: The sum of what is kept along dims: `mw.sum` without its options.
+masked_sum = register(
+    "sum",
+    "(Tensor x, Tensor mask, int[] dim, bool keepdim) -> Tensor",
+    # torch reads an empty list of dims as "all", which for x of no dims is what is meant.
+    reference=lambda x, mask, dim, keepdim: where_kept(x, mask, 0.0).sum(dim, keepdim=keepdim),
+    fake=_sum_fake,
+    setup_context=save_mask,
+    backward=_sum_backward,
+    work=_sum_work,
+    cpu=(*FLOATING, *INTEGRAL, torch.bool),
+    gpu=(*FLOATING, *INTEGRAL, torch.bool),
+    gpu_from="maskwise.ops.reduce.gpu:sum",
+    fuses=True,
+    skips=dropped_rows,
+)
+_sum_step = replace(masked_sum, is_step=True)
+
+
 # -- counts and copies -------------------------------------------------------------------------------------------------
 def count(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
-    """How many of x are kept: int64, broadcastable to the result. A broadcast mask is not expanded."""
+    """The number of kept elements of x: int64, broadcastable to the result. A broadcast mask is not expanded."""
     if mask.shape == x.shape:
         return mask.sum(dim, keepdim=keepdim)
     mask = mask.reshape((1,) * (x.dim() - mask.dim()) + mask.shape)
-    # A list, because torch.compile cannot hand a generator to a function of C.
+    # A list, because torch.compile cannot pass a generator to a C function.
     repeated = prod([x.shape[d] for d in dim if x.dim() and mask.shape[d] == 1])
     kept = mask.sum(dim, keepdim=keepdim)
     return kept if repeated == 1 else kept * repeated
 
 
 def copy_transposed(x: Tensor) -> Tensor:
-    """A contiguous copy of x, whose rows lie side by side: on the CPU tile by tile, on all threads.
+    """A contiguous copy of a transposed x: on the CPU tile by tile, on all threads.
 
     >>> copy_transposed(torch.tensor([[1.0, 2.0], [3.0, 4.0]]).T).is_contiguous()
     True
     """
     if forced() == "plain" or why_not_served("fill", x.device.type, x.dtype) is not None:
         return x.contiguous()
-    # The kernel of fill transposes tiles of its value.
+    # The kernel of fill transposes its value tile by tile.
     out: Tensor = torch.ops.maskwise.fill_fused_forward.default(
         x.new_zeros(()).expand(x.shape), torch.zeros((), dtype=torch.bool), x
     )
@@ -247,7 +337,7 @@ def copy_transposed(x: Tensor) -> Tensor:
 def replace_empty(
     op: str, x: Tensor, mask: MaskLike, dim: Dim, keepdim: bool, empty: float, dtype: torch.dtype | None = None
 ) -> Callable[[Tensor], Tensor]:
-    """What puts ``empty`` where a slice kept nothing, in the result of a reduction. Its gradient there is zero."""
+    """A function that replaces the results of empty slices of a reduction by ``empty``. Its gradient there is zero."""
     if not isinstance(empty, (int, float, complex, Tensor)):
         raise DtypeError(say(op, "empty", must="be a number or None", got=type(empty).__name__, hint="empty=0.0"))
 
@@ -255,7 +345,7 @@ def replace_empty(
         bits = mask.to_bool() if isinstance(mask, Mask) else mask
         dims = dims_of(op, x, dim)
         bits = bits.reshape((1,) * (x.dim() - bits.dim()) + bits.shape)
-        # A dim along which the mask broadcasts is looked at once; unless it has no elements, when nothing is kept.
+        # A dim along which the mask broadcasts is read once; unless x has size 0 there, when nothing is kept.
         kept = bits.any(dims, keepdim=keepdim) if dims else bits
         if any(x.shape[d] == 0 for d in dims):
             kept = torch.zeros_like(kept)

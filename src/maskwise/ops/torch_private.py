@@ -1,7 +1,7 @@
 """Every private name of torch that Maskwise uses, each with its purpose and what happens without it.
 
-Nothing else in the package names anything private of torch. What stands here was looked up in torch 2.10 to 2.15; a
-name that a later torch removes falls back to its public counterpart where there is one.
+No other module of the package uses private names of torch. These exist in torch 2.10 to 2.15; a name that a later torch
+removes falls back to its public counterpart where there is one.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from torch.nn.modules import module as _modules
 # A mode that sees every operation. There is no public name.
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# What torch.compile, DataLoader and FSDP know as containers of tensors. torch.utils.pytree is for reading trees alone.
+# The registry of containers of tensors that torch.compile, DataLoader and FSDP use; torch.utils.pytree cannot register.
 from torch.utils._pytree import register_pytree_node
 
 __all__ = [
     "TorchDispatchMode",
     "are_saved_tensors_hooks_enabled",
     "assert_async",
+    "flash_attention_for_cpu",
+    "flash_attention_for_cpu_backward",
     "has_dispatch_modes",
     "has_output_hooks",
     "is_exporting",
@@ -45,25 +47,25 @@ _jit_state: Callable[[], Any] = getattr(
     "_get_tracing_state",
     lambda: torch.jit.is_tracing() or None,  # type: ignore[attr-defined, no-untyped-call]
 )
-#: The innermost transform of torch.func. There is no public name; without it, torch.func would meet our kernels, and
-#: raise for want of a rule.
+#: The innermost transform of torch.func. There is no public name; without it, transforms would reach our kernels, and
+#: raise for lack of a batching rule.
 _functorch: Callable[[], Any] = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: None)
 
 
-#: How many TorchDispatchModes are active, such as that of fake tensors. Without it, none are noticed.
+#: The number of active TorchDispatchModes, such as FakeTensorMode. Without it, none are detected.
 _dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
 
 
 def is_tracing() -> bool:
-    """Whether a graph is being made of the call, by torch.compile, torch.export, torch.jit.trace or an ONNX export.
+    """Whether the call is traced, by torch.compile, torch.export, torch.jit.trace or an ONNX export.
 
-    What is chosen then is a constant of the graph: it must not depend on data, nor on a cache.
+    The choice of a route is then a constant of the graph: it must not depend on data, nor on a cache.
     """
     return _is_compiling() or _jit_state() is not None
 
 
 def is_exporting() -> bool:
-    """Whether that graph leaves this process: then it must hold torch's own operators only.
+    """Whether the graph is exported: then it must contain torch's own operators only.
 
     >>> class Probe(torch.nn.Module):
     ...     def forward(self, x):
@@ -75,9 +77,9 @@ def is_exporting() -> bool:
 
 
 def is_transformed() -> bool:
-    """Whether torch.func or forward-mode AD look through the call: they know torch's own operators only.
+    """Whether a torch.func transform or forward-mode AD is active, which support torch's own operators only.
 
-    For calls outside of compiled graphs: inside of one torch answers otherwise, and the graph's maker transforms it.
+    For calls outside of compiled graphs, where torch's answer differs and the compiler applies the transform.
 
     >>> torch.vmap(lambda x: x + is_transformed())(torch.zeros(2)), is_transformed()
     (tensor([1., 1.]), False)
@@ -86,12 +88,12 @@ def is_transformed() -> bool:
 
 
 def is_forward_ad() -> bool:
-    """Whether forward-mode AD is active: results must carry tangents."""
+    """Whether forward-mode AD is active."""
     return forward_ad._current_level >= 0
 
 
 def is_vmapped_or_functional() -> bool:
-    """Whether a transform of torch.func is active, forward-mode AD apart: what it maps has no data to look at.
+    """Whether a torch.func transform is active, not counting forward-mode AD: its tensors have no readable data.
 
     >>> torch.vmap(lambda x: x + is_vmapped_or_functional())(torch.zeros(2)), is_vmapped_or_functional()
     (tensor([1., 1.]), False)
@@ -100,9 +102,9 @@ def is_vmapped_or_functional() -> bool:
 
 
 def mark_constant_in_graphs(fn: Fn) -> Fn:
-    """Let torch.compile call ``fn`` while it traces, and keep the result as a constant of the graph.
+    """Make torch.compile call ``fn`` during tracing, and treat the result as a constant of the graph.
 
-    torch.compiler.assume_constant_result does the same, and imports the whole compiler; this sets what it would set.
+    torch.compiler.assume_constant_result does the same, but imports the whole compiler; this sets the same attribute.
     """
     fn._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return fn
@@ -111,14 +113,14 @@ def mark_constant_in_graphs(fn: Fn) -> Fn:
 def untransformed_apply(function: Any) -> Callable[..., Any]:
     """``Function.apply`` of an autograd Function, for calls outside of torch.func's transforms.
 
-    Function.apply first looks for such a transform, which costs a tiny call a microsecond; its own base class has the
-    rest. Without that base, apply itself.
+    Function.apply checks for a transform first, which costs a tiny call a microsecond; its base class has the rest.
+    Without that base, apply itself.
     """
     return getattr(super(torch.autograd.Function, function), "apply", function.apply)  # type: ignore[no-any-return]
 
 
 def has_dispatch_modes() -> bool:
-    """Whether a TorchDispatchMode looks at every operation: what it sees must not come from a cache.
+    """Whether a TorchDispatchMode is active: tensors must then not come from a cache.
 
     >>> has_dispatch_modes()
     False
@@ -141,17 +143,29 @@ def has_output_hooks(module: torch.nn.Module) -> bool:
 def are_saved_tensors_hooks_enabled() -> bool:
     """Whether torch.autograd.graph.saved_tensors_hooks may be entered: torch.func forbids them.
 
-    There is no public name; without it, they are taken for allowed.
+    There is no public name; without it, they are assumed to be enabled.
     """
     enabled = getattr(torch._C._autograd, "_saved_tensors_hooks_is_enabled", None)
     return enabled is None or bool(enabled())
 
 
 def assert_async(condition: torch.Tensor, message: str) -> None:
-    """Raise ``message`` where a condition on a device turns out to be false, without a host-device sync.
+    """Assert a condition on the device, with ``message``, without a host-device sync.
 
     There is no public name; without it, nothing is asserted.
     """
     check = getattr(torch, "_assert_async", None)
     if check is not None:
         check(condition, message)
+
+
+def _aten(name: str) -> Callable[..., Any] | None:
+    op = getattr(torch.ops.aten, name, None)
+    return None if op is None else op.default
+
+
+#: The CPU kernel of scaled_dot_product_attention and its gradient, for calls on views of some queries and keys. The
+#: public function may take another kernel, and autograd would make gradients of the full size for each view. None
+#: without it: attention then takes one call for all keys.
+flash_attention_for_cpu = _aten("_scaled_dot_product_flash_attention_for_cpu")
+flash_attention_for_cpu_backward = _aten("_scaled_dot_product_flash_attention_for_cpu_backward")

@@ -1,6 +1,6 @@
-"""How a call is run: the dispatcher, the costs it predicts, and the log that explains it.
+"""How a call runs: the dispatcher, its cost model, and the log of `mw.explain`.
 
-``mw.plan`` is the function `maskwise.plan.dispatch.plan`; the package of that name is for ``from maskwise.plan...``.
+``mw.plan`` is the function `maskwise.plan.dispatch.plan`; import from this package with ``from maskwise.plan...``.
 """
 
 from __future__ import annotations

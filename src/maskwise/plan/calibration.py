@@ -1,25 +1,30 @@
 """The rates in use: those that ``maskwise calibrate`` measured on this machine, or the built-in ones.
 
 The file is read when the first plan is made, never at import. It may hold rates of several machines, or of one with
-several numbers of threads: a cache directory may be shared, and threads may be set. What does not belong to this
-machine, torch and maskwise is left alone.
+several numbers of threads: a cache directory may be shared, and threads may be set. Entries of another machine, torch
+or maskwise stay as they are.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import tempfile
 import warnings
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from maskwise.errors import MaskwiseError
 from maskwise.plan.cost import BUILT_IN, Rates
 from maskwise.plan.machine import identity
 
-__all__ = ["Calibration", "forget", "key", "path", "rates_for", "read", "state"]
+__all__ = ["Calibration", "atomic_path", "forget", "key", "path", "rates_for", "read", "reset", "save", "state"]
 
 FILE = "calibration.json"
 #: The rates by kind of device; None until the first plan asks for them.
@@ -106,6 +111,70 @@ def forget() -> None:
     """Read the file anew when the next plan is made."""
     global _loaded
     _loaded = None
+
+
+def save(measured: dict[str, Rates]) -> None:
+    """Write the rates of this machine, beside those of others; the next call is planned with them."""
+    try:
+        entries = read()
+    except ValueError:
+        # A file that cannot be parsed is not worth keeping.
+        entries = {}
+    entry: dict[str, Any] = {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "rates": {device: asdict(rates) for device, rates in measured.items()},
+    }
+    if "cuda" in measured and torch.cuda.is_available():
+        entry["gpu"] = torch.cuda.get_device_name()
+    entries[key()] = entry
+    with atomic_path(path()) as temporary:
+        temporary.write_text(json.dumps(entries, indent=2), encoding="utf-8")
+    _invalidate()
+
+
+def reset() -> bool:
+    """Remove the measured rates of all machines; whether there were any."""
+    file = path()
+    there = file.exists()
+    try:
+        file.unlink(missing_ok=True)
+    except OSError as error:
+        message = f"calibrate: {file} cannot be removed: {error}. Hint: rm {file}, with the rights to."
+        raise MaskwiseError(message) from error
+    _invalidate()
+    return there
+
+
+def _invalidate() -> None:
+    # Imported here: dispatch reads rates, and so imports this module.
+    from maskwise.plan import dispatch
+
+    forget()
+    dispatch.invalidate()
+
+
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """A temporary path beside ``path``, moved there when the block ends: Ctrl-C leaves nothing half-written.
+
+    >>> target = Path(tempfile.mkdtemp()) / "new" / "figures.csv"
+    >>> with atomic_path(target) as temporary:
+    ...     _ = temporary.write_text("a,b")
+    >>> target.read_text()
+    'a,b'
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The suffix stays last: matplotlib chooses the format by it.
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        # mkstemp makes files that only their owner may read; a result is an ordinary file.
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _is_here(device: str, entry: dict[str, Any]) -> bool:

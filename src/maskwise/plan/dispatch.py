@@ -1,13 +1,13 @@
-"""The one dispatcher: from what is known of a call to the route that runs it.
+"""The dispatcher: from the static facts of a call to the route that runs it.
 
 A family states its routes once, in order of preference. A call collects its `Facts`, and `decide` picks: of the
 routes that serve it, the one that `force` requires, else the one with the lowest predicted cost, else the first. The
-outcome is a `Decision`. A repeated call finds its decision in `cache`, under whatever it was made of, and costs one
-dictionary look-up. `plan` is the same without the run, and `maskwise.plan.explain` reports what was decided.
+outcome is a `Decision`. A repeated call is a hit in `cache`, keyed by its static facts, and costs one dictionary
+look-up. `plan` is the same without the run, and `maskwise.plan.explain` reports what was decided.
 
     facts -> decide(facts, ROUTES) -> Decision(run, plan, ...) -> cache[key]
 
-Nothing here sees a tensor, so nothing here waits for a device.
+Nothing here reads a tensor, so nothing here causes a host-device sync.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 import torch
 
 from maskwise.errors import ArgumentError, DtypeError, say
+from maskwise.mask.structures import Operand
 from maskwise.ops.torch_private import is_exporting, mark_constant_in_graphs
 from maskwise.plan import calibration
-from maskwise.plan.blocks import Blocks
 from maskwise.plan.cost import Rates, Work, microseconds
 
 __all__ = [
@@ -53,12 +54,12 @@ __all__ = [
 
 #: Every route that a call can take, and what it does. Those of one family are documented with it.
 ROUTES = {
-    "plain": "torch operations on everything, with dropped values replaced: leak-proof, dense, differentiable by torch",
+    "plain": "dense torch operations with dropped values replaced: leak-proof, differentiable by torch",
     "bare": "the kernel, without autograd around it",
     "fused": "the kernel with autograd",
-    "kept": "what is kept is gathered first, and the function runs on that",
+    "kept": "kept rows or elements are gathered first, and the function runs on those",
     "filled": "losses: torch's own loss between the kernels of fill and sum",
-    "pieces": "losses: cut into pieces that fit the cache; dropped rows are left out",
+    "pieces": "losses: in chunks that fit the cache; dropped rows are skipped",
     "whole": "attention: one call of scaled_dot_product_attention with a mask",
     "blocks": "attention: the CPU kernel of scaled_dot_product_attention on the blocks that are kept",
     "sdpa": "attention: scaled_dot_product_attention on inputs that are zero where dropped, without a host-device sync",
@@ -66,30 +67,30 @@ ROUTES = {
     "sparse": "linear maps: a kernel that multiplies kept weights only",
     "units": "linear maps: a smaller dense product, without dead inputs and outputs",
     "packed": "models: the kept tokens of all sequences in one row",
-    "padded": "models: the forward as it was, with padding",
+    "padded": "models: the original forward, with padding",
 }
-#: What `force` takes beside the routes of families.
+#: What `force` accepts besides route names.
 ALIASES = {"dense": "plain", "kernel": "the family's own kernel"}
 
-#: How a mask reaches a kernel: as [start, end) along a dim, or as a bool for each position. See `Mask`.
-MaskKind: TypeAlias = Literal["none", "bits", "intervals"]
+#: How a mask reaches a kernel (see `Mask.operand`), or that there is none.
+MaskKind: TypeAlias = Operand | Literal["none"]
 
 
 class Facts(NamedTuple):
-    """What is known of a call before it runs. It is hashable, and collecting it never waits for a device.
+    """The static facts of a call. Hashable; collecting them never causes a host-device sync.
 
     Attributes:
         op: the function.
-        shape: of x, or of what the family counts as elements.
+        shape: of x, or of what the family counts as its elements.
         dtype: of x.
         device: the type of x's device, such as ``"cpu"``.
         grad: whether a gradient is required.
-        transformed: whether torch.func or forward-mode AD look through the call.
-        traced: whether a graph is made of the call.
+        transformed: whether a torch.func transform or forward-mode AD is active.
+        traced: whether the call is traced into a graph.
         mask: how the mask reaches a kernel.
         kept: how many positions the mask keeps, where that is known.
-        contiguous: whether x is.
-        detail: what else the routes of the family look at.
+        contiguous: whether x is contiguous.
+        detail: further facts of the family.
     """
 
     op: str
@@ -106,47 +107,47 @@ class Facts(NamedTuple):
 
 
 class Skips(Enum):
-    """What a route leaves out for a dropped element. It is declared with the route, and never more than is certain."""
+    """What a route skips for a dropped element, as declared with the route: never more than is guaranteed."""
 
-    #: Nothing: it is read and computed as a kept one, and its result is thrown away.
+    #: Nothing: it is read and computed like a kept one, and its result is discarded.
     NOTHING = 0
-    #: Nothing is computed of it, though its memory may be read.
+    #: It is not computed, though its memory may be read.
     COMPUTING = 1
     #: It is neither read nor computed.
     READING = 2
 
 
-#: The reason of a route that has no part in a call, such as a kernel without autograd where a gradient is required:
-#: nobody expects it, so no report names it.
+#: The reason of a route that does not apply to a call, such as a kernel without autograd where a gradient is required.
+#: Reports leave it out.
 NOT_APPLICABLE = ""
 _TRANSFORMED = "torch.func transforms and forward-mode AD see through plain torch operations only"
 _FORCED, _OTHER_FORCED = "forced", "another is forced"
 
 
 def _serves(facts: Facts) -> None:
-    """Serve every call, and pay for every call."""
+    """Support every call: the default of `Route.serves` and `Route.pays`."""
 
 
 @dataclass(frozen=True)
 class Route:
-    """One way to run the calls of a family.
+    """One implementation of the calls of a family.
 
     Attributes:
         name: one of `ROUTES`.
         run: what runs; its arguments are the family's own.
-        serves: ``facts -> reason``: why the route cannot serve a call, or None where it can. `NOT_APPLICABLE` leaves it
-            out of reports.
-        pays: ``facts -> reason``: why the route could serve a call but would not pay, or None; `force` overrules it.
-        work: ``facts -> Work``: what it has to do. Without it, the order of the routes decides.
+        serves: ``facts -> reason``: why the route does not support a call, or None where it does. `NOT_APPLICABLE`
+            leaves it out of reports.
+        pays: ``facts -> reason``: why the route supports a call but would not pay, or None; `force` overrides it.
+        work: ``facts -> Work``, for the cost model. Without it, the order of the routes decides.
         cost: ``(facts, work, rates) -> microseconds``, where that is not what the work predicts.
-        call: which rate of a call counts: ``"plain"``, ``"bare"`` or ``"fused"``.
-        reason: why it is taken, where no prediction says so; a string, or ``facts -> str``.
-        skips: what it leaves out for a dropped element; where that depends on how tensors lie in memory, a function of
-            those that the family reports with.
-        flops: floating point operations of an element that is not left out: a number, ``facts -> int``, or None.
-        is_kernel: whether ``mw.force("kernel")`` means it.
+        call: which per-call rate applies: ``"plain"``, ``"bare"`` or ``"fused"``.
+        reason: why it is taken, where there is no prediction; a string, or ``facts -> str``.
+        skips: what it skips for a dropped element; where that depends on strides, a function of the tensors that the
+            family reports with.
+        flops: FLOPs per computed element: a number, ``facts -> int``, or None where unknown.
+        is_kernel: whether ``mw.force("kernel")`` selects it.
         transforms: whether it runs under torch.func and forward-mode AD.
-        in_graph: what runs instead in a graph that is traced.
+        in_graph: what runs instead in a traced graph.
     """
 
     name: str
@@ -168,7 +169,7 @@ class Route:
             raise ValueError(f"Route: `name` must be one of {', '.join(ROUTES)}, got {self.name!r}. Hint: ROUTES.")
 
     def refuses(self, facts: Facts) -> str | None:
-        """Why the route cannot serve a call, or None."""
+        """Why the route does not support a call, or None."""
         return _TRANSFORMED if facts.transformed and not self.transforms else self.serves(facts)
 
     def predict(self, facts: Facts) -> tuple[Work, float] | None:
@@ -192,7 +193,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Plan:
-    """How one kind of call is run: a route, the reason for it, its predicted cost, and the routes refused.
+    """How a call runs: its route, the reason, the predicted cost, and the rejected routes.
 
     >>> import torch, maskwise as mw
     >>> plan = mw.plan(mw.sum, torch.ones(512, 512), mw.Mask.causal(512), dim=-1)
@@ -205,10 +206,10 @@ class Plan:
         reason: why that one.
         microseconds: the predicted time; 0 where nothing can be predicted.
         refused: the other routes, each with the reason why not.
-        work: what the route has to do, where that is known.
-        dense: what the dense route would have to do.
-        skips: what the route leaves out for a dropped element.
-        flops: how many floating point operations an element takes that is not left out; None where nobody knows.
+        work: the work of the route, where that is known.
+        dense: the work of the dense route.
+        skips: what the route skips for a dropped element.
+        flops: FLOPs per computed element; None where unknown.
     """
 
     op: str
@@ -223,12 +224,13 @@ class Plan:
 
 
 class Decision(NamedTuple):
-    """A call that was checked and decided: what runs, the arguments that the checks prepared, and why."""
+    """A cached choice: what runs, the arguments that the checks prepared, the plan, the route, and the facts."""
 
     run: Callable[..., Any]
     prepared: Any
     plan: Plan
     route: Route
+    facts: Facts | None = None
 
 
 def decide(facts: Facts, routes: Sequence[Route], prepared: Any = None) -> Decision:
@@ -244,11 +246,11 @@ def decide(facts: Facts, routes: Sequence[Route], prepared: Any = None) -> Decis
     'no kernel for integers'
 
     Args:
-        facts: what is known of the call.
-        routes: those of the family, in order of preference; the last one serves every call, and is the dense one.
-        prepared: what goes with the decision into the cache, for ``run``.
+        facts: the static facts of the call.
+        routes: those of the family, in order of preference; the last one is dense, and supports every call.
+        prepared: arguments for ``run`` that are cached with the decision.
     """
-    # By position, since routes may share a name: the same route for other facts.
+    # By position, not by name: routes for different facts may share a name.
     reasons = [route.refuses(facts) for route in routes]
     served = [route for route, why in zip(routes, reasons, strict=True) if why is None]
     predictions = [route.predict(facts) for route in routes]
@@ -257,7 +259,7 @@ def decide(facts: Facts, routes: Sequence[Route], prepared: Any = None) -> Decis
     if best is None:
         reasons = [route.pays(facts) if why is None else why for route, why in zip(routes, reasons, strict=True)]
         served = [route for route, why in zip(routes, reasons, strict=True) if why is None]
-        # Where the preferred route cannot be predicted, its place in the list is all there is to go by.
+        # Where the cost of the preferred route cannot be predicted, the order of the list decides.
         known = [route for route in served if id(route) in costs]
         best = min(known, key=lambda route: costs[id(route)]) if id(served[0]) in costs else served[0]
     cost = costs.get(id(best))
@@ -285,11 +287,11 @@ def decide(facts: Facts, routes: Sequence[Route], prepared: Any = None) -> Decis
         best.skips if isinstance(best.skips, Skips) else Skips.NOTHING,
         best.flops(facts) if callable(best.flops) else best.flops,
     )
-    return Decision(best.run, prepared, plan, best)
+    return Decision(best.run, prepared, plan, best, facts)
 
 
 def decide_in_graph(facts: Facts, routes: Sequence[Route]) -> Callable[..., Any]:
-    """The first route that serves a call of which a graph is made: a constant of the graph, so nothing is predicted."""
+    """The first route that supports a traced call: it must be a constant of the graph, so no cost is predicted."""
     plain = forced() == "plain"
     for route in routes[:-1]:
         if not plain and route.serves(facts) is None:
@@ -298,7 +300,7 @@ def decide_in_graph(facts: Facts, routes: Sequence[Route]) -> Callable[..., Any]
 
 
 def _required(served: Sequence[Route]) -> Route | None:
-    """The route that is forced, if the family has it and it serves the call."""
+    """The forced route, if the family has it and it supports the call."""
     wanted = forced()
     if wanted is None:
         return None
@@ -313,7 +315,7 @@ def _reason(route: Route, facts: Facts) -> str:
 
 
 def _by_elimination(refused: Sequence[Refusal]) -> str:
-    """Why a route is taken: it is predicted to be the fastest, or no other serves."""
+    """Why a route is taken: it is predicted to be the fastest, or no other one supports the call."""
     rivals = sum(refusal.reason.startswith("predicted ") for refusal in refused)
     if rivals:
         return f"predicted fastest of {rivals + 1}"
@@ -322,9 +324,9 @@ def _by_elimination(refused: Sequence[Refusal]) -> str:
 
 # -- the cache ---------------------------------------------------------------------------------------------------------
 class _Cache(dict[tuple[Any, ...], Any]):
-    """Decisions by what they were made of: one cache for all families, the first item of a key being the family's name.
+    """Decisions by static facts: one cache for all families; the first item of a key is the family's name.
 
-    It is emptied when it has grown beyond its limit: calls with ever new shapes pay for planning, never in memory.
+    It is cleared when it exceeds its limit, so dynamic shapes cost planning time, and never unbounded memory.
 
     >>> decisions = _Cache(limit=2)
     >>> decisions["sum", 3], decisions["sum", 4], decisions["sum", 5] = "bare", "bare", "plain"
@@ -346,17 +348,67 @@ cache = _Cache()
 
 
 def invalidate() -> None:
-    """Decide every call anew from here on: what decisions were made of, such as the measured rates, has changed."""
+    """Clear the cache: something that decisions depend on, such as the measured rates, has changed."""
     cache.clear()
 
 
+# -- context-local blocks ----------------------------------------------------------------------------------------------
+Value = TypeVar("Value")
+
+
+class _Entry(Generic[Value]):
+    """One ``with`` block that was entered."""
+
+    __slots__ = ("is_open", "value")
+
+    def __init__(self, value: Value) -> None:
+        self.value = value
+        self.is_open = True
+
+
+class ContextStack(Generic[Value]):
+    """The values of the ``with`` blocks that are open in the current context (see `contextvars`).
+
+    >>> routes = ContextStack[str]("routes")
+    >>> with routes.entered("dense"), routes.entered("kernel"):
+    ...     routes.values()
+    ('dense', 'kernel')
+    >>> routes.values()
+    ()
+
+    An exited block has no effect anywhere: neither in a context that was copied while it was open, nor after blocks
+    that exit in another order than they were entered, as those of interleaved generators do.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._entries: ContextVar[tuple[_Entry[Value], ...]] = ContextVar(name, default=())
+        #: Falsy unless a block may be open. This is ContextVar.get itself, for the fast path of tiny calls.
+        self.any: Callable[[], tuple[object, ...]] = self._entries.get
+
+    def values(self) -> tuple[Value, ...]:
+        """The values of the open blocks, the innermost last."""
+        return tuple(entry.value for entry in self._entries.get() if entry.is_open)
+
+    @contextmanager
+    def entered(self, value: Value) -> Iterator[Value]:
+        """Push a value for the duration of the ``with`` block."""
+        entry = _Entry(value)
+        self._entries.set((*self._entries.get(), entry))
+        try:
+            yield value
+        finally:
+            entry.is_open = False
+            # Not a reset to the state before this block: another may have been entered, or exited, in between.
+            self._entries.set(tuple(other for other in self._entries.get() if other.is_open))
+
+
 # -- mw.force ----------------------------------------------------------------------------------------------------------
-_routes = Blocks[str | None]("maskwise.force")
+_routes = ContextStack[str | None]("maskwise.force")
 
 
 @contextmanager
 def force(route: str | None) -> Iterator[None]:
-    """Require one route inside the block, wherever it can be taken: for experiments, and to see what a route is worth.
+    """Force one route inside the block, wherever it supports the call: for experiments, and to measure a route.
 
     >>> import torch, maskwise as mw
     >>> x, mask = torch.rand(512, 512), mw.Mask.causal(512)
@@ -367,29 +419,29 @@ def force(route: str | None) -> Iterator[None]:
 
     Args:
         route: ``"dense"`` (or ``"plain"``), the leak-proof torch operations that every function has; ``"kernel"``, our
-            own kernel also where it is predicted to be the slower one; or a route of one family, such as ``"kept"`` of
-            `mw.apply` or ``"blocks"`` of `mw.attention`, which leaves the other families alone. None plans as usual,
-            inside of a block that forces.
+            own kernel even where it is predicted to be slower; or a route of one family, such as ``"kept"`` of
+            `mw.apply` or ``"blocks"`` of `mw.attention`, which does not affect other families. None restores the
+            default inside of an outer block.
 
     Raises:
         ArgumentError: there is no such route.
 
-    It holds in its own context (see `contextvars`): in its thread or asyncio task, and in tasks that are started inside
-    of the block, until the block ends. A generator that yields inside of the block leaves it open for its consumer. A
-    backward pass on the CPU runs in the thread that starts it, so what is forced there holds; on a GPU it runs in
-    threads of torch, where nothing is forced. Compiled graphs keep what they were traced with.
+    It is context-local (see `contextvars`): it applies to its thread or asyncio task, and to tasks started inside of
+    the block, until the block exits. A generator that yields inside of the block leaves it open for its consumer. A
+    backward pass on the CPU runs in the calling thread, so a forced route applies to it; on a GPU it runs in autograd's
+    threads, where nothing is forced. Compiled graphs keep the route that they were traced with.
     """
     if route is not None and route not in ALIASES and route not in ROUTES:
         names = ", ".join((*ALIASES, *ROUTES))
         raise ArgumentError(say("force", "route", must=f"be one of {names}", got=repr(route), hint='mw.force("dense")'))
-    with _routes.opened("plain" if route == "dense" else route):
+    with _routes.entered("plain" if route == "dense" else route):
         yield
 
 
 def forced() -> str | None:
-    """The route that `force` requires in this context, or None. It is a part of the key of every cached decision.
+    """The route that `force` sets in this context, or None. It is a part of the key of every cached decision.
 
-    An export requires the plain one: a graph that leaves this process holds torch's own operators only.
+    An export forces the plain one, so that an exported graph contains torch's own operators only.
     """
     return "plain" if is_exporting() else _forced_here()
 
@@ -402,24 +454,24 @@ def _forced_here() -> str | None:
     return routes[-1] if routes else None
 
 
-#: Falsy where no route is forced: for calls that have 30 ns for the question, and no more.
+#: Falsy where no route is forced: the fast path of tiny calls, about 30 ns.
 is_any_forced = _routes.any
 
 
 # -- observers: mw.explain, and mw.plan --------------------------------------------------------------------------------
 class Observer:
-    """What a call reports to: a log of `mw.explain`, or the dry run of `plan`."""
+    """A receiver of reports: a log of `mw.explain`, or the dry run of `plan`."""
 
 
 _DRY_RUN = Observer()
-#: Who observes the calls of this context. Almost always nobody, so that a call costs one truth test.
-observers = Blocks[Observer]("maskwise.observers")
-#: Falsy where nobody observes.
+#: The observers of this context. Almost always none, so that a call costs one truth test.
+observers = ContextStack[Observer]("maskwise.observers")
+#: Falsy where there is no observer.
 is_any_observing = observers.any
 
 
 def is_observed() -> bool:
-    """Whether anybody observes the calls of this context; a graph that is traced reports to nobody."""
+    """Whether calls in this context are observed; a traced graph reports nothing."""
     # In this order: the compiler does not trace context variables.
     return not torch.compiler.is_compiling() and bool(is_any_observing())
 
@@ -429,12 +481,12 @@ def is_dry_run() -> bool:
     return _DRY_RUN in observers.values()
 
 
-#: Where the functions live that can be planned.
+#: The packages whose functions can be planned.
 _HOMES = ("maskwise.ops.", "maskwise.nn.")
 
 
 def plan(fn: Callable[..., Any], *arguments: Any, **options: Any) -> Plan:
-    """Plan a call without running it: the route it would take, why, its predicted cost, and the routes refused.
+    """Plan a call without running it: the route it would take, why, its predicted cost, and the rejected routes.
 
     >>> import torch, maskwise as mw
     >>> x, mask = torch.rand(512, 512), mw.Mask.causal(512)
@@ -446,19 +498,19 @@ def plan(fn: Callable[..., Any], *arguments: Any, **options: Any) -> Plan:
 
     Args:
         fn: a masked function, such as `mw.softmax`, or a masked layer.
-        arguments: what it would be called with; wrong ones raise what the call would raise.
+        arguments: its arguments; invalid ones raise what the call would raise.
         options: its keyword arguments.
 
     Returns:
         A `Plan`.
 
     Raises:
-        DtypeError: ``fn`` is no masked function of maskwise.
-        ArgumentError: ``fn`` has a single route, and so plans nothing.
+        DtypeError: ``fn`` is not a masked function of maskwise.
+        ArgumentError: ``fn`` has a single route, so there is nothing to plan.
     """
     name = _name_of(fn)
-    # A masked function ends with its dispatch, which in a dry run returns the plan in the place of a result.
-    with observers.opened(_DRY_RUN):
+    # A masked function ends with its dispatch, which in a dry run returns the plan instead of a result.
+    with observers.entered(_DRY_RUN):
         planned = fn(*arguments, **options)
     if isinstance(planned, Plan):
         return planned
@@ -475,7 +527,7 @@ def _name_of(fn: Any) -> str:
     home = str(getattr(inner, "__module__", ""))
     if callable(inner) and home.startswith(_HOMES):
         return str(name)
-    # Looked up, not imported: the imports of these layers go one way.
+    # Looked up, not imported: this layer is below the package's root.
     public = sys.modules["maskwise"].__all__
     hint = "with mw.explain() as log: ..., which reports the plans of everything inside"
     if name in public and home != "maskwise" and not home.startswith("maskwise."):

@@ -12,12 +12,30 @@ import torch
 
 from maskwise.mask import Mask
 from maskwise.plan.dispatch import Observer, Plan, Skips, is_dry_run, observers
-from maskwise.plan.tabular import Tabular
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["Call", "Log", "explain", "record"]
+__all__ = ["Call", "Log", "Tabular", "explain", "record"]
+
+
+class Tabular:
+    """A value that prints as a rich table: the log of `mw.explain`, and reports of models."""
+
+    def table(self) -> Table:
+        """The value as a rich table."""
+        raise NotImplementedError(f"{type(self).__name__} must override table(). Hint: return rich.table.Table(...).")
+
+    def __rich__(self) -> Table:
+        return self.table()
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        console = Console(width=160)
+        with console.capture() as capture:
+            console.print(self.table())
+        return capture.get()
 
 
 @dataclass(frozen=True)
@@ -29,18 +47,17 @@ class Call:
         shape: of x.
         dtype: of x.
         device: of x.
-        mask: what kind of mask it is, and its shape.
-        density: the share that is kept, or None where nobody has counted.
-        route: the way taken.
+        mask: the structure of the mask, and its shape.
+        density: the fraction that is kept, or None where it is not counted yet.
+        route: the route taken.
         reason: why.
         microseconds: the predicted time; 0 where nothing can be predicted.
-        elements: how many x has; for attention, how many pairs of a query and a key; for linear maps, how many weights.
-        skipped: of how many of them the route computes nothing, or None where nobody has counted. That something is
-            dropped does not mean that it is skipped: a route that reads a row and ignores a part of it skips nothing.
-        skipped_flops: the floating point operations that are left undone for that; None where nobody knows them, as
-            those of a function handed to `mw.apply`.
-        skipped_bytes: how many bytes of x the route is sure not to read.
-        refused: the other ways, each with the reason why not.
+        elements: of x; for attention, pairs of a query and a key; for linear maps, weights.
+        skipped: elements that the route does not compute, or None where they are not counted. A dropped element is not
+            necessarily skipped: a route that reads a row and ignores a part of it skips nothing.
+        skipped_flops: the FLOPs this saves; None where unknown, as for a function passed to `mw.apply`.
+        skipped_bytes: bytes of x that the route is guaranteed not to read.
+        refused: the other routes, each with the reason why not.
     """
 
     op: str
@@ -112,12 +129,12 @@ def explain() -> Iterator[Log]:
     its thread or asyncio task, and of tasks that are started inside of the block, not of other threads.
     """
     log = Log()
-    with observers.opened(log):
+    with observers.entered(log):
         yield log
 
 
 def _skips(call: Call) -> str:
-    """The work that is skipped, in few words.
+    """A short description of the skipped work.
 
     >>> from dataclasses import replace
     >>> call = Call("sum", (4, 6), "float32", "cpu", "", None, "bare", "", 1.0, 24, 14, 24, 96, ())
@@ -143,7 +160,7 @@ def _skips(call: Call) -> str:
 
 
 def _short(number: int) -> str:
-    """A number with the prefix that suits it.
+    """A number with an SI prefix.
 
     >>> _short(999), _short(2_500_000)
     ('999 ', '2.5 M')
@@ -157,21 +174,21 @@ def _short(number: int) -> str:
 def record(
     plan: Plan, x: torch.Tensor, mask: object, *, skipped: int | None = None, skipped_bytes: int | None = None
 ) -> Plan | None:
-    """Record one call in every log that is open, or return its plan where it is not to run (see `mw.plan`).
+    """Record one call in every open log, or return its plan in a dry run (see `mw.plan`).
 
     Args:
-        plan: the plan that the call follows; what it `Skips` is what is reported.
-        x: what the elements are of.
-        mask: what is kept of it.
-        skipped: of how many elements nothing is computed, where that is not all that is dropped.
-        skipped_bytes: the bytes of those that are not read, where that is not x's own.
+        plan: the plan of the call; its `Skips` decide what is reported as skipped.
+        x: the input.
+        mask: its mask.
+        skipped: elements that are not computed, where that is not every dropped one.
+        skipped_bytes: bytes that are not read, where that is not the bytes of the skipped elements of x.
     """
     if is_dry_run():
         return plan
     if isinstance(mask, Mask):
         facts = mask.facts
         described, kept, density = f"{facts.kind} {tuple(mask.shape)}", facts.count, facts.density
-        # Kept places repeat along the dims that the mask broadcasts over.
+        # Counts repeat along the dims that the mask broadcasts over.
         repeated = x.numel() // max(mask.numel(), 1)
         dropped = None if kept is None else x.numel() - kept * repeated
     else:

@@ -7,7 +7,9 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from . import page, table
+from tools import models_page
+
+from . import table
 from .cases import MAPPINGS, cases
 from .run import sweep
 
@@ -49,7 +51,7 @@ def main():
         given.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     if given.write:
         table.write(rows)
-        Path("docs/supported-models.md").write_text(page.page(), encoding="utf-8")
+        Path("docs/supported-models.md").write_text(models_page.page(), encoding="utf-8")
     if given.check:
         found = table.differences(rows, whole=not (given.only or given.kind or given.sample))
         print("\n".join(["", *found, f"{len(found)} classes differ from the table"]))

@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 
 import maskwise as mw
 from maskwise import Mask
-from maskwise.ops.attention import blocks, pieces, reference
+from maskwise.ops.attention import blocks, reference
+from maskwise.ops.attention.arguments import Scores, Sizes
 from maskwise.plan import dispatch
 from tests.ops.attention import masks, truth
 
@@ -17,8 +18,8 @@ ROUTES = ("whole", "blocks", "plain")
 @pytest.fixture(params=ROUTES)
 def route(request, monkeypatch):
     """Every route with a gradient serves the same calls: blocks of few queries, so that small inputs have several."""
-    monkeypatch.setattr(pieces, "_BLOCK", 3)
-    monkeypatch.setattr(pieces, "_RUN", 2)
+    monkeypatch.setattr(blocks, "_BLOCK", 3)
+    monkeypatch.setattr(blocks, "_RUN", 2)
     with dispatch.force(request.param):
         yield request.param
 
@@ -26,8 +27,8 @@ def route(request, monkeypatch):
 @pytest.fixture(params=(*ROUTES, "bare"))
 def any_route(request, monkeypatch):
     """Every route there is."""
-    monkeypatch.setattr(pieces, "_BLOCK", 3)
-    monkeypatch.setattr(pieces, "_RUN", 2)
+    monkeypatch.setattr(blocks, "_BLOCK", 3)
+    monkeypatch.setattr(blocks, "_RUN", 2)
     with dispatch.force(request.param):
         yield request.param
 
@@ -145,10 +146,10 @@ def test_plans_say_what_is_skipped_and_why():
 
 
 def test_blocks_skip_what_no_query_of_theirs_keeps():
-    sizes = pieces.Sizes(1, 1, 1024, 1024)
+    sizes = Sizes(1, 1, 1024, 1024)
 
     def pairs(mask, is_causal=False):
-        found = pieces.pieces_of(mask, is_causal, sizes)
+        found = blocks.split(mask, is_causal, sizes)
         return sum((p.rows[1] - p.rows[0]) * (p.keys[1] - p.keys[0]) for p in found)
 
     everything = 1024 * 1024
@@ -162,10 +163,10 @@ def test_blocks_skip_what_no_query_of_theirs_keeps():
     bits = torch.zeros(1, 1, 1024, 1024, dtype=torch.bool)
     bits[..., :128, 200:300] = True
     assert pairs(bits) == 128 * 100
-    assert pieces.pieces_of(bits, False, sizes)[0].bits is None
+    assert blocks.split(bits, False, sizes)[0].bits is None
 
 
-def test_a_mask_remembers_its_pieces():
+def test_a_mask_caches_its_blocks():
     q, k, v = inputs(2, 2, 300, 300, size=16)
     mask = Mask.from_lengths([30, 300])
     mw.attention(q, k, v, mask)
@@ -283,10 +284,12 @@ def test_autocast_lowers_the_dtype_as_it_does_for_sdpa():
 
 
 def test_the_cpu_kernel_says_what_it_does_not_serve():
-    q, k, v = inputs(1, 2, 3, 3)
-    assert blocks.serves(q, k, v) == (True, "")
-    assert blocks.serves(q.int(), k.int(), v.int())[1] == "the CPU kernel does not take torch.int32"
-    assert "values of one size, got 4 and 2" in blocks.serves(q, k, v[..., :2])[1]
+    scores = Scores(2, 4, 4, is_causal=True, has_dropout=False, is_structured=False, has_pairs=False)
+    facts = dispatch.Facts("attention", (1, 2, 3, 3), torch.float32, "cpu", detail=scores)
+    assert blocks.serves(facts) is None
+    assert blocks.serves(facts._replace(dtype=torch.int32)) == "the CPU kernel does not take torch.int32"
+    other_size = facts._replace(detail=scores._replace(value_features=2))
+    assert "values of one size, got 4 and 2" in blocks.serves(other_size)
 
 
 def test_other_devices_go_by_sdpa():

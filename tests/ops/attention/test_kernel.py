@@ -7,7 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import maskwise as mw
 from maskwise import Mask
 from maskwise.ops.attention import reference
-from maskwise.ops.attention.registered import attend_fused
+from maskwise.ops.attention.kernel import attend_fused
 from tests.ops.attention import masks, truth
 
 pytestmark = pytest.mark.kernel

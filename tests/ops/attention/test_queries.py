@@ -5,7 +5,7 @@ import torch
 
 import maskwise as mw
 from maskwise import Mask
-from maskwise.ops.attention import pieces
+from maskwise.ops.attention import blocks
 from maskwise.plan import dispatch
 from tests.ops.attention import masks, truth
 
@@ -17,8 +17,8 @@ LENGTHS = Mask.from_lengths([9, 4, 0], max_len=9)
 @pytest.fixture(params=["whole", "blocks", "plain", "bare"])
 def route(request, monkeypatch):
     """Every route; blocks of few queries, so that small inputs have several."""
-    monkeypatch.setattr(pieces, "_BLOCK", 3)
-    monkeypatch.setattr(pieces, "_RUN", 2)
+    monkeypatch.setattr(blocks, "_BLOCK", 3)
+    monkeypatch.setattr(blocks, "_RUN", 2)
     with dispatch.force(request.param):
         yield request.param
 

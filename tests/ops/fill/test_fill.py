@@ -51,7 +51,7 @@ def test_any_shape_and_value_gives_what_where_gives(rows, columns, layout, of_va
 @pytest.mark.kernel
 @pytest.mark.parametrize("dim", [0, 1, None])
 @pytest.mark.parametrize("name", ["sum", "mean"])
-def test_gradients_that_are_spread_by_it_are_exact(name, dim):
+def test_expanded_gradients_are_exact(name, dim):
     x, mask = torch.randn(37, 131, requires_grad=True), torch.rand(37, 131) < 0.5
     found = []
     for route in ("kernel", "plain"):
@@ -73,11 +73,11 @@ def test_gradients_that_are_spread_by_it_are_exact(name, dim):
         (0.0, torch.ones(4, dtype=torch.bool), ShapeError, "broadcast"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_a_hint(value, mask, error, hint):
+def test_incompatible_arguments_are_rejected_with_a_hint(value, mask, error, hint):
     with pytest.raises(error, match=hint):
         mw.fill(torch.zeros(3), mask, value)
 
 
-def test_a_number_that_the_dtype_cannot_hold_is_refused_with_a_hint():
-    with pytest.raises(ArgumentError, match=r"a value that torch.uint8 can hold"):
+def test_a_number_out_of_range_of_the_dtype_is_rejected_with_a_hint():
+    with pytest.raises(ArgumentError, match=r"a value in the range of torch.uint8"):
         mw.fill(torch.zeros(3, dtype=torch.uint8), torch.ones(3, dtype=torch.bool), 1000)

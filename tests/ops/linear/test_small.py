@@ -4,8 +4,7 @@ import pytest
 import torch
 
 import maskwise as mw
-from maskwise.errors import DtypeError, ShapeError
-from maskwise.ops.linear import api
+from maskwise.errors import ArgumentError, DeviceError, DtypeError, ShapeError
 
 
 def _call(seed=0):
@@ -20,7 +19,7 @@ def test_a_second_small_call_gives_what_the_first_gave_and_nothing_leaks():
     expected = torch.nn.functional.linear(x, weight.nan_to_num(0.0), bias)
     for _ in range(2):
         torch.testing.assert_close(mw.linear(x, weight, mask, bias), expected)
-    assert api._small(x, weight, mask, bias) is not None
+    assert mw.plan(mw.linear, x, weight, mask, bias).reason == "too small a product for a kernel to pay"
 
 
 @pytest.mark.parametrize(
@@ -32,13 +31,21 @@ def test_a_second_small_call_gives_what_the_first_gave_and_nothing_leaks():
         (lambda x, w, m, b: (x, w.double(), m, b), DtypeError),
         (lambda x, w, m, b: (x, w, m, b[:5]), ShapeError),
         (lambda x, w, m, b: (x, w, m.tolist(), b), DtypeError),
+        (lambda x, w, m, b: (x, w, m, b.double()), DtypeError),
+        (lambda x, w, m, b: (x, w.to("meta"), m.to("meta"), b), DeviceError),
+        (lambda x, w, m, b: (x, w, m, b.to("meta")), DeviceError),
+        (lambda x, w, m, b: (x, w, m.to("meta"), b), DeviceError),
+        (lambda x, w, m, b: (x.to_sparse(), w, m, b), ArgumentError),
+        (lambda x, w, m, b: (x, w.to_sparse(), m, b), ArgumentError),
     ],
 )
-def test_a_wrong_argument_is_refused_after_a_right_call(change, error):
+@pytest.mark.parametrize("route", [None, "dense", "kernel"])
+def test_a_wrong_argument_is_refused_after_a_right_call(change, error, route):
     call = _call()
-    mw.linear(*call)
-    with pytest.raises(error):
-        mw.linear(*change(*call))
+    with mw.force(route):
+        mw.linear(*call)
+        with pytest.raises(error, match="linear: "):
+            mw.linear(*change(*call))
 
 
 def test_another_mask_of_the_same_shape_is_not_the_one_before():

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 
 import maskwise as mw
+from tests.laws.slices import Law
 
 NAMES = ("mse_loss", "smooth_l1_loss", "binary_cross_entropy_with_logits", "kl_div")
 
@@ -24,5 +25,5 @@ def body(row, keep, name):
 
 
 CALLS = {"loss": call}
-SLICES = {"loss": body}
+LAWS = {"loss": Law("elementwise", 0.0, 2, body)}
 KWARGS = {"loss": [{"name": name} for name in NAMES]}

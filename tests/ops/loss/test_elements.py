@@ -7,21 +7,24 @@ import torch
 
 import maskwise as mw
 from maskwise.ops.backends import FLOATING, status
-from maskwise.ops.loss.registered import REDUCTIONS, SERVED, elements, unreduced
+from maskwise.ops.loss.element_losses import KERNEL_LOSSES, element_loss, unreduced
+from maskwise.ops.loss.functional_losses import REDUCTION_CODES
 
 pytestmark = [
     pytest.mark.kernel,
     pytest.mark.skipif(not status().loaded, reason="there is no kernel without the extension"),
 ]
 
-CODES = range(len(SERVED))
-NAMES = [f"{served.fn.__name__}{list(served.settings.values()) or ''}" for served in SERVED]
+CODES = range(len(KERNEL_LOSSES))
+NAMES = [f"{served.fn.__name__}{list(served.settings.values()) or ''}" for served in KERNEL_LOSSES]
 every_code = pytest.mark.parametrize("code", CODES, ids=NAMES)
 
 
 def parameter_of(code):
     """A parameter that is not the default one."""
-    return {"beta": 0.7, "delta": 0.7, "eps": 1e-3, "margin": 0.7}.get((SERVED[code].parameter or ("", 0))[0], 0.0)
+    return {"beta": 0.7, "delta": 0.7, "eps": 1e-3, "margin": 0.7}.get(
+        (KERNEL_LOSSES[code].parameter or ("", 0))[0], 0.0
+    )
 
 
 def operands(code, dtype, n=301):
@@ -35,7 +38,7 @@ def operands(code, dtype, n=301):
 def kernel(code, x, target, mask, reduction="none"):
     """The loss and the gradient of x, by the kernel."""
     leaf = x.detach().requires_grad_()
-    out, _ = elements.route("fused")(leaf, target, mask, code, parameter_of(code), REDUCTIONS[reduction])
+    out, _ = element_loss.route("fused")(leaf, target, mask, code, parameter_of(code), REDUCTION_CODES[reduction])
     above = torch.linspace(0.5, 2.0, out.numel()).to(out.dtype).reshape(out.shape)
     return out.detach(), torch.autograd.grad(out, leaf, above)[0]
 
@@ -74,7 +77,7 @@ def test_special_values_among_the_kept_give_what_torch_gives(code):
     x, target = pairs.unbind(1)
     out, grad = kernel(code, x, target, torch.ones(len(x), dtype=torch.bool))
     loss, slope = (both.float() for both in exact(code, x, target))
-    if SERVED[code].fn is torch.nn.functional.soft_margin_loss:
+    if KERNEL_LOSSES[code].fn is torch.nn.functional.soft_margin_loss:
         # At infinity torch's exp overflows, and its gradient is inf / inf; here it is the limit.
         overflow = (-target * x).isposinf()
         slope = slope.where(~overflow, -target * torch.linspace(0.5, 2.0, len(x)))
@@ -93,5 +96,5 @@ def test_a_soft_margin_far_on_the_wrong_side_does_not_overflow():
 @every_code
 def test_the_op_passes_opcheck(code):
     x, target, mask = operands(code, torch.float32, n=37)
-    arguments = (x.requires_grad_(), target, mask, code, parameter_of(code), REDUCTIONS["mean"])
+    arguments = (x.requires_grad_(), target, mask, code, parameter_of(code), REDUCTION_CODES["mean"])
     torch.library.opcheck(torch.ops.maskwise.loss_fused.default, arguments)

@@ -1,7 +1,9 @@
 """mw.loss: the five laws, for every loss of the table, by every route."""
 
 import functools
+import gc
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -9,7 +11,8 @@ import torch.nn.functional as F
 
 import maskwise as mw
 from maskwise.errors import ArgumentError, DeviceError, DtypeError, ShapeError
-from maskwise.ops.loss.kinds import KINDS, TAKES
+from maskwise.ops.loss.functional_losses import LOSSES as FUNCTIONAL
+from maskwise.ops.loss.functional_losses import REQUIRED
 from maskwise.plan.dispatch import force
 from tests.ops.loss.table import LOSSES, TABLE, expected, sample
 
@@ -416,13 +419,54 @@ def test_every_loss_of_torch_is_in_the_table_of_what_is_known():
     named = {
         name for name in dir(F) if name.endswith(("_loss", "cross_entropy", "with_logits", "kl_div")) and name[0] != "_"
     }
-    assert named - others == {fn.__name__ for fn in KINDS}
-    assert {loss.fn for loss in TABLE} >= {*KINDS}
+    assert named - others == {fn.__name__ for fn in FUNCTIONAL}
+    assert {loss.fn for loss in TABLE} >= {*FUNCTIONAL}
 
 
 def test_a_loss_of_three_tensors_that_is_given_two_says_how_it_is_called():
-    for fn, takes in TAKES.items():
+    for fn, takes in REQUIRED.items():
         if len(takes) == 3:
             with pytest.raises(ArgumentError, match=rf"takes {', '.join(takes)}, got 2 in all") as error:
                 mw.loss(fn, X, X, FULL)
             assert f"mw.loss(F.{fn.__name__}, ({takes[0]}, {takes[1]}), {takes[2]}, mask)" in str(error.value)
+
+
+# -- dispatch ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("route", ["kept", "pieces", "filled", "plain"])
+def test_a_forced_route_is_taken_also_where_the_loss_has_a_kernel(route):
+    x, target, keep = torch.randn(6, 4), torch.randn(6, 4), torch.rand(6, 4) < 0.5
+    expected = F.mse_loss(x[keep], target[keep])
+    with force(route), mw.explain() as log:
+        torch.testing.assert_close(mw.loss(F.mse_loss, x, target, keep), expected)
+    assert [call.route for call in log] == [route]
+    assert mw.plan(mw.loss, F.mse_loss, x, target, keep).route != route
+
+
+def test_calls_of_one_shape_and_other_strides_do_not_share_a_decision():
+    x, target, keep = torch.rand(300, 200), torch.rand(300, 200), (torch.rand(300) < 0.5)[:, None]
+    expected = F.binary_cross_entropy(x, target, reduction="none")[keep.squeeze(1)].mean()
+    for operand in (x, x.T.contiguous().T, torch.stack((x, x), -1)[..., 0], x):
+        for mask in (keep, keep.expand(300, 200), keep.expand(300, 200).contiguous()):
+            torch.testing.assert_close(mw.loss(F.binary_cross_entropy, operand, target, mask), expected)
+
+
+def test_no_function_of_a_user_outlives_its_call():
+    def own(input, target, reduction):
+        return (input - target).abs()
+
+    def distance(a, b):
+        return (a - b).abs().sum(-1)
+
+    mw.loss(own, X, X, FULL)
+    mw.loss(F.triplet_margin_with_distance_loss, (X, X + 1), X + 2, FULL[:, 0], distance_function=distance)
+    held = [weakref.ref(own), weakref.ref(distance)]
+    del own, distance
+    gc.collect()
+    assert [ref() for ref in held] == [None, None]
+
+
+def test_keyword_arguments_that_torch_does_not_take_are_refused_whatever_the_route():
+    for fn, name in ((F.cross_entropy, "beta"), (F.nll_loss, "label_smoothing")):
+        for _ in range(2):
+            with pytest.raises(TypeError, match=name):
+                mw.loss(fn, LOGITS, LABELS, FULL, **{name: 0.1})

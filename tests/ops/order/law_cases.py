@@ -1,6 +1,10 @@
 """Sort, argsort, topk, median and quantile as loop bodies, for the law suites."""
 
+import math
+
 import torch
+
+from tests.laws.slices import Law
 
 DIMS = [{}, {"dim": 0}, {"dim": -1, "keepdim": True}, {"dim": (0, -1)}]
 
@@ -34,10 +38,12 @@ def topk(row, keep, k, largest=True):
     return values[:k], indices[:k]
 
 
-SLICES = {
-    "sort": sort,
-    "argsort": lambda row, keep, **kwargs: sort(row, keep, **kwargs)[1],
-    "topk": topk,
-    "median": lambda kept: kept.median(),
-    "quantile": lambda kept, q, interpolation="linear": kept.quantile(q, interpolation=interpolation),
+LAWS = {
+    "sort": Law("rowwise", 0.0, 2, sort),
+    "argsort": Law("rowwise", -1, 0, lambda row, keep, **kwargs: sort(row, keep, **kwargs)[1], unsigned=True),
+    "topk": Law("rowwise", -math.inf, 2, topk),
+    "median": Law("reduction", math.nan, 2, lambda kept: kept.median()),
+    "quantile": Law(
+        "reduction", math.nan, 2, lambda kept, q, interpolation="linear": kept.quantile(q, interpolation=interpolation)
+    ),
 }

@@ -209,7 +209,7 @@ def test_the_median_of_more_than_two_to_the_31_elements():
 
 
 @pytest.mark.kernel
-def test_a_place_beyond_two_to_the_32_is_found():
+def test_an_index_beyond_two_to_the_32_is_found():
     # Rows of one expanded row, of which the mask keeps the last but one.
     n, width = 2**16 + 2, 2**16
     row = torch.randperm(width)
@@ -241,7 +241,7 @@ def test_x_of_no_dims_is_one_slice():
     assert mw.quantile(torch.tensor(3.0), torch.tensor(True), [0.1, 0.9]).tolist() == [3, 3]
 
 
-def test_several_quantiles_stack_in_front():
+def test_several_quantiles_add_a_leading_dim():
     x, mask = torch.randn(4, 5, 6), torch.ones(4, 5, 6, dtype=torch.bool)
     for q in ([0.1, 0.5, 0.9], (0.1, 0.5, 0.9), torch.tensor([0.1, 0.5, 0.9])):
         assert mw.quantile(x, mask, q, 1).shape == (3, 4, 6)
@@ -304,7 +304,7 @@ def test_the_registered_ops_pass_opcheck(dtype):
 
 
 @pytest.mark.kernel
-def test_the_places_of_the_kernel_are_those_of_the_reference():
+def test_the_indices_of_the_kernel_match_the_reference():
     from maskwise.ops.order import reference
 
     q = torch.tensor([0.0, 0.3, 0.5, 0.9, 1.0], dtype=torch.float64)
@@ -362,12 +362,12 @@ ERRORS = [
     (lambda x: mw.quantile(x, BITS, torch.tensor(0.5).requires_grad_()), ArgumentError, r"Hint: q\.detach\(\)"),
     (lambda x: mw.quantile(x, BITS, torch.tensor(0.5, device="meta")), DeviceError, r"cpu, got meta. Hint: q\.to"),
     (lambda x: mw.quantile(x, BITS, 0.5, interpolation="cubic"), ArgumentError, r"'linear', .* got 'cubic'"),
-    (lambda x: mw.quantile(x, BITS, 0.5, (1, -2)), ArgumentError, r"name each dim once"),
+    (lambda x: mw.quantile(x, BITS, 0.5, (1, -2)), ArgumentError, r"not repeat a dim"),
 ]
 
 
 @pytest.mark.parametrize(("call", "error", "message"), ERRORS)
-def test_bad_arguments_get_an_error_that_teaches(call, error, message):
+def test_bad_arguments_raise_an_error_with_a_hint(call, error, message):
     x = torch.ones(8, 12, 64)
     for _ in range(2):
         with pytest.raises(error, match=message):

@@ -171,7 +171,7 @@ def test_the_registered_ops_pass_opcheck(name, route, dtype):
 
 
 @pytest.mark.kernel
-def test_the_op_of_the_gradient_passes_opcheck_and_puts_back():
+def test_the_op_of_the_gradient_passes_opcheck_and_scatters():
     for dim in (0, 1, 2):
         x, mask = torch.randn(4, 5, 6), torch.rand(4, 5, 6) < 0.5
         values, indices = mw.sort(x, mask, dim)
@@ -243,7 +243,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("call", "error", "message"), ERRORS)
-def test_bad_arguments_get_an_error_that_teaches(call, error, message):
+def test_bad_arguments_raise_an_error_with_a_hint(call, error, message):
     x = torch.ones(8, 12, 64)
     for _ in range(2):
         with pytest.raises(error, match=message):

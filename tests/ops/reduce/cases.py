@@ -7,24 +7,18 @@ import torch
 
 import maskwise as mw
 from maskwise.plan.dispatch import force
+from tests.ops.reduce.law_cases import LAWS
 
 INF = float("inf")
 
-#: name -> the keyword arguments to try.
-DIFFERENTIABLE = {
-    "sum": [{}],
-    "prod": [{}],
-    "mean": [{}],
+#: The keyword arguments to try, of the functions that have some.
+SETTINGS = {
     "var": [{}, {"correction": 0}],
     "std": [{}, {"correction": 0.5}],
     "norm": [{"ord": ord} for ord in (2, 1, 0, 3, 0.5, -1, -2.5, INF, -INF)],
-    "amax": [{}],
-    "amin": [{}],
-    "logsumexp": [{}],
 }
-OTHERS = {"argmax": [{}], "argmin": [{}], "any": [{}], "all": [{}]}
-CALLS = [(name, kwargs) for name, many in {**DIFFERENTIABLE, **OTHERS}.items() for kwargs in many]
-GRADIENTS = [(name, kwargs) for name, many in DIFFERENTIABLE.items() for kwargs in many]
+CALLS = [(name, kwargs) for name in LAWS for kwargs in SETTINGS.get(name, [{}])]
+GRADIENTS = [(name, kwargs) for name, kwargs in CALLS if LAWS[name].gradient]
 
 
 def label(value):

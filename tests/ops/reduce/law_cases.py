@@ -1,6 +1,10 @@
 """The reductions as loop bodies over kept values, for the law suites."""
 
+import math
+
 import torch
+
+from tests.laws.slices import Law
 
 
 def var(kept, correction=1):
@@ -16,20 +20,20 @@ def position_of(kind):
     return position
 
 
-SLICES = {
-    "sum": lambda kept: kept.sum(),
-    "prod": lambda kept: kept.prod(),
-    "mean": lambda kept: kept.mean(),
-    "var": var,
-    "std": lambda kept, correction=1: var(kept, correction).sqrt(),
-    "norm": lambda kept, ord=2: torch.linalg.vector_norm(kept, ord),
-    "amax": lambda kept: kept.max(),
-    "amin": lambda kept: kept.min(),
-    "argmax": position_of(torch.argmax),
-    "argmin": position_of(torch.argmin),
-    "logsumexp": lambda kept: kept.logsumexp(0),
-    "any": lambda kept: (kept != 0).any(),
-    "all": lambda kept: (kept != 0).all(),
+LAWS = {
+    "sum": Law("reduction", 0.0, 2, lambda kept: kept.sum(), unsigned=True),
+    "prod": Law("reduction", 1.0, 2, lambda kept: kept.prod(), unsigned=True),
+    "mean": Law("reduction", math.nan, 2, lambda kept: kept.mean()),
+    "var": Law("reduction", math.nan, 2, var),
+    "std": Law("reduction", math.nan, 2, lambda kept, correction=1: var(kept, correction).sqrt()),
+    "norm": Law("reduction", 0.0, 2, lambda kept, ord=2: torch.linalg.vector_norm(kept, ord)),
+    "amax": Law("reduction", -math.inf, 2, lambda kept: kept.max()),
+    "amin": Law("reduction", math.inf, 2, lambda kept: kept.min()),
+    "argmax": Law("position", -1, 0, position_of(torch.argmax)),
+    "argmin": Law("position", -1, 0, position_of(torch.argmin)),
+    "logsumexp": Law("reduction", -math.inf, 2, lambda kept: kept.logsumexp(0), unsigned=True),
+    "any": Law("reduction", False, 0, lambda kept: (kept != 0).any(), unsigned=True),
+    "all": Law("reduction", True, 0, lambda kept: (kept != 0).all(), unsigned=True),
 }
 
 DIMS = [{}, {"dim": 0}, {"dim": -1, "keepdim": True}, {"dim": (0, -1)}]

@@ -177,7 +177,7 @@ def test_gradients_of_both_orders_are_those_of_finite_differences(name, kwargs, 
 
 
 @given(st.integers(1, 300), st.floats(0, 1))
-def test_rows_of_every_length_are_reduced_whole(n, density):
+def test_rows_of_every_length_are_reduced_completely(n, density):
     x, mask = torch.randn(5, n), torch.rand(5, n) < density
     for name in ("mean", "var", "amax", "argmin", "logsumexp"):
         assert_agrees(run("kernel", name, x, mask, 1), x, mask, exact(name, x, mask, 1), name, magnitude=20)

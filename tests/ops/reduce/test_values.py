@@ -40,7 +40,7 @@ SPECIAL_CALLS = [(name, kwargs, special) for name, kwargs in CALLS for special i
 
 def of_torch(name, kept, kwargs):
     if name in ("var", "std"):
-        # In float32 torch's two ways to a variance disagree beyond 1e19: one gives inf, the other goes through float64.
+        # In float32 torch's two implementations of the variance disagree beyond 1e19: one gives inf, one uses float64.
         return getattr(torch, name)(kept.double(), **kwargs).to(kept.dtype)
     return TORCH.get(name, lambda x, **kw: getattr(torch, name)(x, **kw))(kept, **kwargs)
 
@@ -85,7 +85,7 @@ def test_gradients_at_special_values_are_what_torch_gives_for_the_kept(name, spe
         # Autograd takes the way through the mean too, whose part is inf - inf where the formula's is 0.
         assert not got[mask].isfinite().any()
     elif route == "kernel" and name == "std" and 0 < kept.abs().max() < 1e-38:
-        # Of subnormals the factor 1 / std is beyond float32, and so the gradient: told, not hidden.
+        # Of subnormals the factor 1 / std is beyond float32, and so the gradient: inf, not hidden.
         assert got[mask].isinf().all()
     else:
         torch.testing.assert_close(got[mask], expected, equal_nan=True)
@@ -117,7 +117,7 @@ def test_the_position_is_a_kept_one_also_when_all_kept_are_the_worst(kind, route
 
 
 @every_route
-def test_of_equal_values_the_first_kept_position_is_told(route):
+def test_ties_return_the_first_kept_index(route):
     x = torch.tensor([3.0, 9.0, 9.0, 1.0, 9.0, 1.0]).repeat(1, 50)
     mask = torch.ones_like(x, dtype=torch.bool)
     mask[:, :2] = False
@@ -205,7 +205,7 @@ def test_an_empty_slice_of_integers_gives_the_end_of_their_range(route):
 
 
 @every_route
-def test_extremes_of_integers_are_told_apart_to_the_last_bit(route):
+def test_integer_extrema_are_exact_to_the_last_bit(route):
     x = torch.tensor([[2**62 + 1, 2**62, -(2**62) - 1]])
     mask = torch.ones(1, 3, dtype=torch.bool)
     assert run(route, "amax", x, mask, 1) == 2**62 + 1
@@ -262,14 +262,14 @@ def test_count_counts_along_dims(as_mask):
             assert torch.equal(out, bits.sum(dim, keepdim=keepdim))
 
 
-def test_count_of_a_mask_that_knows_is_not_materialised():
+def test_count_of_a_structured_mask_is_not_materialised():
     mask = mw.Mask.from_lengths([5, 0, 10**12], max_len=10**12)
     assert mw.count(mask) == 10**12 + 5
     assert mw.count(mask, 1).tolist() == [5, 0, 10**12]
     assert mw.count(mw.Mask.full((10**6, 10**6))) == 10**12
 
 
-def test_count_of_what_is_no_mask_is_an_error_that_teaches():
+def test_count_of_a_non_mask_raises_an_error_with_a_hint():
     with pytest.raises(
         DtypeError, match=r"count: `mask` must be a Mask or a bool tensor, got torch.float32. Hint: Mask"
     ):
@@ -311,7 +311,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("call", "error", "message"), ERRORS)
-def test_what_a_function_cannot_take_is_an_error_that_teaches(call, error, message):
+def test_unsupported_arguments_raise_an_error_with_a_hint(call, error, message):
     with pytest.raises(error, match=message):
         call()
 
@@ -329,7 +329,7 @@ def test_every_function_checks_its_mask_and_dim(name):
 
 
 @pytest.mark.parametrize(("name", "kwargs"), GRADIENTS, ids=label)
-def test_a_second_derivative_is_not_spoilt_by_an_empty_slice(name, kwargs):
+def test_an_empty_slice_leaves_no_nan_in_a_double_backward(name, kwargs):
     x, mask = torch.rand(3, 4).add(0.5).requires_grad_(), torch.ones(3, 4, dtype=torch.bool)
     mask[1] = False
     for route in ROUTES:

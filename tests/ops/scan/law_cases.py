@@ -4,6 +4,8 @@ import math
 
 import torch
 
+from tests.laws.slices import Law
+
 
 def running(step, start):
     """A scan that keeps its value where a step is dropped."""
@@ -37,10 +39,10 @@ def add_exp(value, x):
     return float(torch.logaddexp(torch.tensor(value, dtype=torch.float64), torch.tensor(x, dtype=torch.float64)))
 
 
-SLICES = {
-    "cumsum": running(lambda value, x: value + x, 0.0),
-    "cumprod": running(lambda value, x: value * x, 1.0),
-    "cummax": extreme(lambda x, value: x > value, -math.inf),
-    "cummin": extreme(lambda x, value: x < value, math.inf),
-    "logcumsumexp": running(add_exp, -math.inf),
+LAWS = {
+    "cumsum": Law("rowwise", 0.0, 2, running(lambda value, x: value + x, 0.0), unsigned=True),
+    "cumprod": Law("rowwise", 1.0, 2, running(lambda value, x: value * x, 1.0), unsigned=True),
+    "cummax": Law("rowwise", -math.inf, 2, extreme(lambda x, value: x > value, -math.inf)),
+    "cummin": Law("rowwise", math.inf, 2, extreme(lambda x, value: x < value, math.inf)),
+    "logcumsumexp": Law("rowwise", -math.inf, 2, running(add_exp, -math.inf)),
 }

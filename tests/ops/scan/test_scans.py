@@ -202,7 +202,7 @@ def test_kept_nan_and_inf_behave_as_in_torch_on_the_kept_alone(name, dtype, rout
 @pytest.mark.parametrize("route", ["plain", "kernel"])
 @pytest.mark.parametrize("name", EXTREMES)
 @given(st.lists(st.tuples(st.sampled_from([*SPECIAL, 1.0, 1.0]), st.booleans()), min_size=1, max_size=12))
-def test_places_are_kept_positions_with_ties_and_nan_as_in_torch(name, route, pairs):
+def test_indices_are_kept_positions_with_ties_and_nan_as_in_torch(name, route, pairs):
     x = torch.tensor([value for value, _ in pairs])
     mask = torch.tensor([kept for _, kept in pairs])
     with force(route):
@@ -228,7 +228,7 @@ def test_places_are_kept_positions_with_ties_and_nan_as_in_torch(name, route, pa
 @pytest.mark.parametrize("route", ["plain", "kernel"])
 @pytest.mark.parametrize("dtype", [*INTEGRAL, torch.bool])
 @pytest.mark.parametrize("name", EXTREMES)
-def test_before_anything_is_kept_an_integer_extreme_is_the_end_of_its_range(name, dtype, route):
+def test_before_the_first_kept_element_an_integer_extremum_is_the_end_of_its_range(name, dtype, route):
     x, mask = torch.zeros(5, 40).to(dtype), torch.zeros(5, 40, dtype=torch.bool)
     mask[:, 30] = True
     with force(route):
@@ -449,7 +449,7 @@ ERRORS = [
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("bad", "error", "message"), ERRORS)
-def test_bad_arguments_get_an_error_that_teaches(name, bad, error, message):
+def test_bad_arguments_raise_an_error_with_a_hint(name, bad, error, message):
     for _ in range(2):
         with pytest.raises(error, match=message) as caught:
             bad(getattr(mw, name), torch.ones(8, 12, 64))
@@ -465,6 +465,6 @@ def test_bad_arguments_get_an_error_that_teaches(name, bad, error, message):
         ("logcumsumexp", torch.complex64, r"x\.abs\(\)"),
     ],
 )
-def test_a_dtype_that_has_no_such_scan_is_refused_with_a_hint(name, dtype, hint):
+def test_an_unsupported_dtype_is_rejected_with_a_hint(name, dtype, hint):
     with pytest.raises(DtypeError, match=f"{name}: `x` must .* got {dtype}. Hint: {hint}"):
         getattr(mw, name)(torch.ones(3).to(dtype), torch.ones(3, dtype=torch.bool), 0)

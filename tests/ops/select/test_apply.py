@@ -1,4 +1,4 @@
-"""apply: a row-wise function sees only what is kept, whichever way it is run."""
+"""apply: a row-wise function gets kept rows only, on every route."""
 
 import pytest
 import torch
@@ -10,12 +10,12 @@ from maskwise.ops.select.apply import _decision
 
 @pytest.fixture(params=["packs", "dense"])
 def route(request):
-    """Both ways down, whatever the planner would take."""
+    """Both routes, whichever dispatch would choose."""
     with mw.force("kept" if request.param == "packs" else "dense"):
         yield request.param
 
 
-def test_fn_sees_only_kept_rows_and_the_layout_comes_back(route):
+def test_fn_gets_kept_rows_only_and_the_layout_is_restored(route):
     x, mask = torch.randn(4, 5, 3), torch.rand(4, 5) < 0.5
     linear = torch.nn.Linear(3, 7)
     out = mw.apply(linear, x, mask=mask)
@@ -23,7 +23,7 @@ def test_fn_sees_only_kept_rows_and_the_layout_comes_back(route):
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), -5.0])
-def test_what_is_dropped_never_happens_forward_or_backward(route, poison):
+def test_dropped_rows_are_never_computed_forward_or_backward(route, poison):
     mask = torch.tensor([[True, False], [True, True]])
     weight = torch.tensor(2.0, requires_grad=True)
     x = torch.where(mask, torch.tensor([[1.0, 0.0], [4.0, 2.0]]), poison).requires_grad_()
@@ -81,7 +81,7 @@ def test_apply_in_place_changes_kept_rows_only(route):
     torch.testing.assert_close(x[mask], before[mask].exp())
 
 
-def test_apply_in_place_refuses_what_does_not_fit_and_changes_nothing():
+def test_apply_in_place_rejects_other_shapes_and_modifies_nothing():
     x = torch.ones(3, 2)
     with pytest.raises(ShapeError, match=r"rows of x's own shape and dtype, \(3, 2\) torch.float32, got \(3, 4\)"):
         mw.apply_(lambda rows: rows.repeat(1, 2), x, mask=torch.tensor([True, False, True]))
@@ -112,11 +112,11 @@ def test_a_full_mask_gives_fn_everything_as_it_is():
     x = torch.randn(40, 50, 3)
     for _ in range(2):
         assert torch.equal(mw.apply(fn, x, mask=torch.ones(40, 50, dtype=torch.bool)), x * 2)
-    # Once it is known that fn does not write into what it gets.
+    # Once the check found that fn does not modify its input.
     assert seen[-1].data_ptr() == x.data_ptr()
 
 
-def test_explain_tells_which_way_it_went():
+def test_explain_reports_the_route():
     x, linear = torch.randn(4, 5, 3), torch.nn.Linear(3, 3)
     with mw.explain() as log:
         mw.apply(linear, x, mask=mw.Mask.from_lengths([1, 1, 1, 1], max_len=5))
@@ -136,7 +136,7 @@ def test_it_compiles_into_one_graph_and_maps():
     torch.testing.assert_close(torch.func.vmap(call)(x, mask), expected)
 
 
-def test_rows_are_moved_where_that_pays_and_left_where_not():
+def test_rows_are_gathered_only_where_that_pays():
     x = torch.rand(100, 100, 3)
     masks = [mw.Mask.from_lengths([length] * 100, max_len=100) for length in (10, 50, 95, 99, 100)]
 
@@ -147,11 +147,11 @@ def test_rows_are_moved_where_that_pays_and_left_where_not():
     assert routes(torch.nn.Linear(3, 3), x, learns=False) == ["kept", "kept", "kept", "plain", "plain"]
     assert routes(torch.exp, x, learns=True) == ["kept", "kept", "kept", "kept", "plain"]
     assert routes(torch.exp, apart, learns=True) == ["kept", "kept", "plain", "plain", "plain"]
-    # Without a gradient an elementwise function needs no stand-ins, and moving rows costs more than it saves.
+    # Without a gradient, dropped inputs of an elementwise function need not be replaced, and gathering does not pay.
     assert routes(torch.exp, x, learns=False) == ["kept", "plain", "plain", "plain", "plain"]
 
 
-def test_few_rows_are_moved_by_torch_with_the_same_result_and_gradient():
+def test_few_rows_are_gathered_by_torch_with_the_same_result_and_gradient():
     x = torch.tensor([[1.0, float("nan")], [4.0, 2.0]], requires_grad=True)
     mask = torch.tensor([[True, False], [True, True]])
     out = mw.apply(torch.log2, x, mask=mask, fill=-1.0)
@@ -169,7 +169,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("call", "error", "message"), ERRORS)
-def test_bad_arguments_get_an_error_that_teaches(call, error, message):
+def test_bad_arguments_raise_an_error_with_a_hint(call, error, message):
     with pytest.raises(error, match=message) as caught:
         call(torch.ones(2, 3), torch.tensor([True, False]))
     assert str(caught.value).startswith("apply: ")

@@ -1,4 +1,4 @@
-"""mw.apply with functions of single elements runs on all rows, and leaks nothing all the same."""
+"""mw.apply with elementwise functions runs on all rows, without a leak."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""apply takes functions that treat each row by itself, says why it does not take others, and no route matters."""
+"""apply accepts row-wise functions, rejects others with the reason, and gives the same on every route."""
 
 import functools
 import gc
@@ -16,7 +16,7 @@ from maskwise.ops.select import rowwise_check
 
 @pytest.fixture(autouse=True)
 def _nothing_is_judged_yet():
-    rowwise_check._verdicts.clear()
+    rowwise_check._cache.clear()
 
 
 X = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(0))
@@ -60,7 +60,7 @@ MIXING = {
 
 @every_route
 @pytest.mark.parametrize("name", MIXING)
-def test_a_function_that_mixes_rows_is_refused_on_every_route_with_the_reason(name, route):
+def test_a_function_that_mixes_rows_is_rejected_on_every_route_with_the_reason(name, route):
     before = X.clone()
     with mw.force(route), pytest.raises(MaskwiseError, match=r"^apply: `fn` must .*row.* Hint: "):
         mw.apply(MIXING[name], X, mask=MASK)
@@ -68,9 +68,9 @@ def test_a_function_that_mixes_rows_is_refused_on_every_route_with_the_reason(na
 
 
 @every_route
-def test_a_refusal_is_not_forgotten_and_names_what_it_saw(route):
+def test_a_rejection_is_repeated_and_names_the_reason(route):
     for _ in range(2):
-        with mw.force(route), pytest.raises(ArgumentError, match=r"<lambda>: a row that beside others is \d"):
+        with mw.force(route), pytest.raises(ArgumentError, match=r"<lambda>: a row that among others differs by \d"):
             mw.apply(MIXING["mean"], X, mask=MASK)
         with mw.force(route), pytest.raises(ArgumentError, match=r"BatchNorm1d, which in training mode normalizes"):
             mw.apply(NORM, X, mask=MASK)
@@ -97,7 +97,7 @@ ROWWISE = {
 
 
 @pytest.mark.parametrize("name", ROWWISE)
-def test_a_function_that_is_taken_gives_the_same_by_every_route_and_leaves_x_alone(name):
+def test_an_accepted_function_gives_the_same_on_every_route_and_x_is_not_modified(name):
     fn, before, found = ROWWISE[name], X.clone(), []
     rows = X.reshape(-1, 8).clone()
     expected = fn(rows)
@@ -120,7 +120,7 @@ def test_images_may_be_convolved_one_by_one():
 
 
 @every_route
-def test_random_functions_are_taken_and_their_random_numbers_are_what_they_would_have_been(route):
+def test_random_functions_are_accepted_and_the_rng_state_is_restored(route):
     def draws(fn):
         torch.manual_seed(3)
         with mw.force(route):
@@ -128,12 +128,12 @@ def test_random_functions_are_taken_and_their_random_numbers_are_what_they_would
 
     for make in (lambda: nn.Dropout(0.5), lambda: lambda t: t + torch.randn_like(t), lambda: nn.Dropout(0.01)):
         fn = make()
-        # Judged at its first use, and not at the second.
+        # Checked at its first use, and not at the second.
         for first, second in zip(draws(fn), draws(fn), strict=True):
             assert torch.equal(first, second)
 
 
-def test_a_function_with_a_generator_of_its_own_is_taken():
+def test_a_function_with_a_generator_of_its_own_is_accepted():
     generator = torch.Generator().manual_seed(0)
     out = mw.apply(lambda t: t + torch.rand(t.shape, generator=generator), X, mask=MASK)
     assert (out[MASK.to_bool()] >= X[MASK.to_bool()]).all()
@@ -162,7 +162,7 @@ def test_an_elementwise_function_is_given_rows_of_as_many_dims_by_every_route(fn
 
 
 @every_route
-def test_functions_that_mix_at_random_are_refused_whatever_is_drawn(route):
+def test_functions_that_mix_at_random_are_rejected_for_every_draw(route):
     def permuted(rows):
         return rows[torch.randperm(len(rows))]
 
@@ -181,17 +181,17 @@ def test_functions_that_mix_at_random_are_refused_whatever_is_drawn(route):
                 mw.apply(fn, X, mask=MASK)
 
 
-def test_random_functions_that_draw_by_what_they_see_are_taken_and_judged_every_time(monkeypatch):
-    judged = []
-    judge = rowwise_check._judge
-    monkeypatch.setattr(rowwise_check, "_judge", lambda *given: (judged.append(1), judge(*given))[1])
+def test_random_functions_with_data_dependent_draws_are_checked_every_time(monkeypatch):
+    checked = []
+    check = rowwise_check._check
+    monkeypatch.setattr(rowwise_check, "_check", lambda *given: (checked.append(1), check(*given))[1])
 
     def counts(rows):
         return torch.poisson(rows.exp()) + torch.poisson(rows.abs() * 20)
 
     for _ in range(3):
         mw.apply(counts, X, mask=MASK)
-    assert len(judged) == 3
+    assert len(checked) == 3
 
 
 @every_route
@@ -242,7 +242,7 @@ def test_a_function_is_called_once_more_when_it_is_first_used_and_never_again(ro
     assert calls == [n, 3, n, n]
 
 
-def test_what_a_function_logs_in_a_list_does_not_have_it_judged_anew():
+def test_values_logged_in_a_list_do_not_invalidate_the_check():
     log, logs = [], {"shapes": [], "rows": []}
 
     def fn(rows):
@@ -256,7 +256,7 @@ def test_what_a_function_logs_in_a_list_does_not_have_it_judged_anew():
     assert logs["shapes"] == [(12, 8), (3, 8), (12, 8), (12, 8)]
 
 
-def test_lambdas_of_one_line_are_judged_once_and_by_what_they_hold():
+def test_lambdas_of_one_line_are_checked_once_per_closure():
     calls = []
 
     def wrapped(inner):
@@ -272,7 +272,7 @@ def test_lambdas_of_one_line_are_judged_once_and_by_what_they_hold():
         mw.apply(wrapped(MIXING["mean"]), X, mask=MASK)
 
 
-def test_a_function_that_a_lambda_finds_by_name_is_judged_when_the_name_means_another():
+def test_a_lambda_is_checked_again_when_a_global_is_rebound():
     names = {"helper": lambda t: t * 2}
     exec("fn = lambda t: helper(t)", names)
     mw.apply(names["fn"], X, mask=MASK)
@@ -365,20 +365,20 @@ def changed_by(name):
 
 
 @pytest.mark.parametrize("name", changed_by(None))
-def test_a_function_is_judged_anew_when_what_it_consists_of_has_changed(name, monkeypatch):
+def test_a_function_is_checked_again_when_its_state_changes(name, monkeypatch):
     fn, change = changed_by(name)
-    judged = []
-    judge = rowwise_check._judge
-    monkeypatch.setattr(rowwise_check, "_judge", lambda *given: (judged.append(given[0]), judge(*given)))
+    checked = []
+    check = rowwise_check._check
+    monkeypatch.setattr(rowwise_check, "_check", lambda *given: (checked.append(given[0]), check(*given)))
     for _ in range(3):
         mw.apply(fn, X, mask=MASK)
-    assert len(judged) == 1
+    assert len(checked) == 1
     mixing = change()
     with pytest.raises(ArgumentError, match="treat each by itself"):
         mw.apply(mixing, X, mask=MASK)
 
 
-def test_what_a_function_consists_of_may_refer_to_itself_and_be_empty():
+def test_the_state_of_a_function_may_be_cyclic_and_empty():
     loop = [X]
     loop.append(loop)
     model = nn.Sequential(nn.Linear(8, 8), None, nn.ReLU())
@@ -393,7 +393,7 @@ def test_what_a_function_consists_of_may_refer_to_itself_and_be_empty():
     torch.testing.assert_close(mw.apply(fn, X, mask=MASK), expected)
 
 
-def test_a_verdict_holds_for_the_mode_and_the_rank_that_it_was_made_for():
+def test_a_check_is_cached_per_training_mode_and_rank():
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)).eval()
     mw.apply(model, X, mask=MASK)
     model[1].train()
@@ -403,7 +403,7 @@ def test_a_verdict_holds_for_the_mode_and_the_rank_that_it_was_made_for():
     sequences = torch.tensor([True, False, True, True])
     torch.testing.assert_close(mw.apply(conv, X, mask=sequences)[sequences], conv(X[sequences]))
     six = mw.Mask.from_lengths([2, 2, 1, 1], max_len=6)
-    with pytest.raises(ArgumentError, match="RuntimeError for 3 rows, where 6 are taken"):
+    with pytest.raises(ArgumentError, match="RuntimeError for 3 rows, but not for 6"):
         mw.apply(conv, X, mask=six)
 
 
@@ -417,7 +417,7 @@ def test_rows_that_are_all_the_same_do_not_count_as_a_proof():
 
 
 @pytest.mark.parametrize("lengths", [[0, 0], [1, 0], [1, 1]])
-def test_few_rows_are_judged_as_far_as_they_go(lengths):
+def test_few_rows_are_checked_as_far_as_possible(lengths):
     x, mask = X[:2], mw.Mask.from_lengths(lengths, max_len=6)
     out = mw.apply(lambda t: t * 3, x, mask=mask)
     assert torch.equal(out, torch.where(mask.to_bool()[..., None], x * 3, 0.0))
@@ -464,7 +464,7 @@ def test_random_functions_may_be_checkpointed_from_their_first_use_on(reentrant,
         assert torch.equal(each, expected)
 
 
-def test_the_judge_is_not_seen_by_hooks_of_saved_tensors():
+def test_saved_tensors_hooks_do_not_see_the_check():
     saved, linear = [], nn.Linear(8, 8)
     x = X.clone().requires_grad_()
     for _ in range(2):
@@ -508,13 +508,13 @@ def test_compiled_graphs_and_transforms_take_functions_as_they_are():
     torch.testing.assert_close(mapped, expected)
 
 
-def test_verdicts_live_no_longer_than_their_functions():
+def test_cached_checks_live_no_longer_than_their_functions():
     model = nn.Linear(8, 8)
     mw.apply(model, X, mask=MASK)
-    assert len(rowwise_check._verdicts) == 1
+    assert len(rowwise_check._cache) == 1
     del model
     gc.collect()
-    assert len(rowwise_check._verdicts) == 0
+    assert len(rowwise_check._cache) == 0
 
 
 def test_an_error_of_the_functions_own_is_not_hidden():

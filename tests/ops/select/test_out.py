@@ -1,4 +1,4 @@
-"""``out=`` of pack and unpack: the same result in memory that is there already, or an error that changes nothing."""
+"""``out=`` of pack and unpack: the same result in a preallocated tensor, or an error that modifies nothing."""
 
 import pytest
 import torch
@@ -80,15 +80,15 @@ def test_a_capacity_goes_with_out():
         (torch.empty(4, 2, requires_grad=True), ArgumentError, r"gradient .* Hint: with torch.no_grad\(\):"),
     ],
 )
-def test_room_that_does_not_fit_is_refused(out, error, message):
+def test_an_out_that_does_not_fit_is_rejected(out, error, message):
     with pytest.raises(error, match=message):
         mw.pack(rows(2, 3, 2), MASK, out=out)
 
 
-def test_room_that_is_read_from_is_refused_and_stays_as_it_was():
+def test_an_out_that_aliases_an_input_is_rejected_and_not_modified():
     x = rows(2, 3, 2)
     before = x.clone()
-    with pytest.raises(ArgumentError, match=r"not share memory with what is read"):
+    with pytest.raises(ArgumentError, match=r"not share memory with an input"):
         mw.pack(x, MASK, out=x.view(6, 2)[:4])
     packed = mw.pack(x, MASK)
     with pytest.raises(ArgumentError, match=r"Packed.unpack: `out` must not share memory"):

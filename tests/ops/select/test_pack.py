@@ -155,7 +155,7 @@ def test_capacity_compiles_into_one_graph_without_knowing_what_is_kept():
     torch.testing.assert_close(compiled(x, mask), torch.where(mask, x.sin(), 0.0))
 
 
-def test_packing_compiles_into_one_graph_whose_rows_nobody_counted():
+def test_packing_compiles_into_one_graph_with_an_unbacked_size():
     torch._dynamo.reset()
 
     def call(x, mask):
@@ -168,7 +168,7 @@ def test_packing_compiles_into_one_graph_whose_rows_nobody_counted():
 
 
 def test_a_capacity_that_is_too_small_is_an_error_with_the_one_that_fits():
-    with pytest.raises(ArgumentError, match=r"at least what the mask keeps, 3, got 2. Hint: capacity=3"):
+    with pytest.raises(ArgumentError, match=r"at least the number of kept rows, 3, got 2. Hint: capacity=3"):
         mw.pack(torch.ones(3), torch.ones(3, dtype=torch.bool), capacity=2)
 
 
@@ -192,13 +192,13 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("call", "error", "message"), ERRORS)
-def test_bad_arguments_get_an_error_that_teaches(call, error, message):
+def test_bad_arguments_raise_an_error_with_a_hint(call, error, message):
     with pytest.raises(error, match=message) as caught:
         call(torch.ones(2, 3, 4))
     assert str(caught.value).startswith("pack: ")
 
 
-def test_few_rows_are_packed_by_torch_and_lie_together_all_the_same():
+def test_few_rows_are_packed_by_torch_and_are_contiguous():
     x, mask = torch.rand(1, 2, 2).transpose(1, 2), torch.tensor([True])
     with mw.force(None):
         packed = mw.pack(x, mask)
@@ -210,7 +210,7 @@ def test_few_rows_are_packed_by_torch_and_lie_together_all_the_same():
 @pytest.mark.parametrize("density", [0.0, 0.01, 0.1, 0.3, 0.9, 1.0])
 @pytest.mark.parametrize("shape", [(1,), (7,), (8, 3), (5, 13), (3, 4, 33), (2100, 2)])
 @pytest.mark.parametrize("lies", ["contiguous", "transposed", "apart", "broadcast"])
-def test_single_elements_are_found_wherever_they_lie_and_go_back_there(shape, density, lies):
+def test_single_elements_are_packed_and_unpacked_at_every_position(shape, density, lies):
     generator = torch.Generator().manual_seed(len(shape))
     x = torch.rand(shape, generator=generator)
     if lies == "transposed":

@@ -56,7 +56,7 @@ def test_an_equal_mask_is_the_same_mask(x, mask):
 
 
 def test_a_tensor_that_does_not_fit_the_layout_is_an_error(x, mask):
-    with pytest.raises(ShapeError, match=r"broadcast against the original layout \(4, 5, 3\), got \(7,\)"):
+    with pytest.raises(ShapeError, match=r"broadcast against the padded layout \(4, 5, 3\), got \(7,\)"):
         mw.pack(x, mask) + torch.ones(7)
 
 
@@ -134,7 +134,7 @@ def test_integers_and_bools_are_reduced_too():
     assert packed.map(lambda rows: rows > 2).sum().tolist() == [1, 0]
 
 
-def test_powers_work_both_ways(x, mask):
+def test_powers_and_reflected_powers_work(x, mask):
     kept = x[mask.to_bool()]
     torch.testing.assert_close((mw.pack(x, mask) ** 2).values, kept**2)
     torch.testing.assert_close((2 ** mw.pack(x, mask)).values, 2**kept)
@@ -152,7 +152,7 @@ def test_ends_of_a_capacity_are_those_of_its_sequences(x, mask):
     assert torch.equal(wide.position_ids[:10], packed.position_ids)
 
 
-def test_sequences_are_told_by_ids_positions_and_offsets(x):
+def test_sequences_have_ids_positions_and_offsets(x):
     mask = torch.tensor([[True, False, True], [False, False, False], [False, True, True]])
     packed = mw.pack(torch.randn(3, 3), mask)
     assert packed.sequence_ids.tolist() == [0, 0, 2, 2]
@@ -168,7 +168,7 @@ def test_nothing_kept_is_no_special_case(x):
     assert torch.equal(packed.unpack(2.0), torch.full((4, 5, 3), 2.0))
 
 
-def test_reducing_a_capacity_is_refused_rather_than_wrong(x, mask):
+def test_reducing_a_capacity_is_rejected(x, mask):
     with pytest.raises(ArgumentError, match=r"Packed\.sum: `capacity` must be None, got 20"):
         mw.pack(x, mask, capacity=20).sum()
 
@@ -206,14 +206,14 @@ def test_packed_sequences_are_those_of_torch_there_and_back(x):
     torch.testing.assert_close(out.unpack(), expected)
 
 
-def test_an_empty_sequence_is_refused_where_a_packed_sequence_cannot_tell_it(x, mask):
-    with pytest.raises(ArgumentError, match="keep something of every sequence, got none of sequence 1"):
+def test_an_empty_sequence_is_rejected_by_to_packed_sequence(x, mask):
+    with pytest.raises(ArgumentError, match="keep at least one row of every sequence, got none of sequence 1"):
         mw.pack(x, mask).to_packed_sequence()
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
-def test_the_spare_rows_of_a_capacity_are_in_no_other_format(x):
+def test_the_unused_rows_of_a_capacity_are_in_no_other_format(x):
     mask = mw.Mask.from_lengths([3, 1, 5, 2], max_len=5)
     packed, wide = mw.pack(x, mask), mw.pack(x, mask, capacity=15)
     assert torch.equal(wide.to_sparse_coo().to_dense(), packed.unpack())
@@ -222,7 +222,7 @@ def test_the_spare_rows_of_a_capacity_are_in_no_other_format(x):
     assert torch.equal(wide.to_packed_sequence().data, packed.to_packed_sequence().data)
 
 
-def test_it_travels_by_pytree_pickle_and_deepcopy(x, mask):
+def test_it_supports_pytree_pickle_and_deepcopy(x, mask):
     packed = mw.pack(x, mask)
     doubled = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t * 2 if t.is_floating_point() else t, packed)
     assert torch.equal(doubled.values, packed.values * 2)
@@ -230,5 +230,5 @@ def test_it_travels_by_pytree_pickle_and_deepcopy(x, mask):
         assert torch.equal(other.unpack(), packed.unpack())
 
 
-def test_it_says_what_it_holds(x, mask):
+def test_its_repr_shows_shape_dtype_and_mask(x, mask):
     assert repr(mw.pack(x, mask)) == "Packed(values=(10, 3) torch.float32, mask=(4, 5))"

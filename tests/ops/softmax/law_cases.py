@@ -1,8 +1,10 @@
-"""Softmax and friends as loop bodies over one slice, for the law suites. What ``keep`` drops is NaN in ``row``."""
+"""Softmax and normalization as loops over one slice, for the law suites. What ``keep`` drops is NaN in ``row``."""
 
 import math
 
 import torch
+
+from tests.laws.slices import Law
 
 
 def placed(row, keep, values, fill):
@@ -26,12 +28,14 @@ def standardize(row, keep, correction=0, eps=1e-5):
     return placed(row, keep, (kept - kept.mean()) / (kept.var(correction=correction) + eps).sqrt(), 0.0)
 
 
-SLICES = {
-    "softmax": lambda row, keep: placed(row, keep, row[keep].softmax(0), 0.0),
-    "softmin": lambda row, keep: placed(row, keep, (-row[keep]).softmax(0), 0.0),
-    "log_softmax": lambda row, keep: placed(row, keep, row[keep].log_softmax(0), -math.inf),
-    "normalize": normalize,
-    "standardize": standardize,
+LAWS = {
+    "softmax": Law("rowwise", 0.0, 2, lambda row, keep: placed(row, keep, row[keep].softmax(0), 0.0)),
+    "softmin": Law("rowwise", 0.0, 2, lambda row, keep: placed(row, keep, (-row[keep]).softmax(0), 0.0)),
+    "log_softmax": Law(
+        "rowwise", -math.inf, 2, lambda row, keep: placed(row, keep, row[keep].log_softmax(0), -math.inf)
+    ),
+    "normalize": Law("rowwise", 0.0, 2, normalize),
+    "standardize": Law("rowwise", 0.0, 2, standardize),
 }
 
 KWARGS = {

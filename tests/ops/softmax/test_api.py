@@ -1,4 +1,4 @@
-"""Softmax and friends beyond the laws: torch's own functions, empty slices, gradients, the registered ops, errors."""
+"""Softmax and normalization beyond the laws: torch's functions, empty slices, gradients, ops, errors."""
 
 import math
 
@@ -75,7 +75,7 @@ def test_standardize_agrees_with_numpy_ma():
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("name", NAMES)
 def test_an_empty_slice_gives_the_empty_value_and_a_gradient_of_zero(name, dim, route):
-    from maskwise.ops.registry import FUNCTIONS
+    from tests.laws.functions import FUNCTIONS
 
     x = torch.full((24, 24), math.nan)
     mask = torch.zeros(24, 24, dtype=torch.bool)
@@ -84,7 +84,7 @@ def test_an_empty_slice_gives_the_empty_value_and_a_gradient_of_zero(name, dim, 
     x.requires_grad_()
     with force(route):
         out = CALLS[name](x, mask, dim)
-        # The gradients that come for dropped places are NaN: they must not be looked at.
+        # The incoming gradients of dropped elements are NaN: they must not be read.
         above = torch.where(mask, 1.0, math.nan)
         (gradient,) = torch.autograd.grad(out, x, above)
     assert (out[~mask] == FUNCTIONS[name].empty).all()
@@ -206,9 +206,10 @@ def test_the_registered_gradient_passes_opcheck(name):
 @pytest.mark.kernel
 def test_the_registered_ops_without_their_kernels_keep_the_layout_that_their_fakes_promise():
     x = torch.randn(5, 4, 3).transpose(0, 2)
-    from maskwise.ops.softmax import reference, slicewise
+    from maskwise.ops.softmax import reference
+    from maskwise.ops.softmax.softmax import as_laid_out, like_first
 
-    out = slicewise.as_laid_out(reference.softmax, slicewise.like_first)(x, x > 0, [1])
+    out = as_laid_out(reference.softmax, like_first)(x, x > 0, [1])
     assert out.stride() == torch.empty_like(x).stride()
 
 
@@ -228,7 +229,7 @@ OWN_ERRORS = [
     (lambda x: mw.log_softmax(x, KEPT, (0, 1)), DtypeError, r"`dim` must be an int, got tuple. Hint: dim=-1"),
     (lambda x: mw.softmin(x, KEPT, True), DtypeError, r"`dim` must be an int, got bool"),
     (lambda x: mw.softmax([1.0], KEPT, 0, dtype=torch.float32), DtypeError, r"torch\.as_tensor\(x\)"),
-    (lambda x: mw.normalize(x, KEPT, dim=(1, 1)), ArgumentError, r"name each dim once"),
+    (lambda x: mw.normalize(x, KEPT, dim=(1, 1)), ArgumentError, r"not repeat a dim"),
     (lambda x: mw.normalize(x, KEPT, "fro"), DtypeError, r"normalize: `p` must be a number, got str"),
     (lambda x: mw.normalize(x, KEPT, eps=None), DtypeError, r"`eps` must be a number, got NoneType"),
     (lambda x: mw.standardize(x, KEPT, eps=-1), ArgumentError, r"`eps` must be at least 0, got -1. Hint: eps=1e-5"),
@@ -238,7 +239,7 @@ OWN_ERRORS = [
 
 @pytest.mark.parametrize(("call", "error", "message"), ERRORS)
 @pytest.mark.parametrize("name", NAMES)
-def test_bad_arguments_get_an_error_that_teaches(name, call, error, message):
+def test_bad_arguments_raise_an_error_with_a_hint(name, call, error, message):
     for _ in range(2):
         with pytest.raises(error, match=message) as caught:
             call(CALLS[name], torch.ones(8, 12, 64))
@@ -246,6 +247,6 @@ def test_bad_arguments_get_an_error_that_teaches(name, call, error, message):
 
 
 @pytest.mark.parametrize(("call", "error", "message"), OWN_ERRORS)
-def test_bad_arguments_of_one_function_get_an_error_that_teaches(call, error, message):
+def test_bad_arguments_of_one_function_raise_an_error_with_a_hint(call, error, message):
     with pytest.raises(error, match=message):
         call(torch.ones(8, 12, 64))

@@ -1,4 +1,4 @@
-"""The kernels of softmax and friends, forward and backward: dtypes, layouts, threads, SIMD levels, special values."""
+"""Kernels of softmax and normalization and their gradients: dtypes, layouts, threads, SIMD levels, special values."""
 
 import math
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from maskwise.mask.structures.affine import Affine
-from maskwise.mask.structures.base import Structure
+from maskwise.mask.structures.base import Operand, Structure
 from maskwise.mask.structures.combination import Combination, Not
 from maskwise.mask.structures.constant import Constant
 from maskwise.mask.structures.dense import Dense
@@ -22,6 +22,7 @@ __all__ = [
     "Indices",
     "Intervals",
     "Not",
+    "Operand",
     "Segments",
     "Structure",
     "View",

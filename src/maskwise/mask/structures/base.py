@@ -5,14 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from maskwise.mask.structures.affine import Affine
 
-__all__ = ["Skeleton", "Structure", "assemble", "open_grid", "take_apart"]
+__all__ = ["Operand", "Skeleton", "Structure", "assemble", "open_grid", "take_apart"]
+
+#: How a mask reaches a kernel: as one run [start, end) for each line along a dim, or as a bool for each position.
+Operand: TypeAlias = Literal["intervals", "bits"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +39,12 @@ class Structure(ABC):
         @property
         def device(self) -> torch.device:
             """The device that the mask is for."""
+
+        @property
+        def operand(self) -> Operand:
+            """How the structure reaches a kernel, which it knows without reading data."""
+    else:
+        operand = "bits"
 
     @abstractmethod
     def predicate(self, *index: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from maskwise.mask.structures.affine import Affine
-from maskwise.mask.structures.base import Structure
+from maskwise.mask.structures.base import Operand, Structure
 
 __all__ = ["Constant"]
 
@@ -21,6 +21,7 @@ class Constant(Structure):
     """Every position is kept, or none is. No tensor is behind it."""
 
     kind: ClassVar[str] = "constant"
+    operand: ClassVar[Operand] = "intervals"
     shape: tuple[int, ...]
     device: torch.device
     value: bool

@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from maskwise.mask.structures.affine import Affine
-from maskwise.mask.structures.base import Structure
+from maskwise.mask.structures.base import Operand, Structure
 from maskwise.mask.structures.constant import Constant
 
 __all__ = ["Intervals"]
@@ -26,6 +26,7 @@ class Intervals(Structure):
     """
 
     kind: ClassVar[str] = "intervals"
+    operand: ClassVar[Operand] = "intervals"
     leaves: ClassVar[tuple[str, ...]] = ("starts", "ends")
     starts: Tensor | None
     ends: Tensor | None

@@ -10,8 +10,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from maskwise.mask.structures.affine import Affine
-from maskwise.mask.structures.base import Structure
+from maskwise.mask.structures.base import Operand, Structure
 from maskwise.mask.structures.combination import Not
+from maskwise.mask.structures.intervals import Intervals
 
 __all__ = ["View"]
 
@@ -33,6 +34,16 @@ class View(Structure):
     @override
     def device(self) -> torch.device:
         return self.base.device
+
+    @property
+    @override
+    def operand(self) -> Operand:
+        if not isinstance(self.base, Intervals):
+            return "bits"
+        # The run stays one where the view walks the last dim of the base in its own order, and nothing else with it.
+        _, step, axis = self.affine.terms[-1]
+        is_shared = any(term.axis == axis for term in self.affine.terms[:-1])
+        return "intervals" if axis is not None and step == 1 and not is_shared else "bits"
 
     @override
     def predicate(self, *index: Tensor) -> Tensor:

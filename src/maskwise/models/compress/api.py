@@ -28,7 +28,7 @@ from maskwise.models.compress.surgery import (
     update_fast_paths,
 )
 from maskwise.nn import SparseLinear
-from maskwise.nn.modules import check_module
+from maskwise.nn.arguments import check_module
 
 __all__ = ["compress"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -12,8 +11,10 @@ from torch import Tensor, nn
 
 from maskwise.models.compress.live_units import without_dead_units
 from maskwise.nn import SparseLinear
+from maskwise.ops.backends import why_not_served
 from maskwise.ops.linear import BLOCKS, Block
-from maskwise.plan import planner
+from maskwise.plan.dispatch import forced
+from maskwise.plan.measure import measure, synced_timer
 
 __all__ = ["DENSE", "MARGIN", "Choice", "Layer", "Times", "candidates", "choose", "time_calls"]
 
@@ -67,7 +68,7 @@ def candidates(layer: Layer, x: Tensor) -> tuple[dict[str, nn.Module], list[str]
         found["live units"] = live
     if isinstance(module, nn.Conv2d):
         return found, [] if found else ["no whole channel is dead, and there is no sparse convolution"]
-    if not planner.has_kernel("linear", module.weight.dtype, x.device.type):
+    if forced() == "plain" or why_not_served("linear", x.device.type, module.weight.dtype) is not None:
         return found, [f"there is no sparse kernel for {module.weight.dtype} on {x.device.type}"]
     if layer.density > TOO_DENSE:
         return found, ["too dense for a sparse kernel"]
@@ -122,44 +123,9 @@ def time_calls(calls: Mapping[str, Callable[[], object]], seconds: float) -> dic
     >>> sorted(time_calls({"a": lambda: None, "b": lambda: None}, 0.01))
     ['a', 'b']
     """
-    repeats: dict[str, int] = {}
-    one_round = 0.0
-    for name, call in calls.items():
-        # Warm up: the first call pays for caches.
-        call()
-        once = min(_elapsed(call, 1) for _ in range(3))
-        repeats[name] = max(1, min(1000, round(SAMPLE / max(once, 1e-9))))
-        one_round += once * repeats[name]
-    fewest, most = ROUNDS
-    rounds = max(fewest, min(most, int(seconds / max(one_round, 1e-9))))
-    samples: dict[str, list[float]] = {name: [] for name in calls}
-    done = 0
-    while done < rounds or (done < 3 * rounds and any(map(_is_noisy, samples.values()))):
-        # Every other round is reversed, so that no call always follows the same one.
-        for name in list(calls) if done % 2 else reversed(list(calls)):
-            samples[name].append(_elapsed(calls[name], repeats[name]) / repeats[name])
-        done += 1
-    return {name: Times(min(found), _median(found)) for name, found in samples.items()}
-
-
-def _median(samples: list[float]) -> float:
-    # Imported here: with its dependencies it takes milliseconds, which every import of maskwise would pay.
-    from statistics import median
-
-    return median(samples)
-
-
-def _is_noisy(samples: list[float]) -> bool:
-    return _median(samples) > NOISY * min(samples)
-
-
-def _elapsed(call: Callable[[], object], repeats: int) -> float:
-    start = time.perf_counter()
-    for _ in range(repeats):
-        call()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
+    timer = synced_timer("cuda") if torch.cuda.is_available() else None
+    samples = measure(calls, budget=seconds, rounds=ROUNDS, sample_seconds=SAMPLE, timer=timer, noisy=NOISY)
+    return {name: Times(samples.best(name), samples.median(name)) for name in calls}
 
 
 # -- the choice --------------------------------------------------------------------------------------------------------

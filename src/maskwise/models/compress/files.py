@@ -21,7 +21,7 @@ from maskwise.models.compress.live_units import LiveConv2d, LiveLinear
 from maskwise.models.compress.surgery import has_hooks, hooks, replace_module, update_fast_paths
 from maskwise.models.unpadding import unpad
 from maskwise.nn import SparseLinear
-from maskwise.nn.modules import check_module
+from maskwise.nn.arguments import check_module
 
 __all__ = ["MissingSafetensorsError", "load_compressed", "save_compressed"]
 

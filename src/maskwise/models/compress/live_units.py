@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from maskwise.models.compress.surgery import assign, conv_arguments
-from maskwise.nn.linear_forms import indices_unless_all
+from maskwise.nn.linear import indices_unless_all
 
 __all__ = ["LiveConv2d", "LiveLinear", "without_dead_units"]
 

@@ -12,7 +12,7 @@ from torch import nn
 from maskwise.models.compress.candidates import Times
 from maskwise.models.compress.live_units import LiveConv2d, LiveLinear
 from maskwise.nn import SparseLinear
-from maskwise.plan.tabular import Tabular
+from maskwise.plan.explain import Tabular
 
 if TYPE_CHECKING:
     from rich.table import Table

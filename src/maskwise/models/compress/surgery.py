@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from maskwise.nn import MaskedConv2d, MaskedLinear, SparseLinear
-from maskwise.nn.attaching import leave_effective
-from maskwise.nn.gated import chains_of
+from maskwise.nn.attaching import chains_of, leave_effective
 from maskwise.nn.gates import Gate
 
 __all__ = [

@@ -8,9 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from maskwise.errors import ArgumentError, DtypeError, say
-from maskwise.nn.gates.fitting import expanded
-from maskwise.nn.gates.gate import Gate, check_device, check_weight
-from maskwise.nn.gates.gradient import kept_only
+from maskwise.nn.gates.gate import Gate, check_device, check_weight, expanded, fill_gated
 
 __all__ = ["HardConcrete", "Sigmoid"]
 
@@ -56,7 +54,7 @@ class _Learned(Gate):
         """The weight times how open its gate is."""
         opening = self.opening(weight)
         # What a shut gate holds back must not meet its zero: 0 * NaN is NaN, there and in the backward pass.
-        return kept_only(weight, opening.detach() > 0) * opening.to(weight.dtype)
+        return fill_gated(weight, opening.detach() > 0) * opening.to(weight.dtype)
 
     def _logits(self, weight: Tensor) -> Tensor:
         if self.logits is None:

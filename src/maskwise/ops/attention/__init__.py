@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from maskwise.ops.attention.api import attention as attention
-from maskwise.ops.attention.sequences import attend as attend
+from maskwise.ops.attention.attention import attention as attention
+from maskwise.ops.attention.packed import attend as attend
 
 __all__ = ["attend", "attention"]

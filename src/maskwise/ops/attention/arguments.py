@@ -1,9 +1,9 @@
-"""Checks the arguments of attention, and tells how its mask lines up with the scores."""
+"""What a call of attention is made of: its checks, and how its mask lines up with the scores."""
 
 from __future__ import annotations
 
 from types import EllipsisType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,10 +11,28 @@ from torch.amp import is_autocast_available
 
 from maskwise.errors import ArgumentError, DeviceError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
-from maskwise.ops.arguments import MUST, MaskLike, fits, mask_hint
-from maskwise.ops.attention.pieces import Sizes
+from maskwise.ops.arguments import MUST, MaskLike, fits, mask_hint, need_dense
+from maskwise.ops.attention.reference import causal
+from maskwise.plan.dispatch import Facts
 
-__all__ = ["KEYS", "Index", "check_options", "lift", "line_up", "lowered", "lowers", "recipe_for", "without_queries"]
+if TYPE_CHECKING:
+    from maskwise.ops.attention.blocks import Block, BlockCount
+
+__all__ = [
+    "KEYS",
+    "Call",
+    "Index",
+    "Scores",
+    "Sizes",
+    "bits_of",
+    "check",
+    "drop_queries",
+    "is_autocast",
+    "kept_of",
+    "lift",
+    "line_up",
+    "to_autocast",
+]
 
 OP = "attention"
 MaskT = TypeVar("MaskT", Mask, Tensor)
@@ -24,14 +42,63 @@ Index = tuple[slice | EllipsisType | None, ...]
 KEYS: Index = (slice(None), None, None)
 
 
-def check_tensors(q: Any, k: Any, v: Any) -> Sizes:
-    """The sizes of the call, or an error that tells what does not fit."""
+class Sizes(NamedTuple):
+    """The sizes of an attention call: the shape of its scores."""
+
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+
+
+class Scores(NamedTuple):
+    """What the routes look at beside the sizes: the ``detail`` of the `Facts`."""
+
+    kv_heads: int
+    features: int
+    value_features: int
+    is_causal: bool
+    has_dropout: bool
+    #: Whether the mask is a `Mask`, which caches its blocks.
+    is_structured: bool
+    #: Whether the mask is one of pairs: queries of a head may keep different keys.
+    has_pairs: bool
+    #: The blocks that the mask keeps, once they were looked for.
+    blocks: BlockCount | None = None
+
+
+class Call(NamedTuple):
+    """A call that was checked: what its routes take beside tensors."""
+
+    facts: Facts
+    sizes: Sizes
+    #: The index that gives the mask four dims.
+    index: Index
+    #: Whether the mask is (B, keys).
+    is_of_keys: bool
+    is_causal: bool
+    #: What the scores are multiplied by unless the caller says.
+    scale: float
+    #: Whether autocast lowers the dtype.
+    is_autocast: bool
+    #: What the route by blocks computes.
+    blocks: tuple[Block, ...] = ()
+
+
+def check(q: Any, k: Any, v: Any, mask: MaskLike | None) -> tuple[Sizes, Index]:
+    """The sizes of a call, and the index that gives its mask four dims; or an error that says what does not fit."""
+    sizes = _check_tensors(q, k, v)
+    return sizes, () if mask is None else line_up(mask, q, sizes)
+
+
+def _check_tensors(q: Any, k: Any, v: Any) -> Sizes:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             hint = "torch.as_tensor(x), or all three from mw.pack"
             raise DtypeError(
                 say(OP, name, must="be a tensor, or all of q, k, v Packed", got=type(x).__name__, hint=hint)
             )
+        need_dense(OP, name, x)
         if x.dim() != 4:
             hint = f"{name}[None]" if x.dim() == 3 else f"{name}.unflatten(-1, (heads, -1)).transpose(1, 2)"
             raise ShapeError(say(OP, name, must="be (B, heads, L, D)", got=tuple(x.shape), hint=hint))
@@ -39,7 +106,7 @@ def check_tensors(q: Any, k: Any, v: Any) -> Sizes:
             raise DtypeError(say(OP, name, must="be floating", got=x.dtype, hint=f"{name}.float()"))
     (batch, heads, queries, size), (_, shared, keys, _) = q.shape, k.shape
     for name, x in (("k", k), ("v", v)):
-        if x.dtype != q.dtype and not lowers(q.device.type):
+        if x.dtype != q.dtype and not is_autocast(q.device.type):
             raise DtypeError(say(OP, name, must=f"have q's dtype {q.dtype}", got=x.dtype, hint=f"{name}.to(q.dtype)"))
         if x.device != q.device:
             raise DeviceError(
@@ -61,29 +128,17 @@ def check_tensors(q: Any, k: Any, v: Any) -> Sizes:
     return Sizes(batch, heads, queries, keys)
 
 
-def lowers(device: str) -> bool:
+def is_autocast(device: str) -> bool:
     """Whether autocast is on for a device."""
     return torch.is_autocast_enabled(device) if device in ("cpu", "cuda") or is_autocast_available(device) else False
 
 
-def recipe_for(q: Any, k: Any, v: Any, mask: MaskLike | None) -> tuple[Sizes, Index]:
-    """The sizes of a call, and the index that gives its mask four dims; or an error that tells what does not fit."""
-    sizes = check_tensors(q, k, v)
-    return sizes, () if mask is None else line_up(mask, q, sizes)
-
-
-def lowered(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The tensors in autocast's dtype where that is on: kernels are called below the level at which it would see."""
-    if not lowers(q.device.type) or q.dtype is torch.float64:
+def to_autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The tensors in autocast's dtype where that is on: kernels are called below the level at which it acts."""
+    if not is_autocast(q.device.type) or q.dtype is torch.float64:
         return q, k, v
     lower = torch.get_autocast_dtype(q.device.type)
     return q.to(lower), k.to(lower), v.to(lower)
-
-
-def check_options(dropout_p: float) -> None:
-    """Raise unless dropout_p is a probability."""
-    if not 0.0 <= dropout_p <= 1.0:
-        raise ArgumentError(say(OP, "dropout_p", must="be between 0 and 1", got=dropout_p, hint="dropout_p=0.1"))
 
 
 def line_up(mask: MaskLike, q: Tensor, sizes: Sizes) -> Index:
@@ -94,7 +149,7 @@ def line_up(mask: MaskLike, q: Tensor, sizes: Sizes) -> Index:
     if len(shape) == 2 and shape == (sizes.batch, sizes.keys):
         if not broadcasts or sizes.batch == 1:
             return KEYS
-        # As many queries as batch entries: both readings fit, and nobody but the caller knows which one is meant.
+        # As many queries as batch entries: both readings fit, and only the caller knows which one is meant.
         raise ArgumentError(
             say(
                 OP,
@@ -110,9 +165,9 @@ def line_up(mask: MaskLike, q: Tensor, sizes: Sizes) -> Index:
     raise ShapeError(say(OP, "mask", must=must, got=shape, hint=_hint(shape, sizes)))
 
 
-def without_queries(q: Any, k: Any, v: Any, mask: MaskLike | None, query_mask: MaskLike) -> MaskLike:
+def drop_queries(q: Any, k: Any, v: Any, mask: MaskLike | None, query_mask: MaskLike) -> MaskLike:
     """The mask of a call that keeps no key for the queries that are dropped: four dims, each the call's size or 1."""
-    sizes, index = recipe_for(q, k, v, mask)
+    sizes, index = check(q, k, v, mask)
     _check_mask("query_mask", query_mask, q)
     shape = tuple(query_mask.shape)
     of_queries = (sizes.batch, sizes.queries) if len(shape) == 2 else sizes[:3]
@@ -131,6 +186,7 @@ def without_queries(q: Any, k: Any, v: Any, mask: MaskLike | None, query_mask: M
 
 def _check_mask(name: str, mask: MaskLike, q: Tensor) -> None:
     """Raise unless this is a mask, on q's device."""
+    need_dense(OP, name, mask)
     if not isinstance(mask, Mask) and not (isinstance(mask, Tensor) and mask.dtype is torch.bool):
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise DtypeError(say(OP, name, must=MUST, got=got, hint=mask_hint(mask)))
@@ -145,6 +201,21 @@ def lift(mask: MaskT, index: Index, sizes: Sizes) -> MaskT:
     """The mask with its four dims, of which only the keys always have their full size."""
     four = mask[index] if index else mask
     return four if four.shape[-1] == sizes.keys else four.expand(-1, -1, -1, sizes.keys)
+
+
+def bits_of(mask: MaskLike | None, index: Index, sizes: Sizes) -> Tensor | None:
+    """The mask as a bool tensor of four dims. A `Mask` caches its bits, so those are viewed and not the mask."""
+    bits = mask.to_bool() if isinstance(mask, Mask) else mask
+    return None if bits is None else lift(bits, index, sizes)
+
+
+def kept_of(mask: MaskLike | None, is_causal: bool, sizes: Sizes) -> Tensor | None:
+    """What a mask of four dims and ``is_causal`` keep, as such a bool tensor; None for everything."""
+    bits = mask.to_bool() if isinstance(mask, Mask) else mask
+    if not is_causal:
+        return bits
+    below = causal(sizes.queries, sizes.keys, torch.device("cpu") if bits is None else bits.device)[None, None]
+    return below if bits is None else bits & below
 
 
 def _hint(shape: tuple[int, ...], sizes: Sizes) -> str:

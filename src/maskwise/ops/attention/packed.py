@@ -1,31 +1,35 @@
-"""Attention of Packed tokens: by sequences where each attends to its own, else through the original layout."""
+"""Attention of packed tokens: by sequences where each attends to its own, else in the original layout.
+
+By sequences, there is one call of SDPA for each run of sequences of equal length, and padding does not exist. Tokens
+are split and joined once, so the backward pass is linear too: slices taken one by one would each make a gradient of the
+full size.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import groupby
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike
-from maskwise.ops.attention.arguments import line_up
-from maskwise.ops.attention.blocks import is_finite
-from maskwise.ops.attention.pieces import Sizes
-from maskwise.ops.attention.routes import work_of
-from maskwise.ops.attention.sequences import attend
+from maskwise.ops.attention.arguments import OP, Sizes, line_up
+from maskwise.ops.attention.sdpa import is_finite, work_of
 from maskwise.ops.select.packed import Packed, collect
-from maskwise.plan import Plan, planner
+from maskwise.ops.torch_private import is_tracing, is_vmapped_or_functional
+from maskwise.plan import calibration, dispatch
 from maskwise.plan.cost import microseconds
-from maskwise.plan.dispatch import Refusal, Skips, is_observed
+from maskwise.plan.dispatch import Decision, Facts, Plan, Route, Skips, decide, is_any_observing
 from maskwise.plan.explain import record
 
-__all__ = ["attend_packed"]
-
-OP = "attention"
+__all__ = ["Run", "attend", "attend_packed", "runs"]
 
 
 def attend_packed(
@@ -40,49 +44,55 @@ def attend_packed(
     scale: float | None,
 ) -> Packed:
     """Attention of packed q, k and v; ``dense`` is attention of (B, H, L, D)."""
-    _check(q, k, v)
+    _check_packed(q, k, v)
     options: dict[str, Any] = {"is_causal": is_causal, "dropout_p": dropout_p, "scale": scale}
-    why_not = _not_by_sequences(q, k, mask, is_causal)
-    if why_not is None:
-        lengths, key_lengths = q.mask.lengths.reshape(-1).tolist(), k.mask.lengths.reshape(-1).tolist()
-        if is_observed() and (planned := _report(q, k, lengths, key_lengths)):
-            return planned  # type: ignore[return-value]
-        out = attend(q.values, k.values, v.values, lengths, key_lengths=key_lengths, **options)
-        # A causal query drops later keys, which as NaN could have reached it.
-        if not is_causal or torch.compiler.is_compiling() or is_finite(out):
-            return Packed(out, q.mask)
+    if is_tracing():
+        return _in_layout(q, k, v, mask, dense, options)
+    decision = _decision(q, k, mask, is_causal)
+    if decision.plan.route == "sequences" and is_any_observing() and (planned := _report(decision.plan, q, k)):
+        return planned  # type: ignore[return-value]
+    return decision.run(q, k, v, mask, dense, options)  # type: ignore[no-any-return]
+
+
+def _by_sequences(
+    q: Packed, k: Packed, v: Packed, mask: None, dense: Callable[..., Tensor], options: dict[str, Any]
+) -> Packed:
+    lengths, key_lengths = _lengths(q), _lengths(k)
+    out = attend(q.values, k.values, v.values, lengths, key_lengths=key_lengths, **options)
+    # A causal query drops later keys, which as NaN could have reached it.
+    if options["is_causal"] and not is_finite(out):
+        return _in_layout(q, k, v, None, dense, options)
+    return Packed(out, q.mask)
+
+
+def _in_layout(
+    q: Packed, k: Packed, v: Packed, mask: MaskLike | None, dense: Callable[..., Tensor], options: dict[str, Any]
+) -> Packed:
+    """Attention in the layout that the tokens were packed from, where it takes its own route."""
     layouts = [x.unpack().transpose(1, 2) for x in (q, k, v)]
     keys = k.mask[:, None, None, :]
-    out = dense(*layouts, keys if mask is None else keys & _four_dims(mask, q, k, layouts[0]), **options)
+    out = dense(*layouts, keys if mask is None else keys & _four_dims(mask, k, layouts[0]), **options)
+    if isinstance(out, Plan):
+        return out
     return collect(out.transpose(1, 2), q.mask, capacity=q.capacity)
 
 
-def _report(q: Packed, k: Packed, lengths: list[int], key_lengths: list[int]) -> Plan | None:
-    """Report the call to those who listen; the elements are the pairs of the padded layout."""
-    _, heads, features = q.values.shape
-    pairs = heads * sum(a * b for a, b in zip(lengths, key_lengths, strict=True))
-    padded = (len(lengths), heads, q.mask.shape[-1], k.mask.shape[-1])
-    work, dense, rates = work_of(1, pairs, features), work_of(1, prod(padded), features), planner.rates_for("cpu")
-    refused = (Refusal("whole", "the padding would be computed, too"),)
-    reason, cost = f"{len(lengths)} sequences, each attends to its own", microseconds(work, rates.plain_call, rates)
-    plan = Plan(OP, "sequences", reason, cost, refused, work, dense, Skips.COMPUTING, 4 * features)
-    # Of what was packed everything is read.
-    return record(plan, q.values.new_empty(()).expand(padded), q.mask, skipped=prod(padded) - pairs, skipped_bytes=0)
-
-
-def _four_dims(mask: MaskLike, q: Packed, k: Packed, queries: Tensor) -> Mask:
+def _four_dims(mask: MaskLike, k: Packed, queries: Tensor) -> Mask:
     index = line_up(mask, queries, Sizes(queries.shape[0], queries.shape[1], queries.shape[2], k.mask.shape[-1]))
     return (mask if isinstance(mask, Mask) else Mask(mask))[index]
 
 
-def _not_by_sequences(q: Packed, k: Packed, mask: MaskLike | None, is_causal: bool) -> str | None:
+def _lengths(x: Packed) -> list[int]:
+    return x.mask.lengths.reshape(-1).tolist()  # type: ignore[no-any-return]
+
+
+# -- the routes --------------------------------------------------------------------------------------------------------
+def _why_not_sequences(q: Packed, k: Packed, mask: MaskLike | None, is_causal: bool) -> str | None:
     """Why the sequences cannot be treated one by one; None where they can."""
     if mask is not None:
         return "there is a mask besides the packing"
     if q.capacity is not None or k.capacity is not None:
         return "the number of kept rows is not known"
-    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
-        return "the lengths must be known on the host"
     if q.values.device.type != "cpu" and not (q.mask.facts.on_host and k.mask.facts.on_host):
         return "the lengths are on the device"
     # Causal is a matter of positions: rows of one mask are in order, and leading runs are at their positions.
@@ -92,7 +102,50 @@ def _not_by_sequences(q: Packed, k: Packed, mask: MaskLike | None, is_causal: bo
     return None
 
 
-def _check(q: Any, k: Any, v: Any) -> None:
+_ROUTES = (
+    Route("sequences", _by_sequences, lambda facts: facts.detail, skips=Skips.COMPUTING),
+    Route(
+        "plain",
+        _in_layout,
+        pays=lambda facts: None if facts.transformed or facts.detail else "the padding would be computed, too",
+        transforms=True,
+    ),
+)
+
+
+def _decision(q: Packed, k: Packed, mask: MaskLike | None, is_causal: bool) -> Decision:
+    """The route of one call, from the cache or decided now."""
+    x, transformed = q.values, is_vmapped_or_functional()
+    # Data of a transform cannot be compared.
+    why_not = None if transformed else _why_not_sequences(q, k, mask, is_causal)
+    facts = Facts(OP, tuple(x.shape[1:]), x.dtype, x.device.type, transformed=transformed, detail=why_not)
+    key = (OP, facts, dispatch.is_any_forced() and dispatch.forced())
+    decision: Decision | None = dispatch.cache.get(key)
+    if decision is None:
+        decision = dispatch.cache[key] = decide(facts, _ROUTES)
+    return decision
+
+
+def _report(plan: Plan, q: Packed, k: Packed) -> Plan | None:
+    """Record a call by sequences; the elements are the pairs of the padded layout."""
+    lengths, key_lengths = _lengths(q), _lengths(k)
+    _, heads, features = q.values.shape
+    pairs = heads * sum(a * b for a, b in zip(lengths, key_lengths, strict=True))
+    padded = (len(lengths), heads, q.mask.shape[-1], k.mask.shape[-1])
+    work, rates = work_of(1, pairs, features), calibration.rates_for(q.values.device.type)
+    plan = replace(
+        plan,
+        reason=plan.reason if plan.reason == "forced" else f"{len(lengths)} sequences, each attends to its own",
+        microseconds=microseconds(work, rates.plain_call, rates),
+        work=work,
+        dense=work_of(1, prod(padded), features),
+        flops=4 * features,
+    )
+    # Of what was packed everything is read.
+    return record(plan, q.values.new_empty(()).expand(padded), q.mask, skipped=prod(padded) - pairs, skipped_bytes=0)
+
+
+def _check_packed(q: Any, k: Any, v: Any) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Packed):
             must, hint = "be Packed, as the others are", f"mw.pack({name}.transpose(1, 2), mask), or unpack() them all"
@@ -106,3 +159,121 @@ def _check(q: Any, k: Any, v: Any) -> None:
     if q.mask.shape[0] != k.mask.shape[0]:
         must, hint = f"have q's {q.mask.shape[0]} sequences", "pack both from one batch"
         raise ShapeError(say(OP, "k", must=must, got=k.mask.shape[0], hint=hint))
+
+
+# -- one call per run of sequences -------------------------------------------------------------------------------------
+class Run(NamedTuple):
+    """Consecutive sequences of one length."""
+
+    sequences: int
+    queries: int
+    keys: int
+
+
+def attend(
+    q: Tensor,  # (N, H, D)
+    k: Tensor,  # (M, Hkv, D)
+    v: Tensor,  # (M, Hkv, Dv)
+    lengths: list[int],
+    *,
+    key_lengths: list[int] | None = None,
+    is_causal: bool = False,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+) -> Tensor:
+    """Attention of packed tokens: sequences one after the other, each attending to itself only.
+
+    >>> import torch
+    >>> from maskwise.ops.attention import attend
+    >>> q, k, v = torch.zeros(3, 1, 2), torch.zeros(3, 1, 2), torch.arange(6.0).reshape(3, 1, 2)
+    >>> attend(q, k, v, [1, 2])[:, 0]
+    tensor([[0., 1.],
+            [3., 4.],
+            [3., 4.]])
+
+    Args:
+        q: the queries of all sequences, (N, H, D).
+        k: the keys, (N, Hkv, D); H is a multiple of Hkv, and each key head serves H / Hkv query heads.
+        v: the values, (N, Hkv, Dv).
+        lengths: how many tokens each sequence has, on the host; they add up to N.
+        key_lengths: how many keys each sequence has, where they are not as many as its queries; they add up to the
+            rows of k. A sequence without keys gives zeros.
+        is_causal: whether a query sees only the keys up to its own position in the sequence.
+        dropout_p: the probability with which a weight is dropped; only the caller knows of training and eval.
+        scale: what the scores are multiplied by; by default 1 / sqrt(D).
+
+    Returns:
+        (N, H, Dv), differentiable in q, k and v.
+
+    Raises:
+        ShapeError: the lengths do not add up to the rows, or the heads do not divide.
+    """
+    key_lengths = lengths if key_lengths is None else key_lengths
+    _check(q, k, v, lengths, key_lengths)
+    found = runs(lengths, key_lengths)
+    if all(run.keys == 0 or run.queries == 0 for run in found):
+        # Nothing is computed, and yet the result is part of the graph.
+        return q.new_zeros(q.shape[0], q.shape[1], v.shape[2]) + (q[:0].sum() + k[:0].sum() + v[:0].sum())
+    gqa = q.shape[1] != k.shape[1]
+    query_rows = [run.sequences * run.queries for run in found]
+    key_rows = [run.sequences * run.keys for run in found]
+    # One run needs no split, and its result no copy.
+    whole = len(found) == 1
+    outs = []
+    for run, a, b, c in zip(
+        found,
+        (q,) if whole else torch.split(q, query_rows),
+        (k,) if whole else torch.split(k, key_rows),
+        (v,) if whole else torch.split(v, key_rows),
+        strict=True,
+    ):
+        if run.keys == 0 or run.queries == 0:
+            outs.append(a.new_zeros(a.shape[0], q.shape[1], v.shape[2]))
+            continue
+        out = scaled_dot_product_attention(
+            a.reshape(run.sequences, run.queries, *q.shape[1:]).transpose(1, 2),
+            b.reshape(run.sequences, run.keys, *k.shape[1:]).transpose(1, 2),
+            c.reshape(run.sequences, run.keys, *v.shape[1:]).transpose(1, 2),
+            is_causal=is_causal,
+            dropout_p=dropout_p,
+            scale=scale,
+            enable_gqa=gqa,
+        )
+        outs.append(out.transpose(1, 2).flatten(0, 1))
+    return outs[0] if whole else torch.cat(outs)
+
+
+def runs(lengths: list[int], key_lengths: list[int]) -> list[Run]:
+    """Consecutive sequences of equal length, taken together.
+
+    >>> runs([2, 2, 5], [2, 2, 5])
+    [Run(sequences=2, queries=2, keys=2), Run(sequences=1, queries=5, keys=5)]
+    """
+    pairs = zip(lengths, key_lengths, strict=True)
+    return [Run(len(list(same)), *pair) for pair, same in groupby(pairs) if pair != (0, 0)]
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, lengths: list[int], key_lengths: list[int]) -> None:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dim() != 3:
+            hint = "mw.attention for (B, H, L, D)"
+            must = "be packed tokens (N, heads, D)"
+            raise ShapeError(say("attend", name, must=must, got=tuple(x.shape), hint=hint))
+    if k.shape[:2] != v.shape[:2]:
+        must = f"have k's rows and heads {tuple(k.shape[:2])}"
+        raise ShapeError(
+            say("attend", "v", must=must, got=tuple(v.shape[:2]), hint="only the last dim of v is its own")
+        )
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        must = f"have a number of heads that divides q's {q.shape[1]}"
+        raise ShapeError(say("attend", "k", must=must, got=k.shape[1], hint="(N, heads, D), not (heads, N, D)"))
+    if len(key_lengths) != len(lengths):
+        must = f"name as many sequences as lengths, {len(lengths)}"
+        raise ArgumentError(
+            say("attend", "key_lengths", must=must, got=len(key_lengths), hint="0 for a sequence of no keys")
+        )
+    for name, x, parts in (("lengths", q, lengths), ("key_lengths", k, key_lengths)):
+        if sum(parts) != x.shape[0]:
+            hint = "mask.lengths.tolist() of the mask that packed them"
+            must = f"add up to the {x.shape[0]} rows of {'q' if x is q else 'k'}"
+            raise ShapeError(say("attend", name, must=must, got=sum(parts), hint=hint))

@@ -1,4 +1,4 @@
-"""Attention in plain torch operations: the ground truth of the routes, and the route where nothing else serves."""
+"""Attention in plain torch operations: the ground truth of the routes, and the route where no other serves."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+
+from maskwise.ops.primitives import where_kept
+from maskwise.ops.torch_private import is_tracing
 
 __all__ = [
     "attention",
-    "attention_by_sdpa",
     "causal",
-    "clean",
+    "expand_kept",
+    "fill_dropped_inputs",
     "finite_rows",
     "finite_scores",
-    "is_tracing",
     "nan_backward",
     "nan_like",
     "repeat_heads",
@@ -40,30 +41,30 @@ def attention(
     >>> attention(q, k, v[None, None, :, None], torch.tensor([True, True, False])).flatten()
     tensor([2.])
     """
-    kept = _all_of(q, k, kept, is_causal)
-    q, k, v = clean(q, k, v, kept)
+    kept = expand_kept(q, k, kept, is_causal)
+    q, k, v = fill_dropped_inputs(q, k, v, kept)
     k, v = repeat_heads(q, k, v)
     sound_v = v.isfinite()
-    v = torch.where(sound_v, v, 0.0)
+    v = where_kept(v, sound_v, 0.0)
     scores = _scores(q, k, kept, scale)
     # A row that keeps nothing, or whose softmax is NaN, takes part with all its scores made 0: 0 * NaN is no gradient.
     some, sound = kept.any(-1, keepdim=True), _has_softmax(scores, kept)
-    weights = torch.where(kept, torch.softmax(torch.where(sound, scores, 0.0), -1), 0.0)
+    weights = where_kept(torch.softmax(where_kept(scores, sound, 0.0), -1), kept, 0.0)
     spoiled = (kept.to(v.dtype) @ (~sound_v).to(v.dtype) > 0) | ~sound
     weights = torch.nn.functional.dropout(weights, dropout_p)
     out = with_nan(weights @ v, spoiled)
     # The gradient of a row that keeps nothing may be anything, and ends here.
-    return torch.where(some, out, 0.0)
+    return where_kept(out, some, 0.0)
 
 
 def _scores(q: Tensor, k: Tensor, kept: Tensor, scale: float | None) -> Tensor:
     """The scores of what is kept, -inf elsewhere: (B, H, Lq, Lk)."""
-    # A product with something that is not finite is NaN also where its weight is zero, so the products see none.
+    # A product with something that is not finite is NaN also where its weight is zero, so the products get none.
     sound_q, sound_k = q.isfinite(), k.isfinite()
-    q, k = torch.where(sound_q, q, 0.0), torch.where(sound_k, k, 0.0)
+    q, k = where_kept(q, sound_q, 0.0), where_kept(k, sound_k, 0.0)
     scores = (q @ k.mT) * (1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else scale)
-    scores = torch.where(sound_q.all(-1)[..., None] & sound_k.all(-1)[..., None, :], scores, math.nan)
-    return torch.where(kept, scores, -math.inf)
+    scores = where_kept(scores, sound_q.all(-1)[..., None] & sound_k.all(-1)[..., None, :], math.nan)
+    return where_kept(scores, kept, -math.inf)
 
 
 def _has_softmax(scores: Tensor, kept: Tensor) -> Tensor:
@@ -77,51 +78,19 @@ def finite_scores(q: Tensor, k: Tensor, kept: Tensor, scale: float | None) -> Te
     return _has_softmax(_scores(q, k, kept, scale), kept) | ~kept.any(-1, keepdim=True)
 
 
-def attention_by_sdpa(
-    q: Tensor,  # (B, H, Lq, D)
-    k: Tensor,  # (B, Hkv, Lk, D)
-    v: Tensor,  # (B, Hkv, Lk, Dv)
-    kept: Tensor | None,  # bool, broadcasts to (B, H, Lq, Lk)
-    is_causal: bool = False,
-    dropout_p: float = 0.0,
-    scale: float | None = None,
-) -> Tensor:
-    """SDPA with a mask, made leak-proof: nothing of what no query keeps, or of a query without keys, is read."""
-    if kept is None and not is_causal:
-        gqa = q.shape[1] != k.shape[1]
-        return scaled_dot_product_attention(q, k, v, None, dropout_p, scale=scale, enable_gqa=gqa)
-    kept = _all_of(q, k, kept, is_causal)
-    some = kept.any(-1, keepdim=True)
-    q, k, v = clean(q, k, v, kept)
-    k, v = repeat_heads(q, k, v)
-    # A trace serves inputs with a gradient and without.
-    learns = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    if not learns and not is_tracing():
-        return torch.where(some, scaled_dot_product_attention(q, k, v, kept | ~some, dropout_p, scale=scale), 0.0)
-    finite = finite_rows(q)
-    q = torch.where(finite, q, 0.0)
-    out = scaled_dot_product_attention(q, k, v, kept | ~some, dropout_p, scale=scale)
-    return torch.where(some, with_nan(out, ~finite), 0.0)
-
-
-def clean(q: Tensor, k: Tensor, v: Tensor, kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The inputs with zeros where they are masked out: keys that no query keeps, queries that keep no key."""
+def fill_dropped_inputs(q: Tensor, k: Tensor, v: Tensor, kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The inputs with zeros where they are dropped: keys that no query keeps, queries that keep no key."""
     heads, shared = k.shape[1], q.shape[1] // k.shape[1]
     keys = kept.any(-2)
     if keys.shape[1] > 1 and shared > 1:
         keys = keys.reshape(keys.shape[0], heads, shared, keys.shape[-1]).any(2)
     keys = keys[..., None]
-    return torch.where(kept.any(-1)[..., None], q, 0.0), torch.where(keys, k, 0.0), torch.where(keys, v, 0.0)
+    return where_kept(q, kept.any(-1)[..., None], 0.0), where_kept(k, keys, 0.0), where_kept(v, keys, 0.0)
 
 
 def finite_rows(q: Tensor) -> Tensor:
     """Which queries are finite: bool (B, H, Lq, 1)."""
     return q.detach().isfinite().all(-1, keepdim=True)
-
-
-def is_tracing() -> bool:
-    """Whether torch.jit.trace records this call: it follows plain operations only."""
-    return torch._C._get_tracing_state() is not None
 
 
 def with_nan(out: Tensor, spoiled: Tensor) -> Tensor:
@@ -130,10 +99,12 @@ def with_nan(out: Tensor, spoiled: Tensor) -> Tensor:
     ``out`` comes from finite stand-ins. So a row whose incoming gradient is all zero takes no part in the backward
     pass, while NaN goes on where it has a gradient.
     """
-    if is_tracing():
-        return torch.where(spoiled, math.nan, out)
     # A Function would make torch.compile warn, and a registered op has no forward mode.
-    nan: Tensor = torch.ops.maskwise.attention_nan(out) if torch.compiler.is_compiling() else _Nan.apply(out)  # type: ignore[no-untyped-call]
+    if torch.compiler.is_compiling():
+        nan = torch.ops.maskwise.attention_nan(out)
+    else:
+        # torch.jit.trace follows plain operations only.
+        nan = math.nan if is_tracing() else _Nan.apply(out)  # type: ignore[no-untyped-call]
     return torch.where(spoiled, nan, out)
 
 
@@ -174,8 +145,8 @@ def causal(queries: int, keys: int, device: torch.device) -> Tensor:
     return torch.arange(keys, device=device) <= torch.arange(queries, device=device)[:, None]
 
 
-def _all_of(q: Tensor, k: Tensor, kept: Tensor | None, is_causal: bool) -> Tensor:
-    """What is kept, with four dims, of which those it does not depend on have size 1."""
+def expand_kept(q: Tensor, k: Tensor, kept: Tensor | None, is_causal: bool) -> Tensor:
+    """What is kept, with four dims, of which batch and heads have size 1 where it does not depend on them."""
     if is_causal:
         below = causal(q.shape[2], k.shape[2], q.device)
         kept = below if kept is None else kept & below

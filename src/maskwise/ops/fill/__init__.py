@@ -1,4 +1,4 @@
-"""mw.fill: a value where x is dropped. The op itself is a primitive, `maskwise.ops.primitives.fill`."""
+"""mw.fill: replaces dropped elements. The op itself is a primitive, `maskwise.ops.primitives.fill`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from maskwise.ops.arguments import MaskLike, check, fits
 
 __all__ = ["fill"]
 
-# A tuple is looked through in half the time that a union takes.
+# isinstance with a tuple takes half as long as with a union.
 _NUMBERS = (int, float, complex)
 
 
@@ -21,7 +21,7 @@ def fill(
     mask: MaskLike,  # broadcasts to x
     value: float | complex | Tensor,  # a number, or broadcasts to x
 ) -> Tensor:
-    """Put a value where the mask drops.
+    """Replace what the mask drops by a value.
 
     >>> import torch, maskwise as mw
     >>> x = torch.tensor([1.0, float("nan"), 3.0])
@@ -32,10 +32,10 @@ def fill(
         x: any shape, any dtype.
         mask: a Mask or a bool tensor that broadcasts to ``x``; True means keep.
         value: a number, or a tensor that broadcasts to ``x``. It is cast to x's dtype, as by torch's masked_fill. A
-            tensor that requires a gradient gets one: that of what is dropped.
+            tensor that requires grad gets the gradient of the dropped elements.
 
     Returns:
-        X where it is kept, ``value`` where it is dropped; of x's shape and dtype.
+        x where it is kept, ``value`` where it is dropped; of x's shape and dtype.
 
     Raises:
         ShapeError: the mask, or a tensor of values, does not broadcast to x.
@@ -48,7 +48,7 @@ def fill(
         check("fill", x, bits)
         value = _values_for(x, value)
         if value.requires_grad and torch.is_grad_enabled():
-            # Routes are for x's gradient alone; this one is rare, and torch's own will do.
+            # The kernels differentiate x only; a value that requires grad is rare, so torch's own operation runs.
             return torch.where(bits, x, value)
     elif not isinstance(value, _NUMBERS):
         raise DtypeError(say("fill", "value", must="be a number or a tensor", got=type(value).__name__, hint="0.0"))
@@ -65,7 +65,7 @@ def _values_for(x: Tensor, value: Tensor) -> Tensor:
     if value.device != x.device and value.dim() > 0:
         must = f"be on x's device {x.device}"
         raise DeviceError(say("fill", "value", must=must, got=value.device, hint="value.to(x.device)"))
-    # One number follows torch's masked_fill, which casts what it can; many must not lose what they hold.
+    # A 0-d value is cast as by torch's masked_fill; a larger one must not lose precision.
     castable = torch.can_cast(value.dtype, x.dtype)
     if not castable and (value.dim() > 0 or value.dtype.is_complex):
         must = f"have a dtype that casts to x's dtype {x.dtype}"

@@ -1,4 +1,4 @@
-"""Filling on a GPU: one launch."""
+"""mw.fill on a GPU: one launch."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from maskwise.ops.fill.triton import fill_kernel
-from maskwise.ops.gpu.dtypes import as_bytes
 from maskwise.ops.gpu.geometry import elementwise
-from maskwise.ops.gpu.launch import blocks_for, launch
+from maskwise.ops.gpu.launch import as_bytes, blocks_for, launch
 from maskwise.ops.primitives import empty_dense
 
 __all__ = ["fill"]
@@ -20,7 +19,7 @@ def fill(x: Tensor, mask: Tensor, value: Tensor) -> Tensor:
     """X where it is kept, the value where it is dropped."""
     out = empty_dense(x)
     mask, number = mask.expand(x.shape), number_of(value)
-    # What is read or written by neighbours decides on the order: the result, whose order is x's where x has one.
+    # The strides of the result decide the order of elements; they are x's where x is dense.
     geometry = elementwise(out, mask, x, value.expand(x.shape) if number is None else out)
     blocks = blocks_for(geometry, x.element_size())
     out_at, mask_at, x_at, value_at = geometry.operands
@@ -46,7 +45,7 @@ def fill(x: Tensor, mask: Tensor, value: Tensor) -> Tensor:
 
 
 def number_of(value: Tensor) -> float | None:
-    """The value as a number that can be handed to a kernel, if it lies on the host; one of float64 by its bits."""
+    """The value as a kernel argument, if it is on the host; a float64 as the integer of its bits."""
     if value.device.type != "cpu" or value.dim() > 0:
         return None
     number: float = value.item()

@@ -1,4 +1,4 @@
-"""Filling as a Triton kernel."""
+"""mw.fill as a Triton kernel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def fill_kernel(
     rows, length, tiles, steps,
     WIDE: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr, GROUP: tl.constexpr, SKIP: tl.constexpr,
 ):  # fmt: skip
-    """X where it is kept, elsewhere a number, or without one a value."""
+    """X where it is kept, else the number, or the value where there is no number."""
     for job in range(tl.program_id(0), tiles * steps, tl.num_programs(0)):
         row, real = bases(job // steps, rows, ROWS)
         start = beginning(job % steps, ELEMENTS, WIDE)
@@ -30,7 +30,7 @@ def fill_kernel(
             at = offsets(row, outer, values_outer)[:, None, None] + offsets(index, inner, values_inner)
             other = tl.load(values + at, mask=inside & (keep == 0), other=0)
         elif kept.dtype == tl.float64:
-            # A float that is handed to a kernel has 32 bits, so this one comes as the integer of its 64.
+            # Float arguments of kernels are float32, so a float64 comes as the integer of its bits.
             other = tl.cast(number, tl.int64).to(tl.float64, bitcast=True)
         else:
             other = tl.cast(number, kept.dtype)

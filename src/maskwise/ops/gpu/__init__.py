@@ -1,4 +1,4 @@
-"""What the Triton kernels of all op families share: when they can run, how tensors are laid out, how they start.
+"""What the Triton kernels of all op families share: geometry, launches, and device functions.
 
-Nothing here imports Triton but `maskwise.ops.gpu.triton`, which holds the functions that kernels call.
+Only `maskwise.ops.gpu.triton`, with the device functions, imports Triton.
 """

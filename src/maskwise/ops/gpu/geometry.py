@@ -1,7 +1,7 @@
-"""How tensors of one shape look to a kernel: rows and their elements, by as few sizes and strides as will do.
+"""Tensors of one shape as a kernel addresses them: rows and their elements, by as few sizes and strides as possible.
 
-Dims are put together wherever memory allows it for every operand, so that a kernel seldom has to divide an index. A
-mask that broadcasts has strides of 0 and is never written out.
+Adjacent dims are collapsed where the strides of every operand allow it, so that a kernel seldom has to divide an index.
+A broadcast mask has strides of 0 and is never materialized.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 __all__ = ["Geometry", "Strides", "elementwise", "lay_out"]
 
-#: What a 32-bit index can reach.
+#: The largest 32-bit index.
 REACH = 2**31 - 1
 
 
@@ -36,23 +36,23 @@ class Geometry(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return prod(self.outer)
 
     @property
     def length(self) -> int:
-        """How many elements a row has."""
+        """The number of elements per row."""
         return prod(self.inner)
 
     @property
     def columns(self) -> bool:
-        """Whether neighbours in the memory of the first operand are in different rows."""
+        """Whether adjacent elements in the memory of the first operand are in different rows."""
         first = self.operands[0]
         return first.inner[-1] != 1 and first.outer[-1] == 1 and self.rows > 1
 
 
 def merge(sizes: list[int], strides: list[list[int]]) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
-    """Put neighbouring dims together where every operand allows it.
+    """Collapse adjacent dims where the strides of every operand allow it.
 
     >>> merge([2, 3, 4], [[12, 4, 1], [0, 4, 1]])
     ((2, 12), [(12, 1), (0, 1)])
@@ -79,7 +79,7 @@ def lay_out(
     dims: Sequence[int],  # not negative, sorted
     *operands: Tensor,  # each of one shape, expanded to it if it broadcasts
 ) -> Geometry:
-    """The geometry in which ``dims`` are within a row and all others tell rows apart, both in their natural order."""
+    """The geometry with ``dims`` within a row and all others across rows, both in their order."""
     shape = operands[0].shape
     rows = [d for d in range(len(shape)) if d not in dims]
     outer, across = merge([shape[d] for d in rows], [[x.stride(d) for d in rows] for x in operands])
@@ -88,7 +88,7 @@ def lay_out(
 
 
 def elementwise(*operands: Tensor) -> Geometry:
-    """The geometry for work on single elements, in the order of the first operand's memory; one dim is the row."""
+    """The geometry of elementwise kernels, in the memory order of the first operand; one dim is the row."""
     first = operands[0]
     strides = list(first.stride())
     order = sorted(range(first.dim()), key=lambda d: (-strides[d], d))
@@ -98,6 +98,6 @@ def elementwise(*operands: Tensor) -> Geometry:
 
 
 def wide(sizes: tuple[int, ...], strides: Sequence[tuple[int, ...]]) -> bool:
-    """Whether an element of a row, or its index, is out of reach for 32 bits; blocks look a little beyond."""
+    """Whether the offset or the index of an element of a row exceeds 32 bits, with a margin for a block."""
     last = max(sum((n - 1) * abs(s) for n, s in zip(sizes, each, strict=True)) for each in strides)
     return max(last, prod(sizes)) + (1 << 16) > REACH

@@ -1,6 +1,6 @@
-"""Starting kernels: block sizes from static facts, one launch at a time, and a record of launches for tests and docs.
+"""Kernel launches: tile sizes from static facts, dtypes, the launch itself, and a record of launches for tests.
 
-Nothing here looks at data or waits for a device.
+Nothing here reads data or causes a host-device sync.
 """
 
 from __future__ import annotations
@@ -15,23 +15,26 @@ from torch import Tensor
 
 from maskwise.ops.gpu.geometry import Geometry
 
-__all__ = ["Blocks", "Launch", "blocks_for", "counters", "launch", "recording", "row_blocks", "splits_for"]
+__all__ = [
+    "Blocks", "Launch", "accumulator", "as_bytes", "blocks_for", "counters", "launch", "recording", "row_blocks",
+    "splits_for", "triton_type",
+]  # fmt: skip
 
-#: Programs of the only axis of a grid; where there is more to do, each does several tiles. ROCm takes 2**32 threads,
-#: and a program has up to 1024.
+#: The maximum size of the 1-D grid; beyond it, a program processes several tiles. ROCm allows 2**32 threads, and a
+#: program has up to 1024.
 MOST_PROGRAMS = 2**21
-#: Elements of a tile of short rows: 16 for each of 128 threads.
+#: Elements per tile of short rows: 16 for each of 128 threads.
 TILE = 2048
 #: The longest row that a kernel holds in registers.
 LONGEST = 8192
-#: Programs that keep a large device busy, and so how far a few long rows are cut up.
+#: Programs that saturate a large device: the target when a few long rows are split.
 BUSY = 512
-#: Partial results of a row that one program puts together.
+#: Partial results that one program combines.
 PARTS = 4096
 
 
 class Blocks(NamedTuple):
-    """The tile of a kernel: rows, elements of a row, warps; and how many neighbours are read, or skipped, as one."""
+    """The tile of a kernel: rows, elements per row, warps; and the number of adjacent elements per load."""
 
     rows: int
     elements: int
@@ -42,13 +45,13 @@ class Blocks(NamedTuple):
 
     @property
     def skip(self) -> str:
-        """Along what neighbours in memory lie, which are read or skipped together."""
+        """The direction of elements that are adjacent in memory, and so loaded or skipped together."""
         return "columns" if (self.rows, self.elements) == COLUMNS else "rows"
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch: what was started, with what."""
+    """One launch: the kernel and its arguments."""
 
     kernel: Any
     programs: int
@@ -60,7 +63,7 @@ class Launch:
 
     @property
     def moved(self) -> int:
-        """The bytes that are read and written; an operand that broadcasts counts once."""
+        """The bytes read and written; a broadcast operand counts once."""
         times = {**self.reads, **dict.fromkeys(self.writes, 1)}
         return sum(bytes_of(self.arguments[name]) * n for name, n in times.items() if self.arguments[name] is not None)
 
@@ -70,13 +73,13 @@ _recorders: list[list[Launch]] = []
 
 @contextmanager
 def recording() -> Iterator[list[Launch]]:
-    """Note what would be started inside the block, and start nothing; tensors may be on the device "meta"."""
-    noted: list[Launch] = []
-    _recorders.append(noted)
+    """Record the launches inside the block instead of running them; tensors may be on the meta device."""
+    launches: list[Launch] = []
+    _recorders.append(launches)
     try:
-        yield noted
+        yield launches
     finally:
-        _recorders.remove(noted)
+        _recorders.remove(launches)
 
 
 def launch(
@@ -88,7 +91,7 @@ def launch(
     reads: Mapping[str, int],
     writes: tuple[str, ...],
 ) -> None:
-    """Start a kernel on the device of its operands."""
+    """Launch a kernel on the device of its operands."""
     programs = max(1, min(programs, MOST_PROGRAMS))
     if _recorders:
         _recorders[-1].append(Launch(kernel, programs, dict(arguments), warps, reads, writes))
@@ -116,16 +119,16 @@ def power(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-#: The widths of tiles there are, so that the kernels there can be are few enough to compile them all. A tile of the
-#: last one is part of one row, any other has as many rows as fit.
+#: The widths of tiles: few, so that all kernels can be compiled ahead of time. A tile of the last width is part of one
+#: row, any other has as many rows as fit.
 WIDTHS = (16, 128, 1024)
-#: Columns are read side by side, 64 of them, 32 elements down.
+#: The tile of strided rows: 64 rows, which are adjacent in memory, by 32 elements.
 COLUMNS = (64, 32)
 
 
 def blocks_for(geometry: Geometry, itemsize: int, tile: int = TILE) -> Blocks:
-    """The tile of a kernel that walks along rows."""
-    # Where neighbours are read one by one, indices are few for the elements of a tile: 64 bits cost nothing there.
+    """The tile of a kernel that loops over rows."""
+    # Without vector loads, 64-bit indices cost nothing extra.
     if geometry.columns:
         return Blocks(*COLUMNS, warps=4, group=1, wide=True)
     side = group(geometry, itemsize)
@@ -136,10 +139,10 @@ def blocks_for(geometry: Geometry, itemsize: int, tile: int = TILE) -> Blocks:
 
 
 def row_blocks(geometry: Geometry, itemsize: int) -> Blocks | None:
-    """The tile of a kernel that holds whole rows in registers; None where they are too long for that."""
+    """The tile of a kernel that holds rows in registers; None where they are too long."""
     blocks = blocks_for(geometry, itemsize)
     if geometry.length <= blocks.elements:
-        # Rows that are strided, or out of reach for 32 bits, are not worth a kernel of their own.
+        # Strided rows and 64-bit indices are not worth another kernel.
         return blocks if geometry.columns or not blocks.wide else None
     if blocks.elements == WIDTHS[-1] and geometry.length <= LONGEST and not blocks.wide:
         width = max(2048, power(geometry.length))
@@ -148,35 +151,55 @@ def row_blocks(geometry: Geometry, itemsize: int) -> Blocks | None:
 
 
 def group(geometry: Geometry, itemsize: int) -> int:
-    """How many neighbours make 16 bytes, which one thread reads at once, or not at all where none is kept."""
+    """The number of adjacent elements in 16 bytes: one vector load, which is skipped where none is kept."""
     return max(1, 16 // itemsize) if geometry.operands[0].inner[-1] == 1 else 1
 
 
 def splits_for(geometry: Geometry, blocks: Blocks) -> tuple[int, int]:
-    """Into how many parts each row is cut, so that a few long rows keep a whole device busy, and the room for parts.
+    """The number of splits of each row, so that a few long rows saturate the device, and the maximum number of splits.
 
-    The room is the same for all numbers of parts, so that one kernel serves them; 0 where rows are not cut. Rows that
-    are have 64-bit indices, whether they need them or not, for the same reason.
+    The maximum is a compile-time constant of the kernel, so that one kernel serves every number of splits; 0 where rows
+    are not split. Split rows always have 64-bit indices, for the same reason.
     """
     if blocks.skip == "rows" and blocks.elements < WIDTHS[-1]:
         return 1, 0
     tiles = -(-geometry.rows // blocks.rows)
     steps = -(-geometry.length // blocks.elements)
-    room = min(BUSY, PARTS // blocks.rows)
-    splits = max(1, min(room, BUSY // tiles, -(-steps // 4))) if tiles else 1
-    return splits, room if splits > 1 or (blocks.wide and not geometry.columns) else 0
+    max_splits = min(BUSY, PARTS // blocks.rows)
+    splits = max(1, min(max_splits, BUSY // tiles, -(-steps // 4))) if tiles else 1
+    return splits, max_splits if splits > 1 or (blocks.wide and not geometry.columns) else 0
 
 
 _counters: dict[tuple[torch.device, int], Tensor] = {}
 
 
 def counters(like: Tensor, n: int) -> Tensor:
-    """Zeros by which the programs of a launch learn who is last; that one puts them back to zero."""
+    """Zero-initialized counters that identify the last program of a launch, which resets them to zero."""
     if like.device.type != "cuda" or torch.cuda.is_current_stream_capturing():
-        # A captured graph must not share what eager code, or another graph, may use at the same time.
+        # A captured graph must not share counters with eager code or another graph.
         return like.new_zeros(n, dtype=torch.int32)
     key = (like.device, torch.cuda.current_stream(like.device).cuda_stream)
     found = _counters.get(key)
     if found is None or found.numel() < n:
         found = _counters[key] = torch.zeros(max(n, BUSY), dtype=torch.int32, device=like.device)
     return found
+
+
+# -- dtypes ------------------------------------------------------------------------------------------------------------
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """The accumulator dtype: float32 for half precision, int32 for small integers."""
+    if dtype.is_floating_point:
+        return torch.float64 if dtype is torch.float64 else torch.float32
+    return torch.int64 if dtype is torch.int64 else torch.int32
+
+
+def triton_type(dtype: torch.dtype) -> Any:
+    """The Triton dtype."""
+    from maskwise.ops.gpu import triton
+
+    return getattr(triton.tl, str(dtype).removeprefix("torch."))
+
+
+def as_bytes(x: Tensor) -> Tensor:
+    """A bool tensor viewed as uint8; any other tensor unchanged."""
+    return x.view(torch.uint8) if x.dtype is torch.bool else x

@@ -1,7 +1,7 @@
-"""The functions that kernels share: addresses, masks, loads that skip what is dropped, and states of rows.
+"""Device functions that kernels share: addresses, masks, loads that skip dropped elements, and accumulators of rows.
 
-Whatever is reduced is three numbers for each row, ``a``, ``b`` and ``n``, of which it may need only one: those of an
-element (`lift`), and those of several put together (`merge`).
+A reduction has up to three accumulators per row, ``a``, ``b`` and ``n``: `lift` initializes those of single elements,
+`merge` reduces a tile, and `joined` combines two.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = [
 
 @triton.jit
 def offsets(index, sizes, strides):
-    """Where an element lies, by its row-major index."""
+    """The offset of an element from its row-major index."""
     offset = index * 0
     for d in tl.static_range(len(sizes) - 1, 0, -1):
         offset += (index % sizes[d]) * strides[d]
@@ -37,16 +37,16 @@ def cells(start, ELEMENTS: tl.constexpr, GROUP: tl.constexpr, WIDE: tl.constexpr
 
 @triton.jit
 def flat(x, ROWS: tl.constexpr, ELEMENTS: tl.constexpr):
-    """A tile by groups as a tile of (ROWS, ELEMENTS)."""
+    """A tile of (ROWS, groups, GROUP) reshaped to (ROWS, ELEMENTS)."""
     return tl.reshape(x, (ROWS, ELEMENTS))
 
 
 @triton.jit
 def keeps(mask, base, sizes, strides, index, inside, SKIP: tl.constexpr):
-    """What is kept, and what is read to have it.
+    """The mask of a tile, and the predicate of its loads.
 
-    Neighbours that a thread reads at once are read together, or not at all where none of them is kept: a load that each
-    element has its own say in would be as many loads. SKIP tells where neighbours are: in "rows", or across them.
+    The elements of one vector load share their predicate, and the load is skipped where none of them is kept: a
+    predicate per element would split the load. SKIP is the direction of adjacent elements: "rows" or "columns".
     """
     byte = tl.load(mask + base[:, None, None] + offsets(index, sizes, strides), mask=inside, other=0)
     keep = inside & (byte != 0)
@@ -60,9 +60,9 @@ def keeps(mask, base, sizes, strides, index, inside, SKIP: tl.constexpr):
 
 @triton.jit
 def take(x, base, sizes, strides, index, wanted, keep, other, DTYPE: tl.constexpr, TRUTH: tl.constexpr = False):
-    """The values of a tile, ``other`` where they are dropped: a dropped value has no way into the result.
+    """The values of a tile, ``other`` where they are dropped, so that dropped values cannot leak.
 
-    TRUTH: the bytes are those of bools, of which any but 0 is 1.
+    TRUTH: the values are bytes of a bool tensor, where any nonzero byte is True.
     """
     value = tl.load(x + base[:, None, None] + offsets(index, sizes, strides), mask=wanted, other=0)
     if TRUTH:
@@ -72,21 +72,21 @@ def take(x, base, sizes, strides, index, wanted, keep, other, DTYPE: tl.constexp
 
 @triton.jit
 def put(out, base, sizes, strides, index, inside, value):
-    """Write a tile, of (ROWS, ELEMENTS) or by groups."""
+    """Store a tile, (ROWS, ELEMENTS) or (ROWS, groups, GROUP)."""
     value = tl.reshape(value, inside.shape)
     tl.store(out + base[:, None, None] + offsets(index, sizes, strides), value.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def bases(tile, rows, ROWS: tl.constexpr):
-    """The rows of a tile, and which of them there are: in 64 bits, which cost little where there is one for a row."""
+    """The row indices of a tile, and which are in range: 64-bit, which costs little for one index per row."""
     row = beginning(tile, ROWS, True) + tl.arange(0, ROWS)
     return row, row < rows
 
 
 @triton.jit
 def beginning(tile, SIZE: tl.constexpr, WIDE: tl.constexpr):
-    """Where a tile begins; its number alone would always fit 32 bits."""
+    """The start of a tile; its number fits 32 bits, but the product may not."""
     if WIDE:
         tile = tl.cast(tile, tl.int64)
     return tile * SIZE
@@ -106,7 +106,7 @@ def window(
     mask, base, sizes, strides, real, start, end,
     WIDE: tl.constexpr, ELEMENTS: tl.constexpr, GROUP: tl.constexpr, SKIP: tl.constexpr,
 ):  # fmt: skip
-    """The indices of a tile's elements, and which of them there are, which are kept, and which are read."""
+    """The indices of a tile's elements, and which of them are in range, kept, and loaded."""
     index = cells(start, ELEMENTS, GROUP, WIDE)
     inside = real[:, None, None] & (index < end)
     keep, wanted = keeps(mask, base, sizes, strides, index, inside, SKIP)
@@ -143,7 +143,7 @@ def lesser(a, b):
 
 @triton.jit
 def earlier_greatest(a, i, b, j):
-    """The greater with its place; of equals the earlier; NaN before all; a place of -1 is nobody."""
+    """The greater value with its index; ties take the lower index; NaN wins; index -1 means none."""
     equal = (a == b) | ((a != a) & (b != b))
     second = (a < b) | ((b != b) & (a == a)) | (equal & (j < i))
     second = (i < 0) | ((j >= 0) & second)
@@ -152,7 +152,7 @@ def earlier_greatest(a, i, b, j):
 
 @triton.jit
 def earlier_least(a, i, b, j):
-    """The lesser with its place; otherwise as `earlier_greatest`."""
+    """The lesser value with its index; otherwise as `earlier_greatest`."""
     equal = (a == b) | ((a != a) & (b != b))
     second = (a > b) | ((b != b) & (a == a)) | (equal & (j < i))
     second = (i < 0) | ((j >= 0) & second)
@@ -162,13 +162,13 @@ def earlier_least(a, i, b, j):
 # -- states ------------------------------------------------------------------------------------------------------------
 @triton.jit
 def power(x, exponent: tl.constexpr):
-    """X, which is not negative, to a power."""
+    """A power of x, which is not negative."""
     return tl.exp2(tl.log2(x) * exponent)
 
 
 @triton.jit
 def lift(x, keep, index, reference, OP: tl.constexpr, ord: tl.constexpr, IDENTITY: tl.constexpr):
-    """The state of single elements; of a dropped one, the state that changes nothing."""
+    """The accumulators of single elements; of a dropped one, the identity."""
     b = x
     n = keep.to(tl.int32)
     a = x
@@ -177,7 +177,7 @@ def lift(x, keep, index, reference, OP: tl.constexpr, ord: tl.constexpr, IDENTIT
     elif OP == "any" or OP == "all":
         a = tl.where(keep, (x != 0).to(tl.int32), IDENTITY)
     elif OP == "nonzeros":
-        # The product of all but the zeros, and how many zeros there are.
+        # The product of the nonzeros, and the number of zeros.
         n = (keep & (x == 0)).to(tl.int32)
         a = tl.where(x == 0, 1.0, x)
     elif OP == "ties":
@@ -203,7 +203,7 @@ def lift(x, keep, index, reference, OP: tl.constexpr, ord: tl.constexpr, IDENTIT
 
 @triton.jit
 def merge(a, b, n, OP: tl.constexpr, NEED_N: tl.constexpr):
-    """The states along dim 1, put together."""
+    """Reduce accumulators along dim 1."""
     out_a = a
     if OP == "prod" or OP == "nonzeros":
         out_a = tl.reduce(a, 1, times)
@@ -224,7 +224,7 @@ def merge(a, b, n, OP: tl.constexpr, NEED_N: tl.constexpr):
         else:
             out_n = tl.zeros((a.shape[0],), n.dtype)
     if OP == "logsumexp":
-        # Infinities must not meet: inf - inf is NaN.
+        # Avoid inf - inf, which is NaN.
         out_a = tl.max(a, 1)
         shift = tl.where(tl.abs(out_a) == float("inf"), 0.0, out_a)[:, None]
         own = tl.where(tl.abs(a) == float("inf"), 0.0, a)
@@ -234,16 +234,16 @@ def merge(a, b, n, OP: tl.constexpr, NEED_N: tl.constexpr):
         weight = n.to(a.dtype)
         total = tl.maximum(out_n, 1).to(a.dtype)
         first = tl.sum(weight * a, 1) / total
-        # Equal values must equal their mean, which a sum that was rounded does not give.
+        # A second pass corrects the rounding of the mean, so that equal values equal their mean.
         out_a = first + tl.sum(weight * (a - first[:, None]), 1) / total
-        apart = a - out_a[:, None]
-        out_b = tl.sum(b + weight * apart * apart, 1)
+        delta = a - out_a[:, None]
+        out_b = tl.sum(b + weight * delta * delta, 1)
     return out_a, out_b, out_n
 
 
 @triton.jit
 def joined(a, b, n, ta, tb, tn, OP: tl.constexpr, NEED_N: tl.constexpr):
-    """Two states put together, the first being the earlier."""
+    """Combine two accumulators; the first is the earlier in the row."""
     if OP == "var" or OP == "logsumexp" or OP == "argmax" or OP == "argmin":
         a, b, n = merge(tl.join(a, ta), tl.join(b, tb), tl.join(n, tn.to(n.dtype)), OP, NEED_N)
     else:
@@ -261,7 +261,7 @@ def joined(a, b, n, ta, tb, tn, OP: tl.constexpr, NEED_N: tl.constexpr):
 
 @triton.jit
 def norm_of(a, n, OP: tl.constexpr, ord: tl.constexpr):
-    """The norm that a state stands for; 0 where nothing is kept."""
+    """The norm from its accumulators; 0 where nothing is kept."""
     out = a
     if OP == "norm_2":
         out = tl.sqrt(a)

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-from maskwise.ops.linear.api import linear as linear
 from maskwise.ops.linear.layouts import BLOCKS as BLOCKS
 from maskwise.ops.linear.layouts import Block as Block
 from maskwise.ops.linear.layouts import SparseLayout as SparseLayout
-from maskwise.ops.linear.registered import Indices as Indices
-from maskwise.ops.linear.registered import sparse_linear as sparse_linear
-from maskwise.ops.linear.registered import with_indices as with_indices
-from maskwise.ops.linear.routes import Sizes as Sizes
-from maskwise.ops.linear.routes import choose as choose
+from maskwise.ops.linear.linear import linear as linear
+from maskwise.ops.linear.sparse import DeferredLayout as DeferredLayout
+from maskwise.ops.linear.sparse import Indices as Indices
+from maskwise.ops.linear.sparse import Product as Product
+from maskwise.ops.linear.sparse import decide_product as decide_product
+from maskwise.ops.linear.sparse import dense_cost as dense_cost
+from maskwise.ops.linear.sparse import is_sparse_promising as is_sparse_promising
+from maskwise.ops.linear.sparse import multiply as multiply
+from maskwise.ops.linear.sparse import product_routes as product_routes
+from maskwise.ops.linear.sparse import sparse_linear as sparse_linear
 
-__all__ = ["BLOCKS", "Block", "Indices", "Sizes", "SparseLayout", "choose", "linear", "sparse_linear", "with_indices"]
+__all__ = [
+    "BLOCKS",
+    "Block",
+    "DeferredLayout",
+    "Indices",
+    "Product",
+    "SparseLayout",
+    "decide_product",
+    "dense_cost",
+    "is_sparse_promising",
+    "linear",
+    "multiply",
+    "product_routes",
+    "sparse_linear",
+]

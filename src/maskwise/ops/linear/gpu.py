@@ -1,6 +1,6 @@
 """Products with a weight of kept 16 x 16 blocks on a GPU: each is one launch.
 
-``starts`` tells where each row of blocks begins, ``columns`` the column of each block, both counted in blocks; the 256
+``starts`` is where each row of blocks begins, ``columns`` the column of each block, both counted in blocks; the 256
 values of a block lie together, row by row.
 """
 
@@ -20,7 +20,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SIDE = 16
 #: Items of the batch in a tile.
 BATCH = 64
-#: Starts that are looked at at once.
+#: Starts that are compared in one step.
 LOOK = 1024
 #: Elements from which on their places do not fit in 32 bits.
 MANY = 2**31

@@ -20,7 +20,7 @@ BLOCKS: tuple[Block, ...] = ((1, 1), (4, 1), (16, 16))
 
 #: Rows are cut into ranges of about this many columns, whose inputs stay in the first cache. Kernels take one or more
 #: of them at a time.
-_PIECE = 96
+_RANGE = 96
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ class SparseLayout:
     def rows(self) -> Tensor:
         """The row of each block, counted in blocks: int64."""
         height = -(-self.shape[0] // self.block[0])
-        pieces = (self.starts.numel() - 1) // max(height, 1)
-        ends = self.starts[::pieces] if height else self.starts
+        ranges = (self.starts.numel() - 1) // max(height, 1)
+        ends = self.starts[::ranges] if height else self.starts
         # How many rows have ended before each block. Unlike repeat_interleave, it has a size that no data decide.
         ended = torch.zeros(self.columns.shape[0] + 1, dtype=torch.long, device=self.device)
         ended = ended.index_add(0, ends[1:].long(), torch.ones_like(ends[1:], dtype=torch.long))
@@ -207,9 +207,9 @@ def _in_blocks(bits: Tensor, block: Block, pad: bool = False) -> Tensor:
 
 
 def _starts(rows: Tensor, columns: Tensor, height: int, width: int) -> Tensor:
-    """Where each row starts, in as many ranges of columns as its width asks for: int32."""
-    pieces = max(1, round(width / _PIECE))
-    size = max(1, -(-width // pieces))
-    keys = rows if pieces == 1 else rows * pieces + columns.div(size, rounding_mode="floor")
-    counts = torch.bincount(keys, minlength=height * pieces)
+    """Where each row starts, in as many ranges of columns as its width requires: int32."""
+    ranges = max(1, round(width / _RANGE))
+    size = max(1, -(-width // ranges))
+    keys = rows if ranges == 1 else rows * ranges + columns.div(size, rounding_mode="floor")
+    counts = torch.bincount(keys, minlength=height * ranges)
     return torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()

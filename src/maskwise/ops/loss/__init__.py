@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from maskwise.ops.loss.api import loss as loss
+from maskwise.ops.loss.loss import loss as loss
 
 __all__ = ["loss"]

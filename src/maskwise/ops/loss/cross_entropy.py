@@ -1,10 +1,11 @@
-"""Cross entropy with a class for each position as target, as a registered op: schema, fake, gradient, work.
+"""Cross entropy with a class for each position as target, as a registered op, and nll_loss by torch.
 
 The kernel reads a kept position once in each direction, and a dropped one never where its classes lie together.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -13,16 +14,49 @@ from torch import Tensor
 
 from maskwise.errors import OutOfRangeError, say
 from maskwise.ops.backends import FLOATING
-from maskwise.ops.loss.call import harmless
+from maskwise.ops.loss import reference as plain
+from maskwise.ops.loss.functional_losses import LOSSES, REDUCTION_CODES, Prepared, kernel_route, why_not_on_cpu
 from maskwise.ops.loss.reference import reduce
-from maskwise.ops.loss.registered import REDUCTIONS
 from maskwise.ops.operation import define, register
+from maskwise.ops.primitives import where_kept
 from maskwise.plan.cost import Work
+from maskwise.plan.dispatch import Route, Skips
 
-__all__ = ["loss"]
+__all__ = ["NLL_ROUTES", "ROUTES", "empty_for_gradient", "kernel_settings"]
+
+#: The keyword arguments that the routes below take.
+_TAKEN = {
+    F.cross_entropy: frozenset({"weight", "ignore_index", "label_smoothing"}),
+    F.nll_loss: frozenset({"weight", "ignore_index"}),
+}
 
 
-def plain(
+def kernel_settings(
+    fn: Callable[..., Any], operands: tuple[Tensor, ...], kwargs: Mapping[str, Any], reduction: str
+) -> tuple[int, float, int] | str:
+    """What the kernel takes after its tensors: the ignored class, smoothing, reduction; or why it cannot compute it.
+
+    The same arguments suit nll_loss, which has no kernel, and ignores what is dropped by itself.
+    """
+    x, target = operands
+    if x.dim() < 2 or not x.numel() or target.dtype is not torch.int64 or target.shape != (*x.shape[:1], *x.shape[2:]):
+        return "the target is no class for each position of a batch"
+    weight, smoothing = kwargs.get("weight"), kwargs.get("label_smoothing", 0.0)
+    ignored = kwargs.get("ignore_index", LOSSES[fn].ignore_index)
+    if not _TAKEN[fn].issuperset(kwargs) or type(ignored) is not int or not isinstance(smoothing, (int, float)):
+        return f"no kernel computes {fn.__name__} of such arguments"
+    if weight is not None:
+        if not isinstance(weight, Tensor) or weight.shape != x.shape[1:2] or weight.dtype != x.dtype:
+            return "the weight is not one number of the input's dtype for each class"
+        if weight.requires_grad or reduction == "sequence" or smoothing != 0.0:
+            return "no kernel has gradients of weights, weighted sequences, or smooths weighted classes"
+    if not 0.0 <= smoothing <= 1.0:
+        return "torch refuses such smoothing"
+    return ignored, float(smoothing), REDUCTION_CODES.get(reduction, 0)
+
+
+# -- the op ------------------------------------------------------------------------------------------------------------
+def reference(
     x: Tensor,  # (N, C, ...)
     target: Tensor,  # (N, ...), int64
     mask: Tensor,  # broadcasts to target
@@ -36,33 +70,26 @@ def plain(
     The kernel has the first position with a class that does not exist in the place of the -1; torch raises.
     """
     keep = mask & (target != ignored)
-    clean, classes = harmless(x, keep.unsqueeze(1), 0.0), harmless(target, keep, 0)
+    clean, classes = where_kept(x, keep.unsqueeze(1), 0.0), where_kept(target, keep, 0)
     out = F.cross_entropy(clean, classes, weight, reduction="none", label_smoothing=smoothing)
     divisors = None if weight is None else weight[classes]
-    names = {number: name for name, number in REDUCTIONS.items()}
+    names = {number: name for name, number in REDUCTION_CODES.items()}
     with torch.no_grad():
-        sums = harmless(torch.logsumexp(clean.double(), 1), keep, 0.0)
-        divisor = (keep if divisors is None else harmless(divisors, keep, 0.0)).sum(dtype=torch.float64)
+        sums = where_kept(torch.logsumexp(clean.double(), 1), keep, 0.0)
+        divisor = (keep if divisors is None else where_kept(divisors, keep, 0.0)).sum(dtype=torch.float64)
         facts = torch.stack((divisor, divisor.new_full((), -1.0)))
-    return reduce(harmless(out, keep, 0.0), keep, names[reduction], divisors), sums, facts
+    return reduce(where_kept(out, keep, 0.0), keep, names[reduction], divisors), sums, facts
 
 
-def fake(
-    x: Tensor,
-    target: Tensor,
-    mask: Tensor,
-    weight: Tensor | None,
-    ignored: int,
-    smoothing: float,
-    reduction: int,
+def _fake(
+    x: Tensor, target: Tensor, mask: Tensor, weight: Tensor | None, ignored: int, smoothing: float, reduction: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The results without their data."""
     sums, facts = x.new_empty(target.shape, dtype=torch.float64), x.new_empty(2, dtype=torch.float64)
     return x.new_empty(() if reduction else target.shape), sums, facts
 
 
-def remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    """What the gradient needs: the operands themselves, and one number for each position."""
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    """The gradient needs the operands themselves, and one number for each position."""
     *operands, ctx.ignored, ctx.smoothing, ctx.reduction = inputs
     ctx.mark_non_differentiable(*output[1:])
     # They have no gradient, and to make zeros in the place of none costs a tiny backward pass two calls.
@@ -70,14 +97,14 @@ def remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Te
     ctx.save_for_backward(*operands, *output[1:])
 
 
-def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, None, None, None, None, None, None]:
+def _backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, None, None, None, None, None, None]:
     """The gradient of x."""
     if grad is None:
         return None, None, None, None, None, None, None
     x, target, mask, weight, sums, facts = ctx.saved_tensors
     if torch.is_grad_enabled():
         # The gradient is to be differentiated again, which torch can do with what it knows.
-        out = plain(x, target, mask, weight, ctx.ignored, ctx.smoothing, ctx.reduction)[0]
+        out = reference(x, target, mask, weight, ctx.ignored, ctx.smoothing, ctx.reduction)[0]
         (of_x,) = torch.autograd.grad(out, x, grad, create_graph=True)
     else:
         op = torch.ops.maskwise.cross_entropy_fused_backward.default
@@ -86,7 +113,7 @@ def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, No
     return of_x, None, None, None, None, None, None
 
 
-def plain_backward(
+def _backward_reference(
     grad: Tensor,
     x: Tensor,
     target: Tensor,
@@ -98,26 +125,20 @@ def plain_backward(
     smoothing: float,
     reduction: int,
 ) -> Tensor:
-    """The gradient of x, where there is no kernel."""
     with torch.enable_grad():
         leaf = x.detach().requires_grad_()
-        out = plain(leaf, target, mask, weight, ignored, smoothing, reduction)[0]
-    return like(x).copy_(torch.autograd.grad(out, leaf, grad)[0])
+        out = reference(leaf, target, mask, weight, ignored, smoothing, reduction)[0]
+    return empty_for_gradient(x).copy_(torch.autograd.grad(out, leaf, grad)[0])
 
 
-def fake_backward(grad: Tensor, x: Tensor, *rest: Any) -> Tensor:
-    """The gradient of x without its data."""
-    return like(x)
-
-
-def like(x: Tensor) -> Tensor:
-    """Room for a gradient: with the classes next to each other if x has them so, else contiguous."""
+def empty_for_gradient(x: Tensor) -> Tensor:
+    """Uninitialised memory for x's gradient: with the classes next to each other if x has them so, else contiguous."""
     if x.stride(1) == 1:
         return x.new_empty((*x.shape[:1], *x.shape[2:], x.shape[1])).movedim(-1, 1)
     return x.new_empty(x.shape)
 
 
-def work(route: str, elements: int, size: int, grad: bool) -> Work:
+def _work(route: str, elements: int, size: int, grad: bool) -> Work:
     """The kernel reads x once, and once more for a gradient; torch writes the logarithms of softmax too."""
     read, back = elements * size, elements * size if grad else 0
     if route == "plain":
@@ -129,8 +150,8 @@ define(
     "cross_entropy_fused_backward",
     "(Tensor grad, Tensor x, Tensor target, Tensor mask, Tensor? weight, Tensor sums, Tensor facts,"
     " int ignored, float smoothing, int reduction) -> Tensor",
-    reference=plain_backward,
-    fake=fake_backward,
+    reference=_backward_reference,
+    fake=lambda grad, x, *rest: empty_for_gradient(x),
     gpu=FLOATING,
     gpu_from="maskwise.ops.loss.gpu:cross_entropy_backward",
 )
@@ -138,11 +159,11 @@ _op = register(
     "cross_entropy",
     "(Tensor x, Tensor target, Tensor mask, Tensor? weight, int ignored, float smoothing, int reduction)"
     " -> (Tensor, Tensor, Tensor)",
-    reference=plain,
-    fake=fake,
-    setup_context=remember,
-    backward=backward,
-    work=work,
+    reference=reference,
+    fake=_fake,
+    setup_context=_setup_context,
+    backward=_backward,
+    work=_work,
     cpu=FLOATING,
     gpu=FLOATING,
     gpu_from="maskwise.ops.loss.gpu:cross_entropy",
@@ -150,29 +171,58 @@ _op = register(
 )
 
 
-def loss(
-    grad: bool,
-    x: Tensor,
-    target: Tensor,
-    mask: Tensor,
-    weight: Tensor | None,
-    ignored: int,
-    smoothing: float,
-    reduction: int,
-) -> Tensor:
-    """Cross entropy by its kernel, in eager mode.
+# -- the routes --------------------------------------------------------------------------------------------------------
+def _by_kernel(op: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> Callable[..., Tensor]:
+    """Cross entropy by its kernel, which raises where a kept position has a class that does not exist."""
 
-    Raises:
-        OutOfRangeError: a kept position has a class that does not exist.
-    """
-    if x.stride(1) != 1 and not x.is_contiguous():
-        x = x.contiguous()
-    run = _op.route("fused" if grad else "bare")
-    out, _, facts = run(x, target, mask, weight, ignored, smoothing, reduction)
-    # To look would make a GPU wait: there a class that does not exist makes the loss NaN.
-    stray = int(facts.tolist()[1]) if x.device.type == "cpu" else -1
-    if stray >= 0:
-        must, got = f"name a class in [0, {x.shape[1] - 1}] where it is kept", target.reshape(-1)[stray].item()
-        hint = f"mask & (target >= 0) & (target < {x.shape[1]}), or ignore_index={got}"
-        raise OutOfRangeError(say("loss", "target", must=must, got=got, hint=hint))
-    return out  # type: ignore[no-any-return]
+    def run(prepared: Prepared, operands: tuple[Tensor, ...], bits: Tensor, kwargs: Mapping[str, Any]) -> Tensor:
+        x, target = operands
+        if x.stride(1) != 1 and not x.is_contiguous():
+            x = x.contiguous()
+        out, _, facts = op(x, target, bits, kwargs.get("weight"), *prepared.kernel)
+        # To look would take a host-device sync: on a GPU a class that does not exist makes the loss NaN.
+        stray = int(facts.tolist()[1]) if x.device.type == "cpu" else -1
+        if stray >= 0:
+            must, got = f"name a class in [0, {x.shape[1] - 1}] where it is kept", target.reshape(-1)[stray].item()
+            hint = f"mask & (target >= 0) & (target < {x.shape[1]}), or ignore_index={got}"
+            raise OutOfRangeError(say("loss", "target", must=must, got=got, hint=hint))
+        if prepared.reduction == "sequence":
+            return reduce(out, bits & (target != prepared.kernel[0]), "sequence")
+        return out
+
+    return run
+
+
+def _skips(x: Tensor, bits: Tensor) -> Skips:
+    """The kernel of cross entropy passes over a position that is dropped, if its classes lie side by side."""
+    return Skips.READING if x.stride(1) == 1 else Skips.NOTHING
+
+
+def _nll(prepared: Prepared, operands: tuple[Tensor, ...], bits: Tensor, kwargs: Mapping[str, Any]) -> Tensor:
+    """nll_loss, which reads nothing where the target is to be ignored, nor gives it a gradient."""
+    (x, target), reduction, ignored = operands, prepared.reduction, prepared.kernel[0]
+    classes, sequence = where_kept(target, bits, ignored), reduction == "sequence"
+    out = F.nll_loss(
+        x, classes, kwargs.get("weight"), ignore_index=ignored, reduction="none" if sequence else reduction
+    )
+    if sequence:
+        return reduce(out, bits & (target != ignored), "sequence")
+    if reduction == "mean" and out.isnan():
+        # A NaN that is kept, or a mean of nothing.
+        return plain.loss(prepared, operands, bits, kwargs)
+    return out
+
+
+_bare, _fused, _ = _op.routes
+ROUTES = (
+    kernel_route(_bare, run=_by_kernel(_bare.run), skips=_skips),
+    kernel_route(_fused, run=_by_kernel(_fused.run), skips=_skips),
+)
+NLL_ROUTES = (
+    Route(
+        "filled",
+        _nll,
+        lambda facts: facts.detail.no_kernel or why_not_on_cpu(facts),
+        reason="torch ignores what is dropped",
+    ),
+)

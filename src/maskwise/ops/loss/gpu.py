@@ -7,18 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maskwise.ops.gpu.dtypes import accumulator, as_bytes, triton_type
 from maskwise.ops.gpu.geometry import Geometry, elementwise, lay_out
-from maskwise.ops.gpu.launch import BUSY, TILE, Blocks, blocks_for, counters, launch
-from maskwise.ops.loss.cross_entropy import like
-from maskwise.ops.loss.registered import REDUCTIONS
+from maskwise.ops.gpu.launch import BUSY, TILE, Blocks, accumulator, as_bytes, blocks_for, counters, launch, triton_type
+from maskwise.ops.loss.cross_entropy import empty_for_gradient
+from maskwise.ops.loss.functional_losses import REDUCTION_CODES
 from maskwise.ops.loss.triton import class_backward_kernel, class_kernel, element_backward_kernel, element_kernel
 from maskwise.ops.primitives import empty_dense
 
 __all__ = ["cross_entropy", "cross_entropy_backward", "loss", "loss_backward"]
 
 
-MEAN = REDUCTIONS["mean"]
+MEAN = REDUCTION_CODES["mean"]
 #: Elements of a tile: with two or three operands each, more would not fit into registers.
 HALF = TILE // 2
 
@@ -35,7 +34,7 @@ def facts_of(geometry: Geometry, blocks: Blocks, names: tuple[str, ...], dtype: 
 
 
 def sums_for(x: Tensor, programs: int, counted: torch.dtype) -> dict[str, Any]:
-    """Room in which the programs of a launch put their sums together."""
+    """The buffers in which the programs of a launch combine their sums."""
     parts = dict(part=x.new_empty(programs, dtype=accumulator(x.dtype)), part_n=x.new_empty(programs, dtype=counted))
     return {**parts, "counter": counters(x, 1), "PROGRAMS": BUSY}
 
@@ -43,7 +42,7 @@ def sums_for(x: Tensor, programs: int, counted: torch.dtype) -> dict[str, Any]:
 def loss(x: Tensor, target: Tensor, mask: Tensor, code: int, parameter: float, reduction: int) -> tuple[Tensor, Tensor]:
     """A loss of single elements, and for a mean how many are kept."""
     out = x.new_empty(()) if reduction else empty_dense(x)
-    # Nobody asks how many are kept where nothing is divided by that.
+    # Left uninitialised where nothing is divided by it.
     kept = x.new_empty((), dtype=torch.float64)
     mask = mask.expand(x.shape)
     geometry = elementwise(x, target, mask, x if reduction else out)
@@ -51,12 +50,12 @@ def loss(x: Tensor, target: Tensor, mask: Tensor, code: int, parameter: float, r
     facts = facts_of(geometry, blocks, ("x", "target", "mask", "out"), x.dtype)
     steps = -(-geometry.length // blocks.elements)
     programs = min(facts["tiles"] * steps, BUSY) if reduction else facts["tiles"] * steps
-    room = sums_for(x, programs or 1, torch.int64)
+    buffers = sums_for(x, programs or 1, torch.int64)
     launch(
         element_kernel,
         programs,
         {
-            **dict(x=x, target=target, mask=as_bytes(mask), out=out, facts=kept, **room, **facts, steps=steps),
+            **dict(x=x, target=target, mask=as_bytes(mask), out=out, facts=kept, **buffers, **facts, steps=steps),
             **dict(code=code, mean=int(reduction == MEAN), parameter=parameter, REDUCED=reduction > 0),
             **dict(SKIP=blocks.skip),
         },
@@ -133,7 +132,7 @@ def cross_entropy_backward(
     reduction: int,
 ) -> Tensor:
     """The gradient of cross entropy."""
-    of_x = like(x)
+    of_x = empty_for_gradient(x)
     mask = mask.expand(target.shape)
     geometry = lay_out([1], x, target.unsqueeze(1).expand(x.shape), mask.unsqueeze(1).expand(x.shape), of_x)
     blocks = blocks_for(geometry, x.element_size())

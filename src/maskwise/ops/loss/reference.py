@@ -6,28 +6,35 @@ nothing comes through in either direction, whatever the loss does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from maskwise.ops.loss.call import Call, harmless
+from maskwise.errors import DtypeError, say
+from maskwise.ops.arguments import fits
+from maskwise.ops.loss.functional_losses import AlignedLoss, Prepared, align, check_device, check_mask
+from maskwise.ops.primitives import where_kept
 
-__all__ = ["UNDIVIDED", "loss", "reduce", "scales"]
+__all__ = ["UNDIVIDED", "loss", "reduce", "scales", "user_loss"]
 
+#: The reductions in which no weight of an element or a class divides.
 UNDIVIDED = ("none", "sum", "batchmean")
-"""The reductions in which no weight of an element or a class divides."""
+Shape: TypeAlias = tuple[int, ...]
 
 
-def loss(call: Call, reduction: str) -> Tensor:
+def loss(prepared: Prepared, operands: tuple[Tensor, ...], bits: Tensor, kwargs: Mapping[str, Any]) -> Tensor:
     """The loss of what is kept."""
-    tensors = call.filled()
-    out = harmless(call.run(tensors), call.keep, 0.0)
-    divisors = None if reduction in UNDIVIDED else call.divisors(tensors)
-    return reduce(out, call.keep, reduction, divisors)
+    aligned = align(prepared.fn, prepared.spec, operands, bits, kwargs)
+    tensors = aligned.filled()
+    out = where_kept(aligned.run(tensors), aligned.keep, 0.0)
+    divisors = None if prepared.reduction in UNDIVIDED else aligned.divisors(tensors)
+    return reduce(out, aligned.keep, prepared.reduction, divisors)
 
 
+# -- reductions --------------------------------------------------------------------------------------------------------
 def reduce(
     out: Tensor,  # (...), 0 where dropped
     keep: Tensor,  # bool, broadcasts to out
@@ -42,30 +49,44 @@ def reduce(
     # Sums of many halves do not fit a half, their means do.
     wide = torch.promote_types(out.dtype, torch.float32)
     if reduction == "batchmean":
-        return (out.sum(dtype=wide) / kept_rows(keep, out.shape).clamp(min=1)).to(out.dtype)
-    counts = counted(keep, out.shape, divisors, rows=reduction == "sequence")
+        return (out.sum(dtype=wide) / _count_kept_rows(keep, out.shape).clamp(min=1)).to(out.dtype)
+    counts = _count(keep, out.shape, divisors, rows=reduction == "sequence")
     if reduction == "sequence":
-        sums = out.sum(row_dims(out.shape), dtype=wide) if out.dim() > 1 else out.to(wide)
+        sums = out.sum(_row_dims(out.shape), dtype=wide) if out.dim() > 1 else out.to(wide)
         result = (sums / counts.where(counts != 0, 1)).sum() / (counts != 0).sum().clamp(min=1)
     else:
         result = out.sum(dtype=wide) / counts.where(counts != 0, 1)
     return result.to(out.dtype) if out.is_floating_point() else result
 
 
-def counted(keep: Tensor, shape: Sequence[int], divisors: Tensor | None, rows: bool) -> Tensor:
+def scales(aligned: AlignedLoss, reduction: str, divisors: Tensor | None) -> Tensor:
+    """By what each element of the loss enters the result: one number, or for "sequence" one for each row, (N,)."""
+    one = torch.ones((), dtype=torch.float64, device=aligned.keep.device)
+    if reduction in ("none", "sum"):
+        return one
+    if reduction == "batchmean":
+        return one / _count_kept_rows(aligned.keep, aligned.shape).clamp(min=1)
+    counts = _count(aligned.keep, aligned.shape, divisors, rows=reduction == "sequence")
+    each = one / counts.where(counts != 0, 1)
+    if reduction == "mean":
+        return each
+    return where_kept(each, counts != 0, 0.0) / (counts != 0).sum().clamp(min=1)
+
+
+def _count(keep: Tensor, shape: Sequence[int], divisors: Tensor | None, rows: bool) -> Tensor:
     """How many are kept, or how much they weigh: in all, or in each row."""
     if divisors is not None:
-        held = torch.where(keep, divisors, 0.0)
+        held = where_kept(divisors, keep, 0.0)
     elif rows:
         held = keep.expand(shape)
     else:
         return keep.sum() * (prod(shape) // max(keep.numel(), 1))
     if rows:
-        return held.sum(row_dims(shape)) if len(shape) > 1 else held.to(torch.promote_types(held.dtype, torch.uint8))
+        return held.sum(_row_dims(shape)) if len(shape) > 1 else held.to(torch.promote_types(held.dtype, torch.uint8))
     return held.sum()
 
 
-def kept_rows(keep: Tensor, shape: Sequence[int]) -> Tensor:
+def _count_kept_rows(keep: Tensor, shape: Sequence[int]) -> Tensor:
     """How many rows, which are the indices of dim 0, keep something."""
     keep = keep.reshape((1,) * (len(shape) - keep.dim()) + tuple(keep.shape))
     rows = keep.reshape(keep.shape[0], -1).any(1) if keep.dim() else keep.reshape(1)
@@ -73,20 +94,106 @@ def kept_rows(keep: Tensor, shape: Sequence[int]) -> Tensor:
     return rows.sum() * (shape[0] if shape and keep.shape[0] == 1 else 1)
 
 
-def row_dims(shape: Sequence[int]) -> tuple[int, ...]:
+def _row_dims(shape: Sequence[int]) -> tuple[int, ...]:
     """The dims within a row: all but the first."""
     return tuple(range(1, len(shape)))
 
 
-def scales(call: Call, reduction: str, divisors: Tensor | None) -> Tensor:
-    """By what each element of the loss enters the result: one number, or for "sequence" one for each row, (N,)."""
-    one = torch.ones((), dtype=torch.float64, device=call.keep.device)
-    if reduction in ("none", "sum"):
-        return one
-    if reduction == "batchmean":
-        return one / kept_rows(call.keep, call.shape).clamp(min=1)
-    counts = counted(call.keep, call.shape, divisors, rows=reduction == "sequence")
-    each = one / counts.where(counts != 0, 1)
-    if reduction == "mean":
-        return each
-    return torch.where(counts != 0, each, 0.0) / (counts != 0).sum().clamp(min=1)
+# -- users' own losses -------------------------------------------------------------------------------------------------
+# How such a loss lines up is read off the shape of what it returns. Which values it can take is not known, but it takes
+# the kept ones: so a dropped value is replaced by a copy of the first that is kept, and by 0.5 (0 for integers) if none
+# is.
+def user_loss(
+    fn: Callable[..., Any], operands: tuple[Tensor, ...], bits: Tensor, kwargs: Mapping[str, Any], reduction: str
+) -> Tensor:
+    """The loss of what is kept, by a function of which nothing is known.
+
+    Raises:
+        ShapeError: the mask does not broadcast to what ``fn`` returned.
+        DeviceError: the mask is on another device.
+        DtypeError: ``fn`` returned no tensor, or does not take ``reduction``.
+    """
+    check_device(bits, operands[0])
+    guess = next((shape for shape in _guesses(operands, bits) if fits(bits.shape, shape)), None)
+    out = _run(fn, operands if guess is None else _copies_of_kept(operands, bits, guess), kwargs)
+    shape = tuple(out.shape)
+    check_mask(bits, shape, operands[0])
+    if shape != guess:
+        out = _run(fn, _copies_of_kept(operands, bits, shape), kwargs)
+    return reduce(where_kept(out, bits, 0.0), bits, reduction)
+
+
+def _run(fn: Callable[..., Any], operands: Sequence[Tensor], kwargs: Mapping[str, Any]) -> Tensor:
+    """The unreduced loss."""
+    try:
+        out = fn(*operands, reduction="none", **kwargs)
+    except TypeError as error:
+        if "reduction" not in str(error):
+            raise
+        hint = 'F.cross_entropy instead of nn.CrossEntropyLoss(), or def fn(input, target, reduction="none")'
+        must = 'be a function that takes reduction="none"'
+        got = getattr(fn, "__name__", type(fn).__name__)
+        raise DtypeError(say("loss", "fn", must=must, got=f"{got}: {error}", hint=hint)) from error
+    if not isinstance(out, Tensor):
+        hint = "lambda *args, **kwargs: fn(*args, **kwargs)[0]"
+        raise DtypeError(say("loss", "fn", must="return a tensor", got=type(out).__name__, hint=hint))
+    return out
+
+
+def _guesses(operands: tuple[Tensor, ...], bits: Tensor) -> Iterator[Shape]:
+    """The shapes that the unreduced loss may have, the likeliest first."""
+    first, last = tuple(operands[0].shape), tuple(operands[-1].shape)
+    if last in (first, _without_classes(first)) or last == first[: len(last)]:
+        yield last
+    yield _without_classes(first)
+    yield first[: bits.dim()]
+
+
+def _without_classes(shape: Shape) -> Shape:
+    """A shape without its dim 1.
+
+    >>> _without_classes((8, 10, 3)), _without_classes((8,))
+    ((8, 3), (8,))
+    """
+    return (*shape[:1], *shape[2:])
+
+
+def _copies_of_kept(operands: tuple[Tensor, ...], bits: Tensor, shape: Shape) -> list[Tensor]:
+    """The operands, with copies of what is kept in the place of what is dropped."""
+    keep = bits.expand(shape)
+    flat = keep.reshape(-1)
+    if flat.numel() == 0:
+        return list(operands)
+    place = flat.to(torch.uint8).argmax().reshape(1)
+    first: list[Tensor] = []
+    for size in reversed(shape):
+        first.insert(0, place % size)
+        place = place // size
+    indexed = tuple(operands[-1].shape) == shape
+    return [_copy_kept(x, keep, shape, first, flat.any(), indexed) for x in operands]
+
+
+def _copy_kept(x: Tensor, keep: Tensor, shape: Shape, first: list[Tensor], some: Tensor, indexed: bool) -> Tensor:
+    """One operand with copies of its first kept value; ``indexed`` where the target has the loss's own shape."""
+    own = tuple(x.shape)
+    missing = len(own) - len(shape)
+    if fits(own, shape):
+        # One value that serves several elements is dropped only with all of them.
+        shared = [d for d, size in enumerate(shape) if d < -missing or own[d + missing] != size]
+        keep = keep.any(shared, keepdim=True) if shared else keep
+        keep = keep.reshape(keep.shape[-missing:])
+        places = {d: first[d - missing] for d, size in enumerate(own) if size > 1}
+    elif _without_classes(own) == shape and (indexed or own[: len(shape)] != shape):
+        keep = keep.unsqueeze(1)
+        places = {d + (d > 0): place for d, place in enumerate(first)}
+    elif own[: len(shape)] == shape:
+        keep = keep.reshape(*shape, *[1] * missing)
+        places = dict(enumerate(first))
+    else:
+        # It does not line up with the loss, so no part of it is under the mask.
+        return x
+    copy = x.detach()
+    for dim, place in places.items():
+        copy = copy.index_select(dim, place)
+    copy = torch.where(some, copy, 0.5 if x.is_floating_point() else False if x.dtype is torch.bool else 0)
+    return torch.where(keep, x, copy)

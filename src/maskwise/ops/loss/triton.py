@@ -133,7 +133,7 @@ def put_together(
             tl.store(out, (whole / divisor_of(many, mean).to(whole.dtype)).to(out.dtype.element_ty))
         tl.store(facts, many)
         if STRAY:
-            # In the place of the first class that is none, which is told by a NaN here.
+            # In the place of the first class that is none, which makes the loss NaN here.
             tl.store(facts + 1, -1.0)
 
 

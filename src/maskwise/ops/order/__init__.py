@@ -2,7 +2,5 @@
 
 from __future__ import annotations
 
-from maskwise.ops.order.ranks import median, quantile
-from maskwise.ops.order.sorting import argsort, sort, topk
-
-__all__ = ["argsort", "median", "quantile", "sort", "topk"]
+from maskwise.ops.order.ranks import *
+from maskwise.ops.order.sorting import *

@@ -1,4 +1,4 @@
-"""The median and the quantiles of what is kept."""
+"""Masked median and quantiles."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ def median(
         x: any shape; floating or integer.
         mask: a Mask or a bool tensor that broadcasts to ``x``; True means keep.
         dim: the dim or dims to reduce; None for all.
-        keepdim: whether reduced dims stay, with size 1.
-        empty: what a slice with nothing kept gives, instead of NaN (of integers: the least there is).
+        keepdim: whether to retain reduced dims with size 1.
+        empty: the result of a slice with nothing kept, instead of NaN (for integers: the minimum of the dtype).
 
     Returns:
-        The medians: x's shape without the reduced dims. Values only, with a dim too: the indices of several dims would
-        mean nothing. A kept NaN makes the median NaN. The gradient goes to the element that is the median.
+        The medians: x's shape without the reduced dims. Values only, even with a dim, since there are no indices into
+        several dims. A kept NaN makes the median NaN. The gradient goes to the element that is the median.
 
     Raises:
         ShapeError: the mask does not broadcast to x.
         DtypeError: the mask is not bool, or x is complex, bool or one of uint16, uint32 and uint64.
         DeviceError: the mask is on another device.
-        OutOfRangeError: a dim that x does not have.
-        ArgumentError: a dim is named twice, or x or the mask is sparse.
+        OutOfRangeError: a dim is out of range for x.
+        ArgumentError: a dim is repeated, or x or the mask is sparse.
     """
     check_one("median", x, -1, bools=False)
     then = None if empty is None else replace_empty("median", x, mask, dim, keepdim, empty)
@@ -91,23 +91,23 @@ def quantile(
     Args:
         x: any shape and size; floating, half precisions included.
         mask: a Mask or a bool tensor that broadcasts to ``x``; True means keep.
-        q: a number in [0, 1], or several as a sequence or a tensor of one dim; their results stack in front.
+        q: a number in [0, 1], or several as a sequence or a 1-D tensor, which adds a leading dim to the result.
         dim: the dim or dims to reduce; None for all.
-        keepdim: whether reduced dims stay, with size 1.
-        interpolation: how to go between two values: "linear", "lower", "higher", "midpoint" or "nearest".
-        empty: what a slice with nothing kept gives, instead of NaN.
+        keepdim: whether to retain reduced dims with size 1.
+        interpolation: between two values: "linear", "lower", "higher", "midpoint" or "nearest".
+        empty: the result of a slice with nothing kept, instead of NaN.
 
     Returns:
-        The quantiles: x's shape without the reduced dims, behind the dim of q if it has one. A kept NaN makes a
-        quantile NaN, as in torch. Gradients go to the one or two elements that a quantile is made of.
+        The quantiles: x's shape without the reduced dims, after the dim of q if it has one. A kept NaN makes a
+        quantile NaN, as in torch. Gradients go to the one or two elements that a quantile is computed from.
 
     Raises:
         ShapeError: the mask does not broadcast to x, or q has more than one dim.
         DtypeError: the mask is not bool, x is not floating, or q is neither a number, numbers nor a floating tensor.
-        ArgumentError: q is not in [0, 1] or asks for a gradient, an interpolation that there is not, a dim is named
-            twice, or x or the mask is sparse.
+        ArgumentError: q is not in [0, 1] or requires grad, the interpolation does not exist, a dim is repeated, or x or
+            the mask is sparse.
         DeviceError: the mask or q is on another device.
-        OutOfRangeError: a dim that x does not have.
+        OutOfRangeError: a dim is out of range for x.
     """
     if isinstance(x, Tensor) and not x.dtype.is_floating_point:
         raise DtypeError(say("quantile", "x", must="be floating", got=x.dtype, hint="x.float() or mw.median"))
@@ -123,7 +123,7 @@ def quantile(
 
 
 def quantiles_of(x: Tensor, q: Any) -> Tensor:
-    """Q as the kernels take it: float32 or float64, of no dims or one, contiguous, in [0, 1]."""
+    """Q as the kernels require it: float32 or float64, 0-d or 1-D, contiguous, in [0, 1]."""
     device = x.device if isinstance(x, Tensor) else None
     if not isinstance(q, Tensor):
         several = isinstance(q, Sequence) and not isinstance(q, str)
@@ -146,8 +146,8 @@ def quantiles_of(x: Tensor, q: Any) -> Tensor:
     if device is not None and q.device != device:
         raise DeviceError(say("quantile", "q", must=f"be on x's device {device}", got=q.device, hint="q.to(x.device)"))
     if q.requires_grad:
-        raise ArgumentError(say("quantile", "q", must="not ask for a gradient", got="one that does", hint="q.detach()"))
-    # Only where to look does not make a device wait, nor break a graph; elsewhere such a q gives NaN, as torch does.
+        raise ArgumentError(say("quantile", "q", must="not require grad", got="one that does", hint="q.detach()"))
+    # Only where reading q causes no host-device sync and no graph break; elsewhere such a q gives NaN, as in torch.
     if type(q) is Tensor and q.device.type == "cpu" and not is_tracing():
         wrong = [number for number in q.reshape(-1).tolist() if not 0 <= number <= 1]
         if wrong:
@@ -156,91 +156,82 @@ def quantiles_of(x: Tensor, q: Any) -> Tensor:
 
 
 # -- registration ------------------------------------------------------------------------------------------------------
-# Their results are few, so the gradient is torch's own, of a gather at the places that a kernel found. These ops come
-# without autograd.
+# The results are small, so the gradient is torch's own, of a gather at the indices that a kernel found. These ops have
+# no autograd.
 def result_shape(x: Tensor, dim: list[int], q: Tensor, keepdim: bool) -> list[Any]:
     """The sizes of the result."""
     return [*q.shape, *[1 if d in dim else n for d, n in enumerate(x.shape) if keepdim or d not in dim]]
 
 
 def fake_quantile(x: Tensor, mask: Tensor, dim: list[int], q: Tensor, keepdim: bool, interpolation: int) -> Tensor:
-    """Quantiles without their data."""
+    """The fake of quantile."""
     return x.new_empty(result_shape(x, dim, q, keepdim))
 
 
-def fake_quantile_places(
+def fake_quantile_indices(
     x: Tensor, mask: Tensor, dim: list[int], q: Tensor, keepdim: bool, interpolation: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The places of quantiles without their data."""
+    """The fake of quantile_indices."""
     shape = result_shape(x, dim, q, keepdim)
     lower, upper = x.new_empty(shape, dtype=torch.int64), x.new_empty(shape, dtype=torch.int64)
     return lower, upper, x.new_empty(shape, dtype=torch.float64)
 
 
 def fake_median(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
-    """Medians without their data."""
+    """The fake of median."""
     return fake_quantile(x, mask, dim, x.new_empty(()), keepdim, 1)
 
 
-def fake_median_places(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
-    """The places of medians without their data."""
-    return fake_quantile_places(x, mask, dim, x.new_empty(()), keepdim, 1)[0]
+def fake_median_indices(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
+    """The fake of median_indices."""
+    return fake_quantile_indices(x, mask, dim, x.new_empty(()), keepdim, 1)[0]
 
 
-def at_places(x: Tensor, places: Tensor) -> Tensor:
-    """The elements of x at flat places; anything at -1. An x of no elements has no places."""
+def take_flat(x: Tensor, indices: Tensor) -> Tensor:
+    """The elements of x at flat indices; any value at -1, and for an empty x."""
     if x.numel() == 0:
-        return x.sum() + torch.zeros_like(places, dtype=x.dtype)
-    return x.take(places.clamp_min(0))
+        return x.sum() + torch.zeros_like(indices, dtype=x.dtype)
+    return x.take(indices.clamp_min(0))
 
 
 def median_with_gradient(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
-    """The medians, taken from where the kernel found them."""
-    places = _ops.median_places.default(x.detach(), mask, dim, keepdim)
-    return at_places(x, places).masked_fill(places < 0, reference.nothing(x.dtype))
+    """The medians, gathered at the indices that the kernel found."""
+    indices = _ops.median_places.default(x.detach(), mask, dim, keepdim)
+    return take_flat(x, indices).masked_fill(indices < 0, reference.nothing(x.dtype))
 
 
 def quantile_with_gradient(
     x: Tensor, mask: Tensor, dim: list[int], q: Tensor, keepdim: bool, interpolation: int
 ) -> Tensor:
-    """The quantiles, between the elements that the kernel found."""
+    """The quantiles, interpolated between the elements that the kernel found."""
     lower, upper, weight = _ops.quantile_places.default(x.detach(), mask, dim, q, keepdim, interpolation)
-    out = at_places(x, lower)
+    out = take_flat(x, lower)
     if reference.INTERPOLATIONS[interpolation] in {"linear", "midpoint"}:
         wide = torch.promote_types(x.dtype, torch.float32)
-        out = torch.lerp(out.to(wide), at_places(x, upper).to(wide), weight.to(wide)).to(x.dtype)
+        out = torch.lerp(out.to(wide), take_flat(x, upper).to(wide), weight.to(wide)).to(x.dtype)
     return out.masked_fill(lower < 0, reference.nothing(x.dtype))
 
 
 _MEDIAN = "(Tensor x, Tensor mask, int[] dim, bool keepdim) -> "
 _QUANTILE = "(Tensor x, Tensor mask, int[] dim, Tensor q, bool keepdim, int interpolation) -> "
 define("median_fused", _MEDIAN + "Tensor", reference=reference.median, fake=fake_median)
-define("median_places", _MEDIAN + "Tensor", reference=reference.median_places, fake=fake_median_places)
+define("median_places", _MEDIAN + "Tensor", reference=reference.median_indices, fake=fake_median_indices)
 define("quantile_fused", _QUANTILE + "Tensor", reference=reference.quantile, fake=fake_quantile)
 define(
     "quantile_places",
     _QUANTILE + "(Tensor, Tensor, Tensor)",
-    reference=reference.quantile_places,
-    fake=fake_quantile_places,
+    reference=reference.quantile_indices,
+    fake=fake_quantile_indices,
 )
 
 
 def select_work(route: str, elements: int, size: int, grad: bool) -> Work:
-    """The kernel reads what is kept once and writes almost nothing; plain torch sorts twice."""
+    """The kernel reads x once and writes almost nothing; plain torch sorts twice."""
     read = elements * (size + 1)
     backward = elements * size if grad else 0
     if route == "plain":
         return Work(calls=50 if grad else 20, streamed=40 * read, fresh=6 * elements * (size + 8) + backward)
     return Work(calls=1, streamed=2 * read, fresh=backward)
-
-
-# -- sort, argsort, topk ---------------------------------------------------------------------------------------------
-def put_back(grad: Tensor, indices: Tensor, dim: list[int], size: int) -> Tensor:
-    """The gradient of x: that of each result at its index; zero where no index points, and none is -1."""
-    shape = [size if d == dim[0] else n for d, n in enumerate(grad.shape)]
-    part = torch.where(indices >= 0, grad, 0.0)
-    # Each place gets one value at most, so that the order of additions does not matter.
-    return grad.new_zeros(shape).scatter_add(dim[0], indices.clamp_min(0), part)
 
 
 provide("median", "cpu", (*FLOATING, *INTEGRAL))

@@ -1,4 +1,4 @@
-"""Sort, argsort and topk of what is kept."""
+"""Masked sort, argsort and topk."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from maskwise.ops.order import reference
 from maskwise.ops.torch_private import is_tracing
 from maskwise.plan.cost import Work
 
-__all__ = ["Ordered", "argsort", "sort", "topk"]
+__all__ = ["argsort", "sort", "topk"]
 
 _ops = torch.ops.maskwise
-#: Up to this many elements a gradient is cheaper by torch's own gather than by an op with autograd around it.
+#: Up to this many elements, torch's gather with its gradient is cheaper than an op with autograd.
 _SMALL = 1 << 15
 
 
 class Ordered(NamedTuple):
-    """Values in order, and the index along the dim that each came from; -1 where nothing was left."""
+    """Sorted values, and their indices along the dim; -1 where nothing is left."""
 
     values: Tensor
     indices: Tensor
@@ -44,7 +44,7 @@ def sort(
     *,
     stable: bool = False,
 ) -> Ordered:
-    """Sort what the mask keeps; the rest leaves zeros with index -1 behind it.
+    """Sort what the mask keeps; zeros with index -1 follow for dropped elements.
 
     >>> import torch, maskwise as mw
     >>> x = torch.tensor([[3.0, float("nan"), 1.0, 2.0]])
@@ -60,14 +60,14 @@ def sort(
         stable: accepted as in torch; equal values always keep their order.
 
     Returns:
-        ``(values, indices)``, both of x's shape: along ``dim`` first what is kept, in order, with its indices; then,
-        for each dropped element, value 0 and index -1. Gradients go to what is kept.
+        ``(values, indices)``, both of x's shape: along ``dim`` first the kept elements, sorted, with their indices;
+        then value 0 and index -1 for each dropped element. Gradients go to kept elements.
 
     Raises:
         ShapeError: the mask does not broadcast to x.
         DtypeError: the mask is not bool, x is complex or one of uint16, uint32 and uint64, or ``dim`` is not an int.
         DeviceError: the mask is on another device.
-        OutOfRangeError: a dim that x does not have.
+        OutOfRangeError: a dim is out of range for x.
         ArgumentError: x or the mask is sparse.
     """
     check_one("sort", x, dim)
@@ -103,7 +103,7 @@ def argsort(
         ShapeError: the mask does not broadcast to x.
         DtypeError: the mask is not bool, x is complex, or ``dim`` is not an int.
         DeviceError: the mask is on another device.
-        OutOfRangeError: a dim that x does not have.
+        OutOfRangeError: a dim is out of range for x.
         ArgumentError: x or the mask is sparse.
     """
     check_one("argsort", x, dim)
@@ -135,21 +135,21 @@ def topk(
         x: any shape; floating or integer.
         mask: a Mask or a bool tensor that broadcasts to ``x``; True means keep.
         k: how many, at most the size of ``dim``.
-        dim: the dim to look along.
+        dim: the dim to select along.
         largest: the largest, or else the smallest. A kept NaN is the greatest, as in torch.
         sorted: accepted as in torch; the best always comes first.
 
     Returns:
         ``(values, indices)``, of x's shape with size k at ``dim``. Of equal values the one of the lower index wins.
-        Where fewer than k are kept: index -1, and the value that loses against every other, which is -inf (the least
-        integer) or, with ``largest=False``, +inf (the greatest). Gradients go to what was taken.
+        Where fewer than k are kept: index -1, and the value -inf (the minimum of an integer dtype) or, with
+        ``largest=False``, +inf (the maximum). Gradients go to the selected elements.
 
     Raises:
         ShapeError: the mask does not broadcast to x.
         DtypeError: the mask is not bool, x is complex, bool or one of uint16, uint32 and uint64, or
             ``dim`` or ``k`` is not an int.
         DeviceError: the mask is on another device.
-        OutOfRangeError: a dim that x does not have, or a k that is negative or above its size.
+        OutOfRangeError: a dim is out of range for x, or k is negative or above the size of the dim.
         ArgumentError: x or the mask is sparse.
     """
     check_one("topk", x, dim, bools=False)
@@ -159,7 +159,7 @@ def topk(
     if isinstance(x, Tensor):
         size = x.shape[dim] if -x.dim() <= dim < x.dim() else 1
         if not 0 <= k <= size:
-            # A dim that x does not have is the greater mistake.
+            # An invalid dim takes precedence.
             dims_of("topk", x, dim)
             raise OutOfRangeError(
                 say("topk", "k", must=f"be in [0, {size}], the size of dim {dim}", got=k, hint=f"k=min(k, {size})")
@@ -170,7 +170,7 @@ def topk(
 
 # -- registration ------------------------------------------------------------------------------------------------------
 def order_work(route: str, elements: int, size: int, grad: bool) -> Work:
-    """The kernel orders what is kept, once; plain torch sorts twice, and moves the indices as often."""
+    """The kernel sorts kept elements once; plain torch sorts twice, and gathers the indices as often."""
     read, written = elements * (size + 1), elements * (size + 8)
     backward = elements * size if grad else 0
     if route == "plain":
@@ -178,29 +178,29 @@ def order_work(route: str, elements: int, size: int, grad: bool) -> Work:
     return Work(calls=1, streamed=4 * read, fresh=written + backward)
 
 
-def put_back(grad: Tensor, indices: Tensor, dim: list[int], size: int) -> Tensor:
-    """The gradient of x: that of each result at its index; zero where no index points, and none is -1."""
+def scatter_gradient(grad: Tensor, indices: Tensor, dim: list[int], size: int) -> Tensor:
+    """The gradient of x: each gradient scattered to its index, except where that is -1; zero elsewhere."""
     shape = [size if d == dim[0] else n for d, n in enumerate(grad.shape)]
     part = torch.where(indices >= 0, grad, 0.0)
-    # Each place gets one value at most, so that the order of additions does not matter.
+    # Each index gets at most one value, so the result is deterministic.
     return grad.new_zeros(shape).scatter_add(dim[0], indices.clamp_min(0), part)
 
 
-def fake_put_back(grad: Tensor, indices: Tensor, dim: list[int], size: int) -> Tensor:
-    """The gradient of x without its data."""
+def fake_scatter_gradient(grad: Tensor, indices: Tensor, dim: list[int], size: int) -> Tensor:
+    """The fake of scatter_gradient."""
     return grad.new_empty([size if d == dim[0] else n for d, n in enumerate(grad.shape)])
 
 
 define(
     "order_scatter",
     "(Tensor grad, Tensor indices, int[] dim, SymInt size) -> Tensor",
-    reference=put_back,
-    fake=fake_put_back,
+    reference=scatter_gradient,
+    fake=fake_scatter_gradient,
 )
 
 
 def save_indices(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    """What the gradient needs: the indices."""
+    """Save the indices for the gradient."""
     x, _, ctx.dim, *rest = inputs
     ctx.size = x.shape[ctx.dim[0]] if x.dim() else 1
     ctx.others = len(rest)
@@ -208,47 +208,47 @@ def save_indices(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor
 
 
 def order_backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Any, ...]:
-    """Put each gradient back to where its value came from."""
+    """Scatter each gradient to the index of its value."""
     (indices,) = ctx.saved_tensors
-    back = put_back if torch.is_grad_enabled() else _ops.order_scatter.default
-    return back(grad, indices, ctx.dim, ctx.size), None, None, *[None] * ctx.others
+    scatter = scatter_gradient if torch.is_grad_enabled() else _ops.order_scatter.default
+    return scatter(grad, indices, ctx.dim, ctx.size), None, None, *[None] * ctx.others
 
 
 def fake_sort(x: Tensor, mask: Tensor, dim: list[int], descending: bool) -> tuple[Tensor, Tensor]:
-    """Sort without its data."""
+    """The fake of sort."""
     return x.new_empty(x.shape), x.new_empty(x.shape, dtype=torch.int64)
 
 
 def fake_argsort(x: Tensor, mask: Tensor, dim: list[int], descending: bool) -> Tensor:
-    """Argsort without its data."""
+    """The fake of argsort."""
     return x.new_empty(x.shape, dtype=torch.int64)
 
 
 def fake_topk(x: Tensor, mask: Tensor, dim: list[int], k: int, largest: bool) -> tuple[Tensor, Tensor]:
-    """Topk without its data."""
+    """The fake of topk."""
     shape = [k if d == dim[0] else n for d, n in enumerate(x.shape)]
     return x.new_empty(shape), x.new_empty(shape, dtype=torch.int64)
 
 
-def taken(x: Tensor, dim: int, indices: Tensor, value: float) -> Tensor:
+def gather_or(x: Tensor, dim: int, indices: Tensor, value: float) -> Tensor:
     """The elements of x at the indices, ``value`` where an index is -1; differentiable by torch itself."""
     return x.gather(dim, indices.clamp_min(0)).masked_fill(indices < 0, value)
 
 
 def sort_with_gradient(x: Tensor, mask: Tensor, dim: list[int], descending: bool) -> Any:
-    """Sort by the kernel; the gradient by torch's gather where x is small, else by a kernel."""
+    """Sort by the kernel; for a small x the gradient is that of torch's gather, else a kernel."""
     if x.numel() > _SMALL or is_tracing():
         return _ops.sort_fused.default(x, mask, dim, descending)
     indices = _ops.argsort_fused_forward.default(x.detach(), mask, dim, descending)
-    return taken(x, dim[0], indices, 0.0), indices
+    return gather_or(x, dim[0], indices, 0.0), indices
 
 
 def topk_with_gradient(x: Tensor, mask: Tensor, dim: list[int], k: int, largest: bool) -> Any:
-    """Topk by the kernel; the gradient by torch's gather where x is small, else by a kernel."""
+    """Topk by the kernel; for a small x the gradient is that of torch's gather, else a kernel."""
     if x.numel() > _SMALL or is_tracing():
         return _ops.topk_fused.default(x, mask, dim, k, largest)
     _, indices = _ops.topk_fused_forward.default(x.detach(), mask, dim, k, largest)
-    return taken(x, dim[0], indices, reference.worst(x.dtype, largest)), indices
+    return gather_or(x, dim[0], indices, reference.worst(x.dtype, largest)), indices
 
 
 _sort = register(

@@ -1,4 +1,4 @@
-"""Logsumexp and the vector norms of what is kept."""
+"""Masked logsumexp and vector norms."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from torch import Tensor
 from maskwise.errors import DtypeError, say
 from maskwise.ops.arguments import Dim, MaskLike, to_dtype
 from maskwise.ops.primitives import accumulate_dtype, count, expand_reduced, replace_empty, where_kept
-from maskwise.ops.reduce import reference
 from maskwise.ops.reduce.reduction import (
     backward_of,
     define_backward,
+    full,
+    may_hold,
     need_floating,
+    nothing_to_reduce,
     reduction,
     works,
 )
@@ -42,8 +44,8 @@ def logsumexp(
         x: any shape; floating, or integer, which is cast to the default dtype as in torch.
         mask: a Mask or a bool tensor that broadcasts to ``x``; True means keep.
         dim: the dim or dims to reduce; None for all.
-        keepdim: whether reduced dims stay, with size 1.
-        empty: what a slice with nothing kept gives, instead of -inf.
+        keepdim: whether to retain reduced dims with size 1.
+        empty: the result of a slice with nothing kept, instead of -inf.
 
     Returns:
         The logarithms: x's shape without the reduced dims.
@@ -52,8 +54,8 @@ def logsumexp(
         ShapeError: the mask does not broadcast to x.
         DtypeError: the mask is not bool, or x is complex.
         DeviceError: the mask is on another device.
-        OutOfRangeError: a dim that x does not have.
-        ArgumentError: a dim is named twice, or x or the mask is sparse.
+        OutOfRangeError: a dim is out of range for x.
+        ArgumentError: a dim is repeated, or x or the mask is sparse.
     """
     if isinstance(x, Tensor) and not x.dtype.is_floating_point and not x.dtype.is_complex:
         x = x.to(torch.get_default_dtype())
@@ -87,11 +89,11 @@ def norm(
         x: any shape; floating or complex.
         mask: a Mask or a bool tensor that broadcasts to ``x``; True means keep.
         ord: any number: 2 for the root of the squares, 1 for the sum of magnitudes, inf and -inf for the extreme
-            magnitudes, 0 for how many are not 0.
+            magnitudes, 0 for the number of nonzeros.
         dim: the dim or dims to reduce; None for all.
-        keepdim: whether reduced dims stay, with size 1.
+        keepdim: whether to retain reduced dims with size 1.
         dtype: x is cast to it first.
-        empty: what a slice with nothing kept gives, instead of 0.
+        empty: the result of a slice with nothing kept, instead of 0.
 
     Returns:
         The norms: x's shape without the reduced dims.
@@ -100,8 +102,8 @@ def norm(
         ShapeError: the mask does not broadcast to x.
         DtypeError: the mask is not bool, x is not floating or complex, or ord is not a number.
         DeviceError: the mask is on another device.
-        OutOfRangeError: a dim that x does not have.
-        ArgumentError: a dim is named twice, or x or the mask is sparse.
+        OutOfRangeError: a dim is out of range for x.
+        ArgumentError: a dim is repeated, or x or the mask is sparse.
     """
     if dtype is not None:
         x = to_dtype("norm", x, dtype)
@@ -114,8 +116,33 @@ def norm(
     return out
 
 
+def logsumexp_reference(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
+    """The logarithm of the sum of the exponentials of what is kept; -inf where nothing is."""
+    values = where_kept(x, mask, -inf).to(accumulate_dtype(x))
+    out = torch.logsumexp(values, dim, keepdim=keepdim)
+    if may_hold(x, out, -inf):
+        # torch's gradient of a slice that is all -inf is NaN, which must not reach a second derivative.
+        something = count(x, mask, dim, keepdim) > 0
+        values = torch.where(expand_reduced(something.expand(out.shape), x.shape, dim, keepdim), values, 0.0)
+        out = torch.where(something, torch.logsumexp(values, dim, keepdim=keepdim), -inf)
+    return out.to(x.dtype)
+
+
+def norm_reference(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool, ord: float) -> Tensor:
+    """The vector norm of what is kept; 0 where nothing is."""
+    if nothing_to_reduce(x, dim):
+        return full(x, dim, keepdim, 0.0, x.real.dtype if x.is_complex() else x.dtype)
+    values = where_kept(x, mask, 0.0 if ord >= 0 else inf)
+    if ord == 0:
+        # torch cuts this norm off its graph; here its gradient is zero.
+        nonzero = values != 0
+        return values.masked_fill(nonzero, 1.0).masked_fill(~nonzero, 0.0).sum(dim, keepdim=keepdim).real
+    out: Tensor = torch.linalg.vector_norm(values, ord, dim if x.dim() else None, keepdim)
+    return out if ord >= 0 else torch.where(count(x, mask, dim, keepdim) > 0, out, 0.0)
+
+
 def logsumexp_gradient(grad: Tensor, out: Tensor, x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
-    """The softmax."""
+    """The gradient of logsumexp: the softmax."""
     values = where_kept(x, mask, -inf).to(accumulate_dtype(x))
     share = (values - expand_reduced(out, x.shape, dim, keepdim)).exp()
     return torch.where(mask, share * expand_reduced(grad, x.shape, dim, keepdim), 0.0).to(x.dtype)
@@ -124,7 +151,7 @@ def logsumexp_gradient(grad: Tensor, out: Tensor, x: Tensor, mask: Tensor, dim: 
 def norm_gradient(
     grad: Tensor, out: Tensor, x: Tensor, mask: Tensor, dim: list[int], keepdim: bool, ord: float
 ) -> Tensor:
-    """sign(x) (|x| / norm) ^ (ord - 1); of the infinities an equal part to all that reach them; 0 where x is."""
+    """sign(x) (|x| / norm) ^ (ord - 1), and 0 where x is 0; for ord inf and -inf split evenly among ties."""
     values = where_kept(x, mask, 0.0).to(accumulate_dtype(x))
     length = expand_reduced(out.to(accumulate_dtype(x)), x.shape, dim, keepdim)
     grads = expand_reduced(grad.to(accumulate_dtype(x)), x.shape, dim, keepdim)
@@ -132,28 +159,28 @@ def norm_gradient(
         return torch.zeros_like(x, memory_format=torch.contiguous_format)
     if ord in (inf, -inf):
         equal = mask & (values.abs() == length)
-        of_x = values.sgn() * grads / count(x, equal, dim, True)
+        grad_x = values.sgn() * grads / count(x, equal, dim, True)
         reached = mask & (equal | (length != length))
     elif ord == 1:
-        of_x, reached = values.sgn() * grads, mask
+        grad_x, reached = values.sgn() * grads, mask
     elif ord == 2:
-        of_x, reached = values / length * grads, mask & (length != 0)
+        grad_x, reached = values / length * grads, mask & (length != 0)
     else:
-        of_x = values.sgn() * (values.abs() / length).pow(ord - 1) * grads
+        grad_x = values.sgn() * (values.abs() / length).pow(ord - 1) * grads
         reached = mask & (length != 0) & (values != 0)
-    return torch.where(reached, of_x, 0.0).to(x.dtype)
+    return torch.where(reached, grad_x, 0.0).to(x.dtype)
 
 
 _logsumexp = reduction(
     "logsumexp",
-    reference.logsumexp,
+    logsumexp_reference,
     work=works(calls=6, copies=3, gradient_copies=3),
-    backward=backward_of(reference.logsumexp, define_backward("logsumexp", logsumexp_gradient)),
+    backward=backward_of(logsumexp_reference, define_backward("logsumexp", logsumexp_gradient)),
 )
 _norm = reduction(
     "norm",
-    reference.norm,
+    norm_reference,
     settings=", float ord",
     work=works(calls=3, copies=1, gradient_copies=2),
-    backward=backward_of(reference.norm, define_backward("norm", norm_gradient, settings=", float ord")),
+    backward=backward_of(norm_reference, define_backward("norm", norm_gradient, settings=", float ord")),
 )

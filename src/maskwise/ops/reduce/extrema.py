@@ -1,4 +1,4 @@
-"""The extrema of what is kept, and where they are."""
+"""Masked extrema and their positions."""
 
 from __future__ import annotations
 
@@ -8,9 +8,24 @@ from torch import Tensor
 from maskwise.errors import DtypeError, say
 from maskwise.ops.arguments import Dim, MaskLike, need_ordered
 from maskwise.ops.backends import FLOATING, INTEGRAL
-from maskwise.ops.primitives import accumulate_dtype, count, expand_reduced, replace_empty
-from maskwise.ops.reduce import reference
-from maskwise.ops.reduce.reduction import backward_of, define_backward, reduction, works
+from maskwise.ops.primitives import (
+    accumulate_dtype,
+    count,
+    expand_reduced,
+    highest,
+    lowest,
+    replace_empty,
+    where_kept,
+)
+from maskwise.ops.reduce.reduction import (
+    backward_of,
+    define_backward,
+    full,
+    may_hold,
+    nothing_to_reduce,
+    reduction,
+    works,
+)
 
 __all__ = ["amax", "amin", "argmax", "argmin"]
 
@@ -23,7 +38,7 @@ def amax(
     keepdim: bool = False,
     empty: float | None = None,
 ) -> Tensor:
-    """The greatest value that the mask keeps.
+    """The maximum of what the mask keeps.
 
     >>> import torch, maskwise as mw
     >>> x = torch.tensor([[1.0, 2.0, float("nan")], [4.0, 5.0, 6.0]])
@@ -35,19 +50,19 @@ def amax(
         x: any shape; floating, integer or bool.
         mask: a Mask or a bool tensor that broadcasts to ``x``; True means keep.
         dim: the dim or dims to reduce; None for all.
-        keepdim: whether reduced dims stay, with size 1.
-        empty: what a slice with nothing kept gives, instead of -inf (of integers: the least there is).
+        keepdim: whether to retain reduced dims with size 1.
+        empty: the result of a slice with nothing kept, instead of -inf (for integers: the minimum of the dtype).
 
     Returns:
-        The greatest values, or NaN where one is kept: x's shape without the reduced dims. The gradient goes in equal
-        parts to all that equal the result.
+        The maxima, or NaN where one is kept: x's shape without the reduced dims. The gradient is split evenly among
+        ties.
 
     Raises:
         ShapeError: the mask does not broadcast to x.
         DtypeError: the mask is not bool, or x is complex or one of uint16, uint32 and uint64.
         DeviceError: the mask is on another device.
-        OutOfRangeError: a dim that x does not have.
-        ArgumentError: a dim is named twice, or x or the mask is sparse.
+        OutOfRangeError: a dim is out of range for x.
+        ArgumentError: a dim is repeated, or x or the mask is sparse.
     """
     need_ordered("amax", x, or_bool=True)
     then = None if empty is None else replace_empty("amax", x, mask, dim, keepdim, empty)
@@ -63,7 +78,7 @@ def amin(
     keepdim: bool = False,
     empty: float | None = None,
 ) -> Tensor:
-    """The least value that the mask keeps.
+    """The minimum of what the mask keeps.
 
     >>> import torch, maskwise as mw
     >>> x = torch.tensor([[1.0, 2.0, float("nan")], [4.0, 5.0, 6.0]])
@@ -75,19 +90,19 @@ def amin(
         x: any shape; floating, integer or bool.
         mask: a Mask or a bool tensor that broadcasts to ``x``; True means keep.
         dim: the dim or dims to reduce; None for all.
-        keepdim: whether reduced dims stay, with size 1.
-        empty: what a slice with nothing kept gives, instead of inf (of integers: the greatest there is).
+        keepdim: whether to retain reduced dims with size 1.
+        empty: the result of a slice with nothing kept, instead of inf (for integers: the maximum of the dtype).
 
     Returns:
-        The least values, or NaN where one is kept: x's shape without the reduced dims. The gradient goes in equal
-        parts to all that equal the result.
+        The minima, or NaN where one is kept: x's shape without the reduced dims. The gradient is split evenly among
+        ties.
 
     Raises:
         ShapeError: the mask does not broadcast to x.
         DtypeError: the mask is not bool, or x is complex or one of uint16, uint32 and uint64.
         DeviceError: the mask is on another device.
-        OutOfRangeError: a dim that x does not have.
-        ArgumentError: a dim is named twice, or x or the mask is sparse.
+        OutOfRangeError: a dim is out of range for x.
+        ArgumentError: a dim is repeated, or x or the mask is sparse.
     """
     need_ordered("amin", x, or_bool=True)
     then = None if empty is None else replace_empty("amin", x, mask, dim, keepdim, empty)
@@ -103,7 +118,7 @@ def argmax(
     keepdim: bool = False,
     empty: int | None = None,
 ) -> Tensor:
-    """Where the greatest value is that the mask keeps.
+    """The index of the maximum of what the mask keeps.
 
     >>> import torch, maskwise as mw
     >>> x = torch.tensor([[1.0, 2.0, float("nan")], [4.0, 5.0, 6.0]])
@@ -117,18 +132,18 @@ def argmax(
         x: any shape; floating or integer.
         mask: a Mask or a bool tensor that broadcasts to ``x``; True means keep.
         dim: the dim to look along; None for the position in the flattened x.
-        keepdim: whether reduced dims stay, with size 1.
-        empty: what a slice with nothing kept gives, instead of -1.
+        keepdim: whether to retain reduced dims with size 1.
+        empty: the result of a slice with nothing kept, instead of -1.
 
     Returns:
-        int64: the position of the first greatest value, always a kept one; a kept NaN counts as the greatest.
+        int64: the index of the first maximum, always a kept position; a kept NaN counts as the maximum.
 
     Raises:
         ShapeError: the mask does not broadcast to x.
         DtypeError: the mask is not bool, x is complex, bool or one of uint16, uint32 and uint64, or
             dim is neither an int nor None.
         DeviceError: the mask is on another device.
-        OutOfRangeError: a dim that x does not have.
+        OutOfRangeError: a dim is out of range for x.
         ArgumentError: x or the mask is sparse.
     """
     need_ordered("argmax", x, or_bool=False)
@@ -146,7 +161,7 @@ def argmin(
     keepdim: bool = False,
     empty: int | None = None,
 ) -> Tensor:
-    """Where the least value is that the mask keeps.
+    """The index of the minimum of what the mask keeps.
 
     >>> import torch, maskwise as mw
     >>> x = torch.tensor([[1.0, 2.0, float("nan")], [4.0, 5.0, 6.0]])
@@ -160,18 +175,18 @@ def argmin(
         x: any shape; floating or integer.
         mask: a Mask or a bool tensor that broadcasts to ``x``; True means keep.
         dim: the dim to look along; None for the position in the flattened x.
-        keepdim: whether reduced dims stay, with size 1.
-        empty: what a slice with nothing kept gives, instead of -1.
+        keepdim: whether to retain reduced dims with size 1.
+        empty: the result of a slice with nothing kept, instead of -1.
 
     Returns:
-        int64: the position of the first least value, always a kept one; a kept NaN counts as the least.
+        int64: the index of the first minimum, always a kept position; a kept NaN counts as the minimum.
 
     Raises:
         ShapeError: the mask does not broadcast to x.
         DtypeError: the mask is not bool, x is complex, bool or one of uint16, uint32 and uint64, or
             dim is neither an int nor None.
         DeviceError: the mask is on another device.
-        OutOfRangeError: a dim that x does not have.
+        OutOfRangeError: a dim is out of range for x.
         ArgumentError: x or the mask is sparse.
     """
     need_ordered("argmin", x, or_bool=False)
@@ -182,19 +197,67 @@ def argmin(
 
 
 def need_one_dim(op: str, dim: object) -> None:
-    """Raise unless dim is one dim or None: a position in several dims would have no one number."""
+    """Raise unless dim is one dim or None: an index into several dims is not a single number."""
     if isinstance(dim, (tuple, list)):
         hint = "x.flatten(start, end) first, or dim=None for the position in the flattened x"
         raise DtypeError(say(op, "dim", must="be an int or None", got=dim, hint=hint))
 
 
+def amax_reference(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
+    """The greatest of what is kept; -inf (of integers: the least there is) where nothing is."""
+    return extremum(x, mask, dim, keepdim, lowest(x.dtype), torch.amax)
+
+
+def amin_reference(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
+    """The least of what is kept; +inf (of integers: the greatest there is) where nothing is."""
+    return extremum(x, mask, dim, keepdim, highest(x.dtype), torch.amin)
+
+
+def extremum(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool, least: float, reduce: object) -> Tensor:
+    """The extremum of what is kept, whose gradient goes to all that equal it in equal parts."""
+    if nothing_to_reduce(x, dim):
+        return full(x, dim, keepdim, least)
+    out: Tensor = reduce(where_kept(x, mask, least), dim, keepdim=keepdim)  # type: ignore[operator]
+    if not may_hold(x, out, least):
+        return out
+    # Where all that is kept equals what stands in for the dropped, only the kept may share the gradient.
+    alike = mask & (expand_reduced(out.detach(), x.shape, dim, keepdim) == least)
+    share = torch.where(alike, x, 0.0).sum(dim, keepdim=keepdim) / alike.sum(dim, keepdim=keepdim)
+    return torch.where(share.detach() == least, share, out)
+
+
+def argmax_reference(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
+    """Where the first of the greatest kept values is; -1 where nothing is kept."""
+    return position(x, mask, dim, keepdim, amax_reference(x, mask, dim, keepdim))
+
+
+def argmin_reference(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
+    """Where the first of the least kept values is; -1 where nothing is kept."""
+    return position(x, mask, dim, keepdim, amin_reference(x, mask, dim, keepdim))
+
+
+def position(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool, best: Tensor) -> Tensor:
+    """The first kept position that holds ``best``, or a NaN; one dim, or all of them as one."""
+    if nothing_to_reduce(x, dim):
+        return full(x, dim, keepdim, -1, torch.int64)
+    # A NaN equals nothing, itself included.
+    hit = mask & ((x == expand_reduced(best, x.shape, dim, keepdim)) | (x != x))
+    if len(dim) == x.dim():
+        first, found = hit.flatten().to(torch.uint8).argmax(), hit.any()
+        if keepdim:
+            first, found = first.reshape((1,) * x.dim()), found.reshape((1,) * x.dim())
+    else:
+        first, found = hit.to(torch.uint8).argmax(dim[0], keepdim=keepdim), hit.any(dim[0], keepdim=keepdim)
+    return torch.where(found, first, -1)
+
+
 def extremum_gradient(
     grad: Tensor, out: Tensor, x: Tensor, mask: Tensor, dim: list[int], keepdim: bool, greatest: bool
 ) -> Tensor:
-    """An equal part to all that equal the extremum, be it the greatest or the least."""
+    """The gradient of amax or amin, split evenly among ties."""
     equal = mask & (x == expand_reduced(out, x.shape, dim, keepdim))
     share = grad.to(accumulate_dtype(x)) / count(x, equal, dim, keepdim)
-    # A NaN equals nothing: the slice has no one to give to, and like torch's its gradient is NaN.
+    # A NaN equals nothing, so no element ties with it; the gradient of the slice is NaN, as in torch.
     reached = mask & (equal | expand_reduced(out != out, x.shape, dim, keepdim))
     return torch.where(reached, expand_reduced(share, x.shape, dim, keepdim), 0.0).to(x.dtype)
 
@@ -202,28 +265,28 @@ def extremum_gradient(
 _backward = define_backward("extremum", extremum_gradient, settings=", bool greatest")
 _amax = reduction(
     "amax",
-    reference.amax,
+    amax_reference,
     dtypes=(*FLOATING, *INTEGRAL, torch.bool),
     work=works(calls=5, copies=1, gradient_copies=2),
-    backward=backward_of(reference.amax, _backward, True),
+    backward=backward_of(amax_reference, _backward, True),
 )
 _amin = reduction(
     "amin",
-    reference.amin,
+    amin_reference,
     dtypes=(*FLOATING, *INTEGRAL, torch.bool),
     work=works(calls=5, copies=1, gradient_copies=2),
-    backward=backward_of(reference.amin, _backward, False),
+    backward=backward_of(amin_reference, _backward, False),
 )
 _argmax = reduction(
     "argmax",
-    reference.argmax,
+    argmax_reference,
     result=lambda dtype: torch.int64,
     dtypes=(*FLOATING, *INTEGRAL),
     work=works(calls=8, copies=2),
 )
 _argmin = reduction(
     "argmin",
-    reference.argmin,
+    argmin_reference,
     result=lambda dtype: torch.int64,
     dtypes=(*FLOATING, *INTEGRAL),
     work=works(calls=8, copies=2),

@@ -1,4 +1,4 @@
-"""Any, all, and how many are kept."""
+"""Masked any and all, and the count of a mask."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from maskwise.mask import Mask
 from maskwise.ops.arguments import MUST, Dim, MaskLike, mask_hint, need_dense
 from maskwise.ops.backends import DEVICE, FLOATING, INTEGRAL, provide, served
 from maskwise.ops.operation import Operation, kernel_routes
-from maskwise.ops.primitives import replace_empty
-from maskwise.ops.reduce import reference
+from maskwise.ops.primitives import replace_empty, where_kept
 from maskwise.ops.reduce.reduction import reduction, works
 from maskwise.ops.reduce.sums import _sum
 from maskwise.plan.cost import Work
@@ -29,7 +28,7 @@ def any(
     keepdim: bool = False,
     empty: bool | None = None,
 ) -> Tensor:
-    """Whether anything that the mask keeps is true.
+    """Whether any element that the mask keeps is true.
 
     >>> import torch, maskwise as mw
     >>> x = torch.tensor([[1.0, 2.0, float("nan")], [4.0, 5.0, 6.0]])
@@ -41,8 +40,8 @@ def any(
         x: any shape and dtype; what is not 0 is true.
         mask: a Mask or a bool tensor that broadcasts to ``x``; True means keep.
         dim: the dim or dims to reduce; None for all.
-        keepdim: whether reduced dims stay, with size 1.
-        empty: what a slice with nothing kept gives, instead of False.
+        keepdim: whether to retain reduced dims with size 1.
+        empty: the result of a slice with nothing kept, instead of False.
 
     Returns:
         bool (of uint8: uint8, as in torch): x's shape without the reduced dims.
@@ -51,8 +50,8 @@ def any(
         ShapeError: the mask does not broadcast to x.
         DtypeError: the mask is not bool.
         DeviceError: the mask is on another device.
-        OutOfRangeError: a dim that x does not have.
-        ArgumentError: a dim is named twice, or x or the mask is sparse.
+        OutOfRangeError: a dim is out of range for x.
+        ArgumentError: a dim is repeated, or x or the mask is sparse.
     """
     then = None if empty is None else replace_empty("any", x, mask, dim, keepdim, empty)
     out: Tensor = _any(x, mask, dim, keepdim, then=then)
@@ -67,7 +66,7 @@ def all(
     keepdim: bool = False,
     empty: bool | None = None,
 ) -> Tensor:
-    """Whether everything that the mask keeps is true.
+    """Whether all elements that the mask keeps are true.
 
     >>> import torch, maskwise as mw
     >>> x = torch.tensor([[1.0, 2.0, float("nan")], [4.0, 5.0, 6.0]])
@@ -79,8 +78,8 @@ def all(
         x: any shape and dtype; what is not 0 is true.
         mask: a Mask or a bool tensor that broadcasts to ``x``; True means keep.
         dim: the dim or dims to reduce; None for all.
-        keepdim: whether reduced dims stay, with size 1.
-        empty: what a slice with nothing kept gives, instead of True.
+        keepdim: whether to retain reduced dims with size 1.
+        empty: the result of a slice with nothing kept, instead of True.
 
     Returns:
         bool (of uint8: uint8, as in torch): x's shape without the reduced dims.
@@ -89,8 +88,8 @@ def all(
         ShapeError: the mask does not broadcast to x.
         DtypeError: the mask is not bool.
         DeviceError: the mask is on another device.
-        OutOfRangeError: a dim that x does not have.
-        ArgumentError: a dim is named twice, or x or the mask is sparse.
+        OutOfRangeError: a dim is out of range for x.
+        ArgumentError: a dim is repeated, or x or the mask is sparse.
     """
     then = None if empty is None else replace_empty("all", x, mask, dim, keepdim, empty)
     out: Tensor = _all(x, mask, dim, keepdim, then=then)
@@ -102,7 +101,7 @@ def count(
     dim: Dim = None,
     keepdim: bool = False,
 ) -> Tensor:
-    """How many are kept.
+    """Count the kept elements.
 
     >>> import torch, maskwise as mw
     >>> mask = torch.tensor([[True, True, False], [False, False, False]])
@@ -112,21 +111,21 @@ def count(
     tensor([2, 0])
 
     Args:
-        mask: a Mask or a bool tensor; True means keep. What a Mask knows of itself is not counted again.
+        mask: a Mask or a bool tensor; True means keep. A Mask uses its structure and its cached counts.
         dim: the dim or dims to count along; None for all.
-        keepdim: whether counted dims stay, with size 1.
+        keepdim: whether to retain counted dims with size 1.
 
     Returns:
         int64: the mask's shape without the counted dims.
 
     Raises:
         DtypeError: the mask is not bool.
-        OutOfRangeError: a dim that the mask does not have.
-        ArgumentError: a dim is named twice.
+        OutOfRangeError: a dim is out of range for the mask.
+        ArgumentError: a dim is repeated.
     """
     if isinstance(mask, Mask):
         if is_observed():
-            # The log wants to know a shape; the positions of a lazy mask may be more than memory holds.
+            # The log needs a shape; a lazy mask may be too large to materialize.
             positions = torch.zeros((), dtype=torch.bool, device=mask.device).expand(mask.shape)
             if planned := record(_COUNTS_ITSELF, positions, mask):
                 return planned  # type: ignore[return-value]
@@ -143,12 +142,22 @@ def count(
 
 def _count_structure(mask: Mask, dim: Dim, keepdim: bool) -> Tensor:
     """Count a Mask by its structure."""
-    # As for every reduction, and as in torch, no dims stand for all.
+    # An empty sequence of dims means all, as in torch.
     if dim is None or (not isinstance(dim, int) and not len(dim)):
         total = torch.tensor(mask.count(), dtype=torch.int64, device=mask.device)
         return total.reshape((1,) * mask.ndim) if keepdim else total
     out: Tensor = mask.count(dim, keepdim)
     return out.to(mask.device)
+
+
+def any_reference(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
+    """Whether something that is kept is true; False where nothing is kept."""
+    return where_kept(x, mask, 0.0).any(dim, keepdim=keepdim)
+
+
+def all_reference(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
+    """Whether everything that is kept is true; True where nothing is kept."""
+    return where_kept(x, mask, 1.0).all(dim, keepdim=keepdim)
 
 
 def truth_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -158,14 +167,14 @@ def truth_dtype(dtype: torch.dtype) -> torch.dtype:
 
 _any = reduction(
     "any",
-    reference.any,
+    any_reference,
     result=truth_dtype,
     dtypes=(*FLOATING, *INTEGRAL, torch.bool),
     work=works(calls=2, copies=1),
 )
 _all = reduction(
     "all",
-    reference.all,
+    all_reference,
     result=truth_dtype,
     dtypes=(*FLOATING, *INTEGRAL, torch.bool),
     work=works(calls=2, copies=1),
@@ -177,7 +186,7 @@ def _count_by_torch(mask: Tensor, everything: Tensor, dims: list[int], keepdim: 
 
 
 def _count_work(route: str, elements: int, size: int, grad: bool) -> Work:
-    """The kernel reads every byte once; torch widens each to eight bytes first, which takes as long as reading five."""
+    """The kernel reads every byte once; torch casts to int64 first, which takes as long as reading five times."""
     return Work(calls=1, streamed=elements if route != "plain" else 5 * elements)
 
 
@@ -187,7 +196,7 @@ _COUNTS_ITSELF = Plan(
 _EVERYTHING = torch.ones((), dtype=torch.bool)
 for _device in ("cpu", DEVICE):
     provide("count", _device, served("sum", _device) & {torch.bool})
-# The sum of a mask, of which everything is kept.
+# The count is the sum of the mask with everything kept.
 _count = Operation(
     "count", kernel_routes("count", _count_by_torch, _sum.route("bare"), _sum.route("fused"), _count_work)
 )

@@ -1,8 +1,15 @@
-"""What the reductions share: how they are registered, their fakes, gradients and work."""
+"""What the reductions share: how they are registered, their references, fakes, gradients and work.
+
+A reference, ``<name>_reference`` beside its function, is the reduction in plain torch operations: the ground truth of
+the tests, and the route where no kernel serves. Each is leak-proof, forward and backward, and differentiable by torch
+itself, transforms included. Its ``mask`` is a bool tensor that broadcasts to x, its ``dim`` a list of dims that are not
+negative.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from math import prod
 from typing import Any
 
 import torch
@@ -11,9 +18,13 @@ from torch import Tensor
 from maskwise.errors import DtypeError, say
 from maskwise.ops.backends import FLOATING
 from maskwise.ops.operation import Describe, Operation, define, dropped_rows, register
+from maskwise.ops.torch_private import is_tracing, is_transformed
 from maskwise.plan.cost import Work
 
-__all__ = ["GPU", "backward_of", "define_backward", "need_floating", "reduction", "save", "works"]
+__all__ = [
+    "GPU", "backward_of", "define_backward", "full", "may_hold", "need_floating", "nothing_to_reduce", "reduction",
+    "save", "works",
+]  # fmt: skip
 
 #: Where the Triton kernels are.
 GPU = "maskwise.ops.reduce.gpu"
@@ -21,10 +32,34 @@ GPU = "maskwise.ops.reduce.gpu"
 
 # -- arguments ---------------------------------------------------------------------------------------------------------
 def need_floating(op: str, x: Tensor, hint: str, *, or_complex: bool = False) -> None:
-    """Raise unless x is a floating tensor. What is not a tensor at all is left to the checks that follow."""
+    """Raise unless x is floating. Values that are not tensors are left to the checks that follow."""
     if isinstance(x, Tensor) and not (x.dtype.is_floating_point or (or_complex and x.dtype.is_complex)):
         kinds = "floating or complex" if or_complex else "floating"
         raise DtypeError(say(op, "x", must=f"be {kinds}", got=x.dtype, hint=hint))
+
+
+# -- references --------------------------------------------------------------------------------------------------------
+def nothing_to_reduce(x: Tensor, dim: list[int]) -> bool:
+    """Whether the reduced slices have no elements, which torch refuses for functions without an identity."""
+    return prod([x.shape[d] for d in dim if x.dim()]) == 0
+
+
+def full(x: Tensor, dim: list[int], keepdim: bool, value: float, dtype: torch.dtype | None = None) -> Tensor:
+    """A result that is ``value`` everywhere."""
+    sizes = [1 if d in dim else size for d, size in enumerate(x.shape) if keepdim or d not in dim]
+    return x.new_full(sizes, value, dtype=dtype)
+
+
+def may_hold(x: Tensor, out: Tensor, value: float) -> bool:
+    """Whether a gradient is required and ``out`` may hold ``value``; the data are read only where it costs nothing."""
+    if not x.dtype.is_floating_point:
+        return False
+    required = x.requires_grad and torch.is_grad_enabled()
+    if is_tracing():
+        return required
+    if is_transformed():
+        return True
+    return required and (x.device.type != "cpu" or bool((out == value).any()))
 
 
 # -- registration ------------------------------------------------------------------------------------------------------
@@ -44,12 +79,12 @@ def reduction(
     Args:
         name: the public name; its Triton kernel is the function of that name in gpu.py.
         reference: the same in plain torch.
-        settings: what the schema has after ``keepdim``, such as ``", float correction"``.
-        result: the dtype of the result, by that of x.
-        dtypes: those that the kernels serve.
+        settings: the schema after ``keepdim``, such as ``", float correction"``.
+        result: the dtype of the result, from that of x.
+        dtypes: those that the kernels support.
         work: see `works`.
-        backward: the gradient, as ``torch.library.register_autograd`` takes it.
-        setup_context: what it saves; by default x, the mask, the result, and every plain argument.
+        backward: the gradient, as for ``torch.library.register_autograd``.
+        setup_context: what it saves; by default x, the mask, the result, and every argument that is not a tensor.
     """
 
     def fake(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool, *rest: Any) -> Tensor:
@@ -73,7 +108,7 @@ def reduction(
 
 
 def save(*, out: bool = True) -> Callable[..., None]:
-    """Make the setup_context of a reduction: x, mask, the result if ``out``, and every plain argument."""
+    """The setup_context of a reduction: saves x, mask, the result if ``out``, and the arguments that are no tensors."""
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         x, mask, *ctx.rest = inputs
@@ -113,37 +148,37 @@ def define_backward(
 def backward_of(
     reference: Callable[..., Tensor], kernel: Callable[..., Tensor], *constants: Any, out: bool = True
 ) -> Callable[..., Any]:
-    """The gradient of a reduction: by the op of it, or where it is itself differentiated through the reference.
+    """The gradient of a reduction: by its op, or by differentiating the reference for a double backward.
 
-    ``constants`` are what the op takes after the arguments of the reduction.
+    ``constants`` are the arguments of the op after those of the reduction.
     """
 
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, mask, *result = ctx.saved_tensors
         if torch.is_grad_enabled():
-            of_x = through(reference, grad, x, mask, *ctx.rest)
+            grad_x = differentiate_reference(reference, grad, x, mask, *ctx.rest)
         else:
-            of_x = kernel(grad, *result, x, mask, *ctx.rest, *constants)
-        return of_x, None, *[None] * len(ctx.rest)
+            grad_x = kernel(grad, *result, x, mask, *ctx.rest, *constants)
+        return grad_x, None, *[None] * len(ctx.rest)
 
     return backward
 
 
-def through(reference: Callable[..., Tensor], grad: Tensor, x: Tensor, *rest: Any) -> Tensor:
+def differentiate_reference(reference: Callable[..., Tensor], grad: Tensor, x: Tensor, *rest: Any) -> Tensor:
     """The gradient as a differentiable function of ``x`` and ``grad``: torch differentiates the reference."""
     with torch.enable_grad():
         out = reference(x, *rest)
-        (of_x,) = torch.autograd.grad(out, x, grad, create_graph=True, materialize_grads=True)
-    return of_x
+        (grad_x,) = torch.autograd.grad(out, x, grad, create_graph=True, materialize_grads=True)
+    return grad_x
 
 
 def works(*, calls: int, copies: float, gradient_copies: float = 0.0, gradient_calls: int = 0) -> Describe:
-    """How much work each route is: the kernel streams x and mask once, the idiom writes and reads copies of x.
+    """The work of each route: the kernel streams x and mask once, the plain route also writes and reads temporaries.
 
     Args:
         calls: the torch calls of the plain route.
-        copies: how many temporaries of x's size the plain route makes.
-        gradient_copies: how many more its gradient makes than the kernel's, which writes the gradient and nothing else.
+        copies: the temporaries of x's size of the plain route.
+        gradient_copies: the further temporaries of its gradient; the kernel's gradient has none.
         gradient_calls: the torch calls of the kernel's gradient, where that has no kernel of its own.
     """
 

@@ -1,4 +1,4 @@
-"""Sum, product and mean of what is kept."""
+"""Masked sum, product and mean."""
 
 from __future__ import annotations
 
@@ -10,10 +10,21 @@ import torch
 from torch import Tensor
 
 from maskwise.ops.arguments import Dim, MaskLike, to_dtype
-from maskwise.ops.backends import DEVICE, FLOATING, INTEGRAL, why_not_served
+from maskwise.ops.backends import FLOATING, why_not_served
 from maskwise.ops.operation import define
-from maskwise.ops.primitives import accumulate_dtype, count, expand_reduced, fill_dropped, replace_empty, where_kept
-from maskwise.ops.reduce import reference
+from maskwise.ops.primitives import (
+    accumulate_dtype,
+    count,
+    expand_reduced,
+    expands_by_kernel,
+    fill_dropped,
+    masked_sum,
+    replace_empty,
+    save_mask,
+    sum_gradient,
+    total_dtype,
+    where_kept,
+)
 from maskwise.ops.reduce.reduction import (
     GPU,
     backward_of,
@@ -24,6 +35,8 @@ from maskwise.ops.reduce.reduction import (
 )
 
 __all__ = ["mean", "prod", "sum"]
+
+_HALVES = (torch.float16, torch.bfloat16)
 
 
 def sum(
@@ -49,9 +62,9 @@ def sum(
         x: any shape; floating, integer, bool or complex.
         mask: a Mask or a bool tensor that broadcasts to ``x``; True means keep.
         dim: the dim or dims to reduce; None for all.
-        keepdim: whether reduced dims stay, with size 1.
+        keepdim: whether to retain reduced dims with size 1.
         dtype: x is cast to it first. Integers and bools sum to int64 otherwise, as in torch.
-        empty: what a slice with nothing kept gives, instead of 0.
+        empty: the result of a slice with nothing kept, instead of 0.
 
     Returns:
         The sums: x's shape without the reduced dims.
@@ -60,8 +73,8 @@ def sum(
         ShapeError: the mask does not broadcast to x.
         DtypeError: the mask is not bool.
         DeviceError: the mask is on another device.
-        OutOfRangeError: a dim that x does not have.
-        ArgumentError: a dim is named twice, or x or the mask is sparse.
+        OutOfRangeError: a dim is out of range for x.
+        ArgumentError: a dim is repeated, or x or the mask is sparse.
     """
     if dtype is not None:
         x = to_dtype("sum", x, dtype)
@@ -69,7 +82,7 @@ def sum(
     if empty is not None:
         then = replace_empty("sum", x, mask, dim, keepdim, empty, dtype)
     elif dtype is not None:
-        # Integers sum to int64, and from there to the dtype: modulo arithmetic is the same either way.
+        # Integers sum to int64, and are cast to the dtype after: modular arithmetic gives the same result.
         then = partial(Tensor.to, dtype=dtype)
     out: Tensor = _sum(x, mask, dim, keepdim, then=then)
     return out
@@ -96,9 +109,9 @@ def prod(
         x: any shape; floating, integer, bool or complex.
         mask: a Mask or a bool tensor that broadcasts to ``x``; True means keep.
         dim: the dim or dims to reduce; None for all.
-        keepdim: whether reduced dims stay, with size 1.
+        keepdim: whether to retain reduced dims with size 1.
         dtype: x is cast to it first. Integers and bools multiply to int64 otherwise, as in torch.
-        empty: what a slice with nothing kept gives, instead of 1.
+        empty: the result of a slice with nothing kept, instead of 1.
 
     Returns:
         The products: x's shape without the reduced dims.
@@ -107,8 +120,8 @@ def prod(
         ShapeError: the mask does not broadcast to x.
         DtypeError: the mask is not bool.
         DeviceError: the mask is on another device.
-        OutOfRangeError: a dim that x does not have.
-        ArgumentError: a dim is named twice, or x or the mask is sparse.
+        OutOfRangeError: a dim is out of range for x.
+        ArgumentError: a dim is repeated, or x or the mask is sparse.
     """
     if dtype is not None:
         x = to_dtype("prod", x, dtype)
@@ -116,7 +129,7 @@ def prod(
     if empty is not None:
         then = replace_empty("prod", x, mask, dim, keepdim, empty, dtype)
     elif dtype is not None:
-        # Integers multiply to int64, and from there to the dtype: modulo arithmetic is the same either way.
+        # Integers multiply to int64, and are cast to the dtype after: modular arithmetic gives the same result.
         then = partial(Tensor.to, dtype=dtype)
     out: Tensor = _prod(x, mask, dim, keepdim, then=then)
     return out
@@ -145,9 +158,9 @@ def mean(
         x: any shape; floating or complex.
         mask: a Mask or a bool tensor that broadcasts to ``x``; True means keep.
         dim: the dim or dims to reduce; None for all.
-        keepdim: whether reduced dims stay, with size 1.
-        dtype: x is cast to it first; integers have no mean of their own, as in torch.
-        empty: what a slice with nothing kept gives, instead of NaN.
+        keepdim: whether to retain reduced dims with size 1.
+        dtype: x is cast to it first; integers have no mean without it, as in torch.
+        empty: the result of a slice with nothing kept, instead of NaN.
 
     Returns:
         The means: x's shape without the reduced dims.
@@ -156,8 +169,8 @@ def mean(
         ShapeError: the mask does not broadcast to x.
         DtypeError: the mask is not bool, or x is not floating or complex.
         DeviceError: the mask is on another device.
-        OutOfRangeError: a dim that x does not have.
-        ArgumentError: a dim is named twice, or x or the mask is sparse.
+        OutOfRangeError: a dim is out of range for x.
+        ArgumentError: a dim is repeated, or x or the mask is sparse.
     """
     if dtype is not None:
         x = to_dtype("mean", x, dtype)
@@ -167,17 +180,29 @@ def mean(
     return out
 
 
+def prod_reference(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
+    """The product of what is kept; 1 where nothing is."""
+    out = where_kept(x, mask, 1.0)
+    if not x.dim():
+        return out.prod()
+    # torch takes one dim at a time; in between, half precision must not round.
+    if len(dim) > 1:
+        out = out.to(accumulate_dtype(x))
+    for d in reversed(dim):
+        out = out.prod(d, keepdim=keepdim)
+    return out.to(x.dtype) if len(dim) > 1 and x.dtype.is_floating_point else out
+
+
+def mean_reference(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
+    """The mean of what is kept; NaN where nothing is."""
+    values = where_kept(x, mask, 0.0)
+    if x.dtype in _HALVES:
+        return (values.sum(dim, keepdim=keepdim, dtype=torch.float32) / count(x, mask, dim, keepdim)).to(x.dtype)
+    return values.sum(dim, keepdim=keepdim) / count(x, mask, dim, keepdim)
+
+
 # -- sum and mean ------------------------------------------------------------------------------------------------------
-def save_mask(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """The gradients of sum and mean need the mask, and how to undo the reduction."""
-    x, mask, ctx.dim, ctx.keepdim = inputs
-    ctx.shape = x.shape
-    ctx.save_for_backward(mask)
-
-
-def sum_gradient(grad: Tensor, mask: Tensor, shape: list[int], dim: list[int], keepdim: bool) -> Tensor:
-    """The gradient of the sum in plain torch operations."""
-    return torch.where(mask, expand_reduced(grad, torch.Size(shape), dim, keepdim), 0.0).contiguous()
+_sum, _sum_forward = masked_sum, masked_sum.route("bare")
 
 
 def mean_gradient(grad: Tensor, mask: Tensor, shape: list[int], dim: list[int], keepdim: bool) -> Tensor:
@@ -190,66 +215,33 @@ def _share(grad: Tensor, kept: Tensor) -> Tensor:
     return (grad.to(accumulate_dtype(grad)) / kept).to(grad.dtype)
 
 
-def _fake_expanded(grad: Tensor, mask: Tensor, shape: list[int], dim: list[int], keepdim: bool) -> Tensor:
-    return grad.new_empty(shape)
-
-
-for _name, _formula in (("sum", sum_gradient), ("mean", mean_gradient)):
-    define(
-        f"{_name}_backward",
-        "(Tensor grad, Tensor mask, SymInt[] shape, int[] dim, bool keepdim) -> Tensor",
-        reference=_formula,
-        fake=_fake_expanded,
-        gpu=FLOATING,
-        gpu_from=f"{GPU}:{_name}_backward",
-    )
-
-
-def has_kernel(grad: Tensor) -> bool:
-    """Whether a kernel expands this gradient: on a GPU, unless a second derivative is required."""
-    served = why_not_served("mean", grad.device.type, grad.dtype) is None
-    return served and grad.device.type == DEVICE and not torch.is_grad_enabled()
-
-
-def sum_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-    """Expand the gradient over what was kept; exactly zero elsewhere, whatever the gradient holds."""
-    (mask,) = ctx.saved_tensors
-    if has_kernel(grad):
-        return torch.ops.maskwise.sum_backward(grad, mask, ctx.shape, ctx.dim, ctx.keepdim), None, None, None
-    return fill_dropped(expand_reduced(grad, ctx.shape, ctx.dim, ctx.keepdim), mask), None, None, None
+define(
+    "mean_backward",
+    "(Tensor grad, Tensor mask, SymInt[] shape, int[] dim, bool keepdim) -> Tensor",
+    reference=mean_gradient,
+    fake=lambda grad, mask, shape, dim, keepdim: grad.new_empty(shape),
+    gpu=FLOATING,
+    gpu_from=f"{GPU}:mean_backward",
+)
 
 
 def mean_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-    """As the sum's, an equal share to each that was kept."""
+    """Expand the gradient as the sum does, an equal share to each that was kept."""
     (mask,) = ctx.saved_tensors
-    if has_kernel(grad):
+    if expands_by_kernel(grad):
         return torch.ops.maskwise.mean_backward(grad, mask, ctx.shape, ctx.dim, ctx.keepdim), None, None, None
     if mask.shape == ctx.shape and why_not_served("sum", mask.device.type, torch.bool) is None:
-        # torch counts bools a hundred times slower than it reads them.
-        kept = torch.ops.maskwise.sum_fused_forward.default(mask, mask, ctx.dim, ctx.keepdim)
+        # torch's sum of bools is a hundred times slower than reading them.
+        kept = _sum_forward(mask, mask, ctx.dim, ctx.keepdim)
     else:
         kept = count(grad.new_empty(()).expand(ctx.shape), mask, ctx.dim, ctx.keepdim)
     expanded = expand_reduced(_share(grad, kept), ctx.shape, ctx.dim, ctx.keepdim)
     return fill_dropped(expanded, mask), None, None, None
 
 
-def total_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of a sum or a product."""
-    return dtype if dtype.is_floating_point or dtype.is_complex else torch.int64
-
-
-_sum = reduction(
-    "sum",
-    reference.sum,
-    result=total_dtype,
-    dtypes=(*FLOATING, *INTEGRAL, torch.bool),
-    work=works(calls=2, copies=1),
-    backward=sum_backward,
-    setup_context=save_mask,
-)
 _mean = reduction(
     "mean",
-    reference.mean,
+    mean_reference,
     work=works(calls=4, copies=1, gradient_calls=6),
     backward=mean_backward,
     setup_context=save_mask,
@@ -258,7 +250,7 @@ _mean = reduction(
 
 # -- prod --------------------------------------------------------------------------------------------------------------
 def prod_gradient(grad: Tensor, out: Tensor, x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
-    """Everything's gradient is the product of all others; found by division, unless it is by 0."""
+    """The gradient of an element is the product of all others, by division unless it is 0."""
     zero = mask & (x == 0)
     zeros = expand_reduced(count(x, zero, dim, keepdim).expand(out.shape), x.shape, dim, keepdim)
     values = where_kept(x, mask & ~zero, 1.0).to(accumulate_dtype(x))
@@ -275,8 +267,8 @@ def prod_gradient(grad: Tensor, out: Tensor, x: Tensor, mask: Tensor, dim: list[
 _prod_backward = define_backward("prod", prod_gradient)
 _prod = reduction(
     "prod",
-    reference.prod,
+    prod_reference,
     result=total_dtype,
     work=works(calls=2, copies=1, gradient_calls=12),
-    backward=backward_of(reference.prod, _prod_backward),
+    backward=backward_of(prod_reference, _prod_backward),
 )

@@ -1,6 +1,6 @@
 """The reductions and their gradients as Triton kernels.
 
-A few long rows are cut into parts; the program that finishes last puts the parts together, always in the same order.
+A few long rows are split; the program that finishes last combines the partial results, always in the same order.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ __all__ = ["expand_kernel", "reduce_kernel"]
 
 
 @triton.jit
-def finish(a, b, n, OP: tl.constexpr, parameter: tl.constexpr, ROOT: tl.constexpr):
-    """The result of a row."""
+def finalize(a, b, n, OP: tl.constexpr, parameter: tl.constexpr, ROOT: tl.constexpr):
+    """The result of a row from its accumulators."""
     out = a
     if OP == "argmax" or OP == "argmin":
         out = n
@@ -58,7 +58,7 @@ def reduce_kernel(
     NEED_N: tl.constexpr, DTYPE: tl.constexpr, TRUTH: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
     ELEMENTS: tl.constexpr, GROUP: tl.constexpr, SKIP: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Reduce rows. A program has a tile of rows, or one part of each of them."""
+    """Reduce rows. A program reduces a tile of rows, or one split of each of them."""
     for job in range(tl.program_id(0), tiles * splits, tl.num_programs(0)):
         tile, part = job // splits, job % splits
         row, real = bases(tile, rows, ROWS)
@@ -84,8 +84,8 @@ def reduce_kernel(
                 mask, mask_base, inner, mask_inner, real, start, end, WIDE, ELEMENTS, GROUP, SKIP
             )
             value = read(x, x_base, inner, x_inner, index, wanted, keep, IDENTITY, DTYPE, ROWS, ELEMENTS, TRUTH)
-            place = flat(tl.broadcast_to(index, inside.shape), ROWS, ELEMENTS)
-            la, lb, ln = lift(value, flat(keep, ROWS, ELEMENTS), place, mine[:, None], OP, parameter, IDENTITY)
+            position = flat(tl.broadcast_to(index, inside.shape), ROWS, ELEMENTS)
+            la, lb, ln = lift(value, flat(keep, ROWS, ELEMENTS), position, mine[:, None], OP, parameter, IDENTITY)
             ta, tb, tn = merge(la, lb, ln, OP, NEED_N)
             a, b, n = joined(a, b, n, ta, tb, tn, OP, NEED_N)
         if SPLITS > 0:
@@ -95,13 +95,13 @@ def reduce_kernel(
                 tl.store(part_b + at, b, mask=real)
             if NEED_N:
                 tl.store(part_n + at, n, mask=real)
-            # Every thread's part must be in memory before this program counts as done.
+            # The stores of all threads must precede the increment of the counter.
             tl.debug_barrier()
             done = tl.atomic_add(counter + tile, 1, sem="acq_rel")
             last = done == splits - 1
             if last:
                 tl.store(counter + tile, 0)
-                put_together(
+                combine_partials(
                     out, out_a, out_b, out_n, part_a, part_b, part_n, row, real, rows, splits, parameter,
                     OP, IDENTITY, ROOT, RAW, NEED_B, NEED_N, DTYPE, ROWS, SPLITS,
                 )  # fmt: skip
@@ -110,28 +110,28 @@ def reduce_kernel(
 
 
 @triton.jit
-def put_together(
+def combine_partials(
     out, out_a, out_b, out_n, part_a, part_b, part_n, row, real, rows, splits, parameter: tl.constexpr,
     OP: tl.constexpr, IDENTITY: tl.constexpr, ROOT: tl.constexpr, RAW: tl.constexpr, NEED_B: tl.constexpr,
     NEED_N: tl.constexpr, DTYPE: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """The parts of rows as one, written."""
+    """Combine the partial results of rows, and write them."""
     each = tl.arange(0, SPLITS)
     at = each[None, :] * rows + row[:, None]
     there = real[:, None] & (each < splits)[None, :]
-    # Other programs wrote these: what a nearer cache has of them may be old.
+    # Written by other programs: L1 may be stale.
     a = tl.load(part_a + at, mask=there, other=IDENTITY, cache_modifier=".cg")
     b = tl.zeros((ROWS, SPLITS), DTYPE)
     if NEED_B:
         b = tl.load(part_b + at, mask=there, other=0, cache_modifier=".cg")
     n = tl.zeros((ROWS, SPLITS), tl.int32)
     if NEED_N:
-        # There are fewer parts than room for them, perhaps: the place of nobody is -1.
-        nobody: tl.constexpr = -1 if OP == "argmax" or OP == "argmin" else 0
-        n = tl.load(part_n + at, mask=there, other=nobody, cache_modifier=".cg")
-    whole_a, whole_b, whole_n = merge(a, b, n, OP, NEED_N)
+        # There may be fewer than SPLITS partial results; the index of a missing one is -1.
+        no_index: tl.constexpr = -1 if OP == "argmax" or OP == "argmin" else 0
+        n = tl.load(part_n + at, mask=there, other=no_index, cache_modifier=".cg")
+    total_a, total_b, total_n = merge(a, b, n, OP, NEED_N)
     write(
-        out, out_a, out_b, out_n, row, real, whole_a, whole_b, whole_n, OP, parameter, ROOT, RAW, NEED_B, NEED_N
+        out, out_a, out_b, out_n, row, real, total_a, total_b, total_n, OP, parameter, ROOT, RAW, NEED_B, NEED_N
     )  # fmt: skip
 
 
@@ -140,7 +140,7 @@ def write(
     out, out_a, out_b, out_n, row, real, a, b, n, OP: tl.constexpr, parameter: tl.constexpr, ROOT: tl.constexpr,
     RAW: tl.constexpr, NEED_B: tl.constexpr, NEED_N: tl.constexpr,
 ):  # fmt: skip
-    """Write the result of rows, or for a gradient their states."""
+    """Write the results of rows, or their accumulators for a gradient."""
     if RAW:
         if OP != "ties" and OP != "magnitude_ties" and OP != "count":
             tl.store(out_a + row, a, mask=real)
@@ -149,13 +149,13 @@ def write(
         if NEED_N:
             tl.store(out_n + row, n, mask=real)
     else:
-        result = finish(a, b, n, OP, parameter, ROOT)
+        result = finalize(a, b, n, OP, parameter, ROOT)
         tl.store(out + row, result.to(out.dtype.element_ty), mask=real)
 
 
 @triton.jit
-def slope(x, g, out, a, b, n, keep, OP: tl.constexpr, parameter: tl.constexpr):
-    """The gradient of the elements of a row: ``g`` and ``out`` are the row's, ``a``, ``b``, ``n`` its state."""
+def gradient_of(x, g, out, a, b, n, keep, OP: tl.constexpr, parameter: tl.constexpr):
+    """The gradient of the elements of a row, from its ``g`` and ``out``, and its accumulators ``a``, ``b``, ``n``."""
     result = g + x * 0
     if OP == "mean":
         result = g / n.to(g.dtype) + x * 0
@@ -183,26 +183,26 @@ def slope(x, g, out, a, b, n, keep, OP: tl.constexpr, parameter: tl.constexpr):
         result = tl.where(out != 0, x / out * g, 0.0)
     elif OP == "norm_p":
         sign = tl.where(x > 0, 1.0, tl.where(x < 0, -1.0, x))
-        grown = power(tl.abs(x) / out, parameter - 1.0)
-        result = tl.where((out != 0) & (x != 0), sign * grown * g, 0.0)
+        derivative = power(tl.abs(x) / out, parameter - 1.0)
+        result = tl.where((out != 0) & (x != 0), sign * derivative * g, 0.0)
     return tl.where(keep, result, 0.0)
 
 
 @triton.jit
 def expand_kernel(
-    x, mask, grad, out, in_a, in_b, in_n, of_x,
-    outer, inner, x_outer, x_inner, mask_outer, mask_inner, of_x_outer, of_x_inner,
+    x, mask, grad, out, in_a, in_b, in_n, grad_x,
+    outer, inner, x_outer, x_inner, mask_outer, mask_inner, grad_x_outer, grad_x_inner,
     rows, length, tiles, steps, grad_stride, parameter: tl.constexpr,
     OP: tl.constexpr, STATE: tl.constexpr, IDENTITY: tl.constexpr, NEED_X: tl.constexpr, NEED_OUT: tl.constexpr,
-    NEED_A: tl.constexpr, NEED_B: tl.constexpr, NEED_N: tl.constexpr, WHOLE: tl.constexpr, DTYPE: tl.constexpr,
+    NEED_A: tl.constexpr, NEED_B: tl.constexpr, NEED_N: tl.constexpr, IN_REGISTERS: tl.constexpr, DTYPE: tl.constexpr,
     WIDE: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr, GROUP: tl.constexpr, SKIP: tl.constexpr,
 ):  # fmt: skip
-    """Spread the gradient of each row over what was kept; with WHOLE, the state of a row is found on the way."""
+    """Expand the gradient of each row over kept elements; with IN_REGISTERS, it computes the accumulators as well."""
     for job in range(tl.program_id(0), tiles * steps, tl.num_programs(0)):
         tile, step = job // steps, job % steps
         row, real = bases(tile, rows, ROWS)
         start = beginning(step, ELEMENTS, WIDE)
-        mask_base, of_x_base = offsets(row, outer, mask_outer), offsets(row, outer, of_x_outer)
+        mask_base, grad_x_base = offsets(row, outer, mask_outer), offsets(row, outer, grad_x_outer)
         index, inside, keep, wanted = window(
             mask, mask_base, inner, mask_inner, real, start, length, WIDE, ELEMENTS, GROUP, SKIP
         )
@@ -216,7 +216,7 @@ def expand_kernel(
         a, b, n, result = g, g, number(ROWS, WIDE, 0), g
         if NEED_OUT:
             result = tl.load(out + row, mask=real, other=0).to(DTYPE)
-        if WHOLE:
+        if IN_REGISTERS:
             la, lb, ln = lift(value, kept, value, result[:, None], STATE, parameter, IDENTITY)
             a, b, n = merge(la, lb, ln, STATE, NEED_N)
         else:
@@ -226,5 +226,7 @@ def expand_kernel(
                 b = tl.load(in_b + row, mask=real, other=0)
             if NEED_N:
                 n = tl.load(in_n + row, mask=real, other=0)
-        gradient = slope(value, g[:, None], result[:, None], a[:, None], b[:, None], n[:, None], kept, OP, parameter)
-        put(of_x, of_x_base, inner, of_x_inner, index, inside, gradient)
+        gradient = gradient_of(
+            value, g[:, None], result[:, None], a[:, None], b[:, None], n[:, None], kept, OP, parameter
+        )
+        put(grad_x, grad_x_base, inner, grad_x_inner, index, inside, gradient)

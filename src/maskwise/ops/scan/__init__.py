@@ -1,7 +1,5 @@
-"""Scans over what is kept."""
+"""Masked scans."""
 
 from __future__ import annotations
 
-from maskwise.ops.scan.scans import cummax, cummin, cumprod, cumsum, logcumsumexp
-
-__all__ = ["cummax", "cummin", "cumprod", "cumsum", "logcumsumexp"]
+from maskwise.ops.scan.scans import *

@@ -1,4 +1,4 @@
-"""The scans over what is kept: running sums, products and extremes."""
+"""Masked scans: running sums, products and extrema."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def cumsum(
         dtype: x is cast to it first. Integers and bools sum to int64 otherwise, as in torch.
 
     Returns:
-        The running sums, of x's shape; 0 before anything is kept.
+        The running sums, of x's shape; 0 before the first kept element.
 
     Raises:
         ShapeError: the mask does not broadcast to x.
         DtypeError: the mask is not bool, or dim is not an int.
         DeviceError: the mask is on another device.
-        OutOfRangeError: a dim that x does not have.
+        OutOfRangeError: a dim is out of range for x.
         ArgumentError: x or the mask is sparse.
     """
     out: Tensor = run(_cumsum, x, mask, dim, dtype)
@@ -75,13 +75,13 @@ def cumprod(
         dtype: x is cast to it first. Integers and bools multiply to int64 otherwise, as in torch.
 
     Returns:
-        The running products, of x's shape; 1 before anything is kept. The gradient is right with zeros among the kept.
+        The running products, of x's shape; 1 before the first kept element. The gradient handles zeros.
 
     Raises:
         ShapeError: the mask does not broadcast to x.
         DtypeError: the mask is not bool, or dim is not an int.
         DeviceError: the mask is on another device.
-        OutOfRangeError: a dim that x does not have.
+        OutOfRangeError: a dim is out of range for x.
         ArgumentError: x or the mask is sparse.
     """
     out: Tensor = run(_cumprod, x, mask, dim, dtype)
@@ -109,15 +109,15 @@ def cummax(
         dim: the dim along which the maximum runs.
 
     Returns:
-        ``torch.return_types.cummax``: the running maxima (``values``) and where they stand (``indices``, always kept
-        positions; the latest of equals, as in torch). Before anything is kept the value is -inf, the lowest of an
-        integer dtype, or False, and the index -1. A kept NaN is above everything, as in torch.
+        ``torch.return_types.cummax``: the running maxima (``values``) and their indices (``indices``, always kept
+        positions; the latest of ties, as in torch). Before the first kept element the value is -inf, the minimum of an
+        integer dtype, or False, and the index -1. A kept NaN counts as the maximum, as in torch.
 
     Raises:
         ShapeError: the mask does not broadcast to x.
         DtypeError: the mask is not bool, dim is not an int, or x is complex or one of uint16, uint32 and uint64.
         DeviceError: the mask is on another device.
-        OutOfRangeError: a dim that x does not have.
+        OutOfRangeError: a dim is out of range for x.
         ArgumentError: x or the mask is sparse.
     """
     need_ordered("cummax", x)
@@ -146,15 +146,15 @@ def cummin(
         dim: the dim along which the minimum runs.
 
     Returns:
-        ``torch.return_types.cummin``: the running minima (``values``) and where they stand (``indices``, always kept
-        positions; the latest of equals, as in torch). Before anything is kept the value is +inf, the highest of an
-        integer dtype, or True, and the index -1. A kept NaN is below everything, as in torch.
+        ``torch.return_types.cummin``: the running minima (``values``) and their indices (``indices``, always kept
+        positions; the latest of ties, as in torch). Before the first kept element the value is +inf, the maximum of an
+        integer dtype, or True, and the index -1. A kept NaN counts as the minimum, as in torch.
 
     Raises:
         ShapeError: the mask does not broadcast to x.
         DtypeError: the mask is not bool, dim is not an int, or x is complex or one of uint16, uint32 and uint64.
         DeviceError: the mask is on another device.
-        OutOfRangeError: a dim that x does not have.
+        OutOfRangeError: a dim is out of range for x.
         ArgumentError: x or the mask is sparse.
     """
     need_ordered("cummin", x)
@@ -180,13 +180,13 @@ def logcumsumexp(
         dim: the dim along which the sum runs.
 
     Returns:
-        The logarithms of the running sums, of x's shape; -inf before anything is kept.
+        The logarithms of the running sums, of x's shape; -inf before the first kept element.
 
     Raises:
         ShapeError: the mask does not broadcast to x.
         DtypeError: the mask is not bool, dim is not an int, or x is not floating.
         DeviceError: the mask is on another device.
-        OutOfRangeError: a dim that x does not have.
+        OutOfRangeError: a dim is out of range for x.
         ArgumentError: x or the mask is sparse.
     """
     if isinstance(x, Tensor) and not x.dtype.is_floating_point:
@@ -204,54 +204,54 @@ def run(
     dtype: torch.dtype | None = None,
     then: Callable[[Any], Any] | None = None,
 ) -> Any:
-    """Run a scan, once it is known that dim is one dim."""
+    """Check dim and dtype, and run a scan."""
     if not isinstance(dim, int):
         raise DtypeError(say(scan.name, "dim", must="be an int", got=type(dim).__name__, hint="dim=-1"))
     if dtype is None:
         return scan(x, mask, dim, then=then)
-    # Integers scan to int64, and from there to the dtype: modulo arithmetic is the same either way.
+    # Integers scan to int64, and are cast to the dtype after: modular arithmetic gives the same result.
     return scan(to_dtype(scan.name, x, dtype), mask, dim, then=partial(Tensor.to, dtype=dtype))
 
 
 #: Where the Triton kernels are.
 GPU = "maskwise.ops.scan.gpu"
 ALL = (*FLOATING, *INTEGRAL, torch.bool)
-ONE = "(Tensor x, Tensor mask, int[] dim) -> Tensor"
-WITH_PLACES = "(Tensor x, Tensor mask, int[] dim) -> (Tensor, Tensor)"
+VALUES = "(Tensor x, Tensor mask, int[] dim) -> Tensor"
+VALUES_AND_INDICES = "(Tensor x, Tensor mask, int[] dim) -> (Tensor, Tensor)"
 
 
 # -- results without data ----------------------------------------------------------------------------------------------
 def fake_total(x: Tensor, mask: Tensor, dim: list[int]) -> Tensor:
-    """A running sum or product without its data: integers and bools give int64, as in torch."""
+    """The fake of a running sum or product: integers and bools give int64, as in torch."""
     return empty_dense(x, x.dtype if x.dtype.is_floating_point or x.dtype.is_complex else torch.int64)
 
 
 def fake_extreme(x: Tensor, mask: Tensor, dim: list[int]) -> tuple[Tensor, Tensor]:
-    """A running extreme and its places without their data."""
+    """The fake of a running extremum and its indices."""
     return empty_dense(x, x.dtype), empty_dense(x, torch.int64)
 
 
 # -- gradients ---------------------------------------------------------------------------------------------------------
-# Each is written once in plain torch, as the ground truth and for the second derivative, and defined as an op of its
-# own, whose kernel runs when no second derivative is required.
+# Each is written once in plain torch, as the reference and for the double backward, and defined as an op of its own,
+# whose kernel runs otherwise.
 def reversed_cumsum(grad: Tensor, dim: int) -> Tensor:
-    """The running sum from the end."""
+    """The reversed cumsum."""
     return grad.flip(dim).cumsum(dim).flip(dim)
 
 
 def cumsum_backward_reference(grad: Tensor, mask: Tensor, dim: list[int]) -> Tensor:
-    """Each kept value is in every later total; exactly zero elsewhere, whatever the gradient holds."""
+    """The reversed cumsum at kept elements; exactly zero elsewhere, even where the gradient is NaN."""
     return torch.where(mask, reversed_cumsum(grad, dim[0]), 0.0)
 
 
-def extreme_backward_reference(grad: Tensor, places: Tensor, dim: list[int]) -> Tensor:
-    """Each gradient goes to the place its value came from; before anything was kept, nowhere."""
-    sent = torch.where(places >= 0, grad, 0.0)
-    return torch.zeros_like(sent).scatter_add(dim[0], places.clamp_min(0), sent)
+def extreme_backward_reference(grad: Tensor, indices: Tensor, dim: list[int]) -> Tensor:
+    """Scatter-add each gradient to the index of its value; index -1 has none."""
+    sent = torch.where(indices >= 0, grad, 0.0)
+    return torch.zeros_like(sent).scatter_add(dim[0], indices.clamp_min(0), sent)
 
 
-def through(scan: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The gradient of a reference by torch itself, as a function of (grad, x, mask, out, dim)."""
+def differentiate_reference(scan: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The gradient of a reference by autograd, as a function of (grad, x, mask, out, dim)."""
 
     def backward(grad: Tensor, x: Tensor, mask: Tensor, out: Tensor, dim: list[int]) -> Tensor:
         with torch.enable_grad():
@@ -263,20 +263,20 @@ def through(scan: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def save_mask(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """What the gradient of a running sum needs."""
+    """Save what the gradient of a running sum needs."""
     _, mask, ctx.dim = inputs
     ctx.save_for_backward(mask)
 
 
-def save_places(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    """What the gradient of a running extreme needs."""
+def save_indices(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    """Save what the gradient of a running extremum needs."""
     ctx.dim = inputs[2]
     ctx.save_for_backward(output[1])
     ctx.mark_non_differentiable(output[1])
 
 
 def save_all(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """What the gradient of a running product or sum of exponentials needs."""
+    """Save what the gradient of a running product or logsumexp needs."""
     x, mask, ctx.dim = inputs
     ctx.save_for_backward(x, mask, output)
 
@@ -289,10 +289,10 @@ def cumsum_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
 
 
 def extreme_backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
-    """The gradient of a running extreme."""
-    (places,) = ctx.saved_tensors
+    """The gradient of a running extremum."""
+    (indices,) = ctx.saved_tensors
     run = extreme_backward_reference if torch.is_grad_enabled() else torch.ops.maskwise.cumextreme_backward
-    return run(grad, places, ctx.dim), None, None
+    return run(grad, indices, ctx.dim), None, None
 
 
 def backward_of(name: str, scan: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, None, None]]:
@@ -309,13 +309,13 @@ def backward_of(name: str, scan: Callable[..., Tensor]) -> Callable[..., tuple[T
     return backward
 
 
-def fake_of_grad(grad: Tensor, *saved: Any) -> Tensor:
-    """The gradient of a linear scan without its data."""
+def fake_like_grad(grad: Tensor, *saved: Any) -> Tensor:
+    """The fake of the gradient of a linear scan."""
     return empty_dense(grad, grad.dtype)
 
 
-def fake_of_x(grad: Tensor, x: Tensor, *saved: Any) -> Tensor:
-    """The gradient of any other scan without its data."""
+def fake_like_x(grad: Tensor, x: Tensor, *saved: Any) -> Tensor:
+    """The fake of the gradient of any other scan."""
     return empty_dense(x, x.dtype)
 
 
@@ -323,15 +323,15 @@ define(
     "cumsum_backward",
     "(Tensor grad, Tensor mask, int[] dim) -> Tensor",
     reference=cumsum_backward_reference,
-    fake=fake_of_grad,
+    fake=fake_like_grad,
     gpu=FLOATING,
     gpu_from=f"{GPU}:cumsum_backward",
 )
 define(
     "cumextreme_backward",
-    "(Tensor grad, Tensor places, int[] dim) -> Tensor",
+    "(Tensor grad, Tensor indices, int[] dim) -> Tensor",
     reference=extreme_backward_reference,
-    fake=fake_of_grad,
+    fake=fake_like_grad,
     gpu=FLOATING,
     gpu_from=f"{GPU}:cumextreme_backward",
 )
@@ -339,8 +339,8 @@ for _name, _scan in (("cumprod", reference.cumprod), ("logcumsumexp", reference.
     define(
         f"{_name}_backward",
         "(Tensor grad, Tensor x, Tensor mask, Tensor out, int[] dim) -> Tensor",
-        reference=through(_scan),
-        fake=fake_of_x,
+        reference=differentiate_reference(_scan),
+        fake=fake_like_x,
         gpu=FLOATING,
         gpu_from=f"{GPU}:{_name}_backward",
     )
@@ -348,11 +348,11 @@ for _name, _scan in (("cumprod", reference.cumprod), ("logcumsumexp", reference.
 
 # -- work --------------------------------------------------------------------------------------------------------------
 def work_of(*, calls: int, gradient_calls: int, results: int, arithmetic: int) -> Describe:
-    """How much a scan is: the plain route also writes and reads a copy of x, and scans without SIMD.
+    """The work of a scan: the plain route also writes and reads a copy of x, and is not vectorized.
 
-    ``calls`` are those of the plain route, ``gradient_calls`` how many more than the usual few its gradient takes;
-    ``results`` are bytes of the results for each byte of x; ``arithmetic`` is what torch's scan computes for each
-    element, as the bytes that could be streamed in that time.
+    ``calls`` are those of the plain route, ``gradient_calls`` the further calls of its gradient; ``results`` are bytes
+    of the results per byte of x; ``arithmetic`` is the compute time of torch's scan per element, as the bytes that
+    could be streamed in that time.
     """
 
     def work(route: str, elements: int, size: int, grad: bool) -> Work:
@@ -368,7 +368,7 @@ def work_of(*, calls: int, gradient_calls: int, results: int, arithmetic: int) -
 
 _cumsum = register(
     "cumsum",
-    ONE,
+    VALUES,
     reference=reference.cumsum,
     fake=fake_total,
     setup_context=save_mask,
@@ -380,7 +380,7 @@ _cumsum = register(
 )
 _cumprod = register(
     "cumprod",
-    ONE,
+    VALUES,
     reference=reference.cumprod,
     fake=fake_total,
     setup_context=save_all,
@@ -392,10 +392,10 @@ _cumprod = register(
 )
 _cummax = register(
     "cummax",
-    WITH_PLACES,
+    VALUES_AND_INDICES,
     reference=reference.cummax,
     fake=fake_extreme,
-    setup_context=save_places,
+    setup_context=save_indices,
     backward=extreme_backward,
     work=work_of(calls=10, gradient_calls=5, results=3, arithmetic=200),
     cpu=ALL,
@@ -404,10 +404,10 @@ _cummax = register(
 )
 _cummin = register(
     "cummin",
-    WITH_PLACES,
+    VALUES_AND_INDICES,
     reference=reference.cummin,
     fake=fake_extreme,
-    setup_context=save_places,
+    setup_context=save_indices,
     backward=extreme_backward,
     work=work_of(calls=10, gradient_calls=5, results=3, arithmetic=200),
     cpu=ALL,
@@ -416,7 +416,7 @@ _cummin = register(
 )
 _logcumsumexp = register(
     "logcumsumexp",
-    ONE,
+    VALUES,
     reference=reference.logcumsumexp,
     fake=fake_total,
     setup_context=save_all,

@@ -1,4 +1,4 @@
-"""Compute only what is kept: apply and pack."""
+"""Selection of kept rows: apply and pack."""
 
 from __future__ import annotations
 

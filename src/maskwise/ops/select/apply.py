@@ -1,4 +1,4 @@
-"""mw.apply: a row-wise function sees only what is kept."""
+"""mw.apply: run a row-wise function on kept rows only."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def apply(
     fill: float | Tensor = 0.0,
     other: Tensor | None = None,
 ) -> Any:
-    """Apply a row-wise function to what is kept, and only to that.
+    """Apply a row-wise function to kept rows only.
 
     >>> import torch, maskwise as mw
     >>> x = torch.tensor([[1.0, -1.0], [4.0, 0.0]])
@@ -48,33 +48,33 @@ def apply(
 
     Args:
         fn: takes the kept rows (n, *rest) of x and of each tensor in ``more``, and returns a tensor of n rows or a
-            tuple of them. It may be a module, and change the feature size or the dtype; each row is treated by itself.
+            tuple of them. It may be a module, and change the feature size or the dtype; it must be row-wise.
         x: (*lead, *rest).
-        more: tensors laid out as x is, of which fn gets the same rows; anything else is handed on as it is.
+        more: tensors with x's leading dims, of which fn gets the same rows; any other value is passed unchanged.
         mask: a Mask or a bool tensor of x's leading dims, or of as many dims as x, which broadcasts and selects single
             elements, so that rows are of shape (n,); True means keep.
-        fill: what stands where nothing was kept: a number.
-        other: what stands there instead: a tensor that broadcasts to the result, such as x itself for a selective
-            update.
+        fill: the number at dropped rows.
+        other: the values at dropped rows instead: a tensor that broadcasts to the result, such as x itself for a
+            selective update.
 
     Returns:
-        The result in x's layout: (*lead, *rest of fn's result), or a tuple of them. Gradients reach only what was kept.
+        The result in x's layout: (*lead, *rest of fn's result), or a tuple of them. Gradients reach kept rows only.
 
     Raises:
-        ShapeError: the mask does not line up with x; a tensor in ``more`` is not laid out as x is, or has another
-            number of dims where fn is an elementwise function of torch; or fn does not return one row for each it got.
-        DtypeError: the mask is not bool, x is not a tensor, or fn returns something else than tensors.
+        ShapeError: the mask does not align with x; a tensor in ``more`` does not have x's leading dims, or has another
+            number of dims where fn is an elementwise function of torch; or fn does not return one row per input row.
+        DtypeError: the mask is not bool, x is not a tensor, or fn does not return tensors.
         DeviceError: the mask is on another device.
-        ArgumentError: fn returns an empty tuple, or does not treat each row by itself; or a tensor is nested or sparse.
+        ArgumentError: fn returns an empty tuple, or is not row-wise; or a tensor is nested or sparse.
 
-    Rows are computed in any order and number, so what fn makes of one must not depend on others: ``t - t.mean(0)``,
-    batch norm in training mode and whatever else mixes along dim 0 is refused. For that, fn is called once more when it
-    is first used, with a few of the rows (a few times, if it is random or of half precision); random numbers that
-    follow are not disturbed. Compiled graphs and transforms cannot look at values, and do not check. fn may write into
-    the rows that it gets: x is not changed.
+    fn gets rows in any number and batch, so its output for a row must not depend on other rows: ``t - t.mean(0)``,
+    batch norm in training mode and other functions that mix along dim 0 are rejected. To check this, the first use
+    calls fn once more with a few of the rows (a few times, if it is random or half-precision), and restores the RNG
+    state. Compiled graphs and transforms cannot inspect values, and skip the check. fn may modify its input rows in
+    place: x is not modified.
 
     Where skipping does not pay (nearly everything is kept, or fn is a cheap elementwise function), fn runs on all rows,
-    with a kept row in the place of each dropped one, and the result is the same.
+    with each dropped row replaced by a kept one, and the result is the same.
     """
     lead = line_up("apply", x, mask)
     arguments = [x if x.shape == lead.shape else _rows_of(x, lead), *(_rows_of(value, lead) for value in more)]
@@ -90,7 +90,7 @@ def apply(
 
 
 def apply_(fn: Callable[..., Any], x: Tensor, *more: Any, mask: MaskLike) -> Tensor:
-    """As `apply`, in place: the kept rows of x become fn of them, and x is returned.
+    """The in-place variant of `apply`: replaces the kept rows of x, and returns x.
 
     >>> import torch, maskwise as mw
     >>> x = torch.tensor([1.0, 2.0, 3.0])
@@ -98,8 +98,8 @@ def apply_(fn: Callable[..., Any], x: Tensor, *more: Any, mask: MaskLike) -> Ten
     tensor([-1.,  2., -3.])
 
     Args:
-        fn: as for `apply`; it must keep the shape and the dtype of the rows.
-        x: (*lead, *rest); it is written into.
+        fn: as for `apply`; it must preserve the shape and the dtype of the rows.
+        x: (*lead, *rest); modified in place.
         more: as for `apply`.
         mask: as for `apply`.
 
@@ -108,9 +108,9 @@ def apply_(fn: Callable[..., Any], x: Tensor, *more: Any, mask: MaskLike) -> Ten
 
     Raises:
         ShapeError: the mask does not line up with x, or fn does not return rows of x's own shape and dtype.
-        DtypeError: the mask is not bool, x is not a tensor, or fn returns something else than tensors.
+        DtypeError: the mask is not bool, x is not a tensor, or fn does not return tensors.
         DeviceError: the mask is on another device.
-        ArgumentError: fn returns an empty tuple, or does not treat each row by itself; or a tensor is nested or sparse.
+        ArgumentError: fn returns an empty tuple, or is not row-wise; or a tensor is nested or sparse.
     """
     out = apply(fn, x, *more, mask=mask, other=x)
     if isinstance(out, Plan):
@@ -118,7 +118,7 @@ def apply_(fn: Callable[..., Any], x: Tensor, *more: Any, mask: MaskLike) -> Ten
     if not isinstance(out, Tensor) or out.shape != x.shape or out.dtype != x.dtype:
         got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
         must = f"return rows of x's own shape and dtype, {tuple(x.shape)} {x.dtype}"
-        raise ShapeError(say("apply_", "fn", must=must, got=got, hint="mw.apply, which makes a new tensor"))
+        raise ShapeError(say("apply_", "fn", must=must, got=got, hint="mw.apply, which returns a new tensor"))
     return x.copy_(out)
 
 
@@ -127,7 +127,7 @@ def _requires_grad(values: tuple[Any, ...]) -> bool:
 
 
 def _rows_of(value: Any, lead: Mask) -> Any:
-    """An argument laid out as the mask is: tensors are expanded (not copied) to its dims, the rest is left alone."""
+    """An argument with the mask's leading dims: tensors are expanded (not copied), other values are unchanged."""
     if not isinstance(value, Tensor) or value.dim() == 0:
         return value
     need_dense("apply", "more", value)
@@ -137,15 +137,15 @@ def _rows_of(value: Any, lead: Mask) -> Any:
     try:
         return value.expand(shape)
     except RuntimeError:
-        must = f"be laid out as x is: leading dims {tuple(lead.shape)}, or 1 where they broadcast"
+        must = f"have x's leading dims {tuple(lead.shape)}, or 1 where they broadcast"
         raise ShapeError(
             say("apply", "more", must=must, got=tuple(value.shape), hint="functools.partial(fn, value)")
         ) from None
 
 
 def _check_ranks(arguments: list[Any]) -> None:
-    """Raise where an elementwise function would broadcast the rows of one argument along the features of another: by
-    how many dims the routes give, and by how many rows are kept.
+    """Raise where an elementwise function would broadcast the rows of one argument along the features of another, with
+    a result that depends on the route.
     """
     x = arguments[0]
     for value in arguments[1:]:
@@ -156,8 +156,7 @@ def _check_ranks(arguments: list[Any]) -> None:
 
 
 # -- the routes --------------------------------------------------------------------------------------------------------
-#: Functions of single elements. They cost about what moving an element does, and what a dropped place holds reaches
-#: no other.
+#: Elementwise functions. They cost about as much as gathering an element, and cannot leak a dropped value to another.
 ELEMENTWISE = frozenset(
     {torch.abs, torch.neg, torch.exp, torch.log, torch.log1p, torch.expm1, torch.sqrt, torch.rsqrt, torch.square}
     | {torch.relu, torch.sigmoid, torch.tanh, torch.sin, torch.cos, torch.add, torch.sub, torch.mul, torch.div}
@@ -165,81 +164,81 @@ ELEMENTWISE = frozenset(
 )
 #: From this density on, gathering rows costs more than it saves: for a 768-3072-768 network, 2 % of its time.
 _NEARLY_ALL = 0.98
-#: The same for elementwise functions that are differentiated, of an x whose rows lie apart in memory.
-_APART = 0.9
-#: A row is moved in the time of this many elements at least.
-_LEAST = 6
-_CHEAP, _ALL = "fn is as cheap as gathering rows is", "nearly all is kept"
+#: The same for elementwise functions of a non-contiguous x with a gradient.
+_NEARLY_ALL_STRIDED = 0.9
+#: Gathering a row takes at least as long as this many elements.
+_LEAST_ELEMENTS = 6
+_CHEAP, _ALL = "fn is as cheap as gathering rows", "nearly all rows are kept"
 
 
 class Rows(NamedTuple):
-    """What the routes look at beside x."""
+    """Facts of the family."""
 
-    #: How many there are, kept or not.
+    #: The number of rows, kept or not.
     total: int
     is_elementwise: bool
 
 
 def _serves_kept(facts: Facts) -> str | None:
     if facts.device != "cpu" and facts.kept is None:
-        return "nobody has counted what is kept, which would take a host-device sync"
+        return "the number of kept rows is not known without a host-device sync"
     return None
 
 
 def _pays_kept(facts: Facts) -> str | None:
-    """Why gathering rows would not pay. What fn costs nobody can know, unless it is elementwise."""
+    """Why gathering rows would not pay. The cost of fn is unknown, unless it is elementwise."""
     rows: Rows = facts.detail
     if facts.kept is not None and facts.kept == rows.total > 0:
         return _ALL
     if _is_elementwise(facts):
-        # Few elements are not worth a count.
+        # A small x is not worth a count.
         return _CHEAP if facts.kept is None else None
     density = 0.0 if facts.kept is None or not rows.total else facts.kept / rows.total
-    if density < _APART:
+    if density < _NEARLY_ALL_STRIDED:
         return None
     if rows.is_elementwise:
-        # The dense route has two passes more, to replace dropped rows before fn and after it.
+        # The dense route has two more passes, to replace dropped rows before and after fn.
         return None if facts.contiguous else _CHEAP
     return None if density < _NEARLY_ALL else _ALL
 
 
 def _is_elementwise(facts: Facts) -> bool:
-    """Whether the cost of the call is known: reading and writing."""
+    """Whether the cost of the call can be predicted: it is memory-bound."""
     return bool(facts.detail.is_elementwise and not facts.grad and facts.device == "cpu")
 
 
 def _kept_work(facts: Facts) -> Work:
-    # Both moves read the mask twice; all of the result is written.
+    # Gather and scatter read the mask twice; all of the result is written.
     elements, size, count, kept = prod(facts.shape), facts.dtype.itemsize, facts.detail.total, facts.kept or 0
     return Work(
         calls=3,
         streamed=4 * count + size * elements + 4 * (size * elements * kept // max(count, 1)),
-        gathered=4 * size * kept * max(elements // max(count, 1), _LEAST),
+        gathered=4 * size * kept * max(elements // max(count, 1), _LEAST_ELEMENTS),
     )
 
 
 def _plain_work(facts: Facts) -> Work:
-    # fn reads and writes everything, which takes as long again as it computes, and the filling after it does too.
+    # fn and the fill after it each read and write everything, and compute for as long again.
     return Work(calls=2, streamed=(6 * facts.dtype.itemsize + 1) * prod(facts.shape))
 
 
 def _cost(facts: Facts, work: Work, rates: Rates) -> float:
-    """Predicted for elementwise functions alone; of others the order decides."""
+    """Predicted for elementwise functions only; for others the order of the routes decides."""
     return microseconds(work, rates.plain_call, rates) if _is_elementwise(facts) else 0.0
 
 
 def _decision(fn: Callable[..., Any], x: Tensor, lead: Mask, *, grad: bool) -> Decision:
-    """The route of one call, from the cache or decided now; counts what is kept where that is on the host and pays."""
+    """The decision for one call, cached; counts kept rows where that needs no sync and may pay."""
     is_elementwise = fn in ELEMENTWISE
-    # torch.func alone: with forward-mode AD, fn itself carries the tangents.
+    # torch.func only: under forward-mode AD, fn itself propagates the tangents.
     transformed = is_vmapped_or_functional()
     required = is_any_forced() and forced()
     kept = lead.facts.count
     few = why_torch_indexes(Facts("apply", tuple(x.shape), x.dtype, x.device.type)) is not None
     if kept is None and not required and not transformed and not few and lead.device.type == "cpu":
         kept = lead.count()
-    key = ("apply", x.shape, x.dtype, x.device, x.is_contiguous(), lead.shape, kept, grad, transformed, is_elementwise,
-           required)  # fmt: skip
+    key = ("apply", x.shape, x.dtype, x.device, x.is_contiguous(), lead.shape, lead.operand, kept, grad, transformed,
+           is_elementwise, required)  # fmt: skip
     decision: Decision | None = dispatch.cache.get(key)
     if decision is None:
         facts = Facts(
@@ -249,6 +248,7 @@ def _decision(fn: Callable[..., Any], x: Tensor, lead: Mask, *, grad: bool) -> D
             x.device.type,
             grad=grad,
             transformed=transformed,
+            mask=lead.operand,
             kept=kept,
             contiguous=x.is_contiguous(),
             detail=Rows(lead.numel(), is_elementwise),
@@ -258,7 +258,7 @@ def _decision(fn: Callable[..., Any], x: Tensor, lead: Mask, *, grad: bool) -> D
 
 
 def _report(decision: Decision, x: Tensor, lead: Mask) -> Plan | None:
-    """Record a call, with what is left out for a dropped row; the FLOPs of fn nobody can know."""
+    """Record a call, with what it skips for a dropped row; the FLOPs of fn are unknown."""
     plan = decision.plan
     return record(plan if plan.route == "plain" else replace(plan, skips=row_skips(x, lead)), x, lead)
 
@@ -280,7 +280,7 @@ def _run_on_kept(fn: Callable[..., Any], arguments: list[Any], lead: Mask, other
 
 
 def _unpacked(values: Tensor, bits: Tensor, lead: Mask, other: float | Tensor) -> Tensor:
-    """Rows back in their places. fn may have weights that learn, in which case autograd records them."""
+    """Scatter rows back. Where fn has trainable weights, autograd records it."""
     if values.requires_grad or isinstance(other, Tensor):
         return Packed(values, lead).unpack(other)
     out: Tensor = unpack_rows_forward(values.contiguous(), bits, fill_for(values, other))
@@ -288,7 +288,7 @@ def _unpacked(values: Tensor, bits: Tensor, lead: Mask, other: float | Tensor) -
 
 
 def _scatter_few(values: Tensor, bits: Tensor, fill: float) -> Tensor:
-    """Few rows back in their places, by torch's own indexing."""
+    """Scatter few rows back, by torch's own indexing."""
     out = values.new_full((*bits.shape, *values.shape[1:]), fill)
     return out.masked_scatter_(bits, values) if values.dim() == 1 else out.index_put_((bits,), values)
 
@@ -296,11 +296,10 @@ def _scatter_few(values: Tensor, bits: Tensor, fill: float) -> Tensor:
 def _run_on_all(fn: Callable[..., Any], arguments: list[Any], lead: Mask, other: float | Tensor, grad: bool) -> Any:
     bits = lead.to_bool()
     count = bits.numel()
-    # Where nothing is dropped, nothing needs a stand-in, and nothing is put back.
+    # With a full mask, nothing is replaced, before or after fn.
     full = not is_tracing() and lead.facts.count == count
-    apart = _keeps_apart(fn, grad)
-    if apart and not full:
-        # What it makes of dropped elements is written over; and of which shape they are, it does not mind.
+    if _cannot_leak(fn, grad) and not full:
+        # Its results for dropped elements are overwritten, and it accepts any shape.
         return _placed(fn(*arguments), bits, other)
     rows = [a.reshape(count, *a.shape[lead.ndim :]) if isinstance(a, Tensor) and a.dim() else a for a in arguments]
     if not full:
@@ -315,7 +314,7 @@ def _run_on_all(fn: Callable[..., Any], arguments: list[Any], lead: Mask, other:
 
 
 def _called(fn: Callable[..., Any], rows: list[Any], *, is_view: bool = False) -> Any:
-    """What fn makes of the rows, if it treats each by itself; where they are a view of x, x is not written to."""
+    """``fn(*rows)``, after the check that fn is row-wise; rows that are a view of x are protected from writes."""
     return fn(*rows) if fn in ELEMENTWISE else run(fn, rows, is_view=is_view)
 
 
@@ -324,18 +323,18 @@ def _placed(
     bits: Tensor,  # bool, (*lead)
     other: float | Tensor,
 ) -> Tensor:
-    """The result with what stands where nothing was kept."""
+    """The result with ``other`` at dropped rows."""
     kept = bits if bits.dim() == out.dim() else bits.reshape(*bits.shape, *[1] * (out.dim() - bits.dim()))
     if type(other) is float and other == 0.0 and out.is_floating_point():
         return fill_dropped(out, kept)
     return torch.where(kept, out, torch.as_tensor(other, device=out.device).to(out.dtype))
 
 
-def _keeps_apart(fn: Callable[..., Any], grad: bool) -> bool:
-    """Whether what a dropped place holds reaches no other, so that nothing harmless need stand there.
+def _cannot_leak(fn: Callable[..., Any], grad: bool) -> bool:
+    """Whether dropped values cannot reach kept results, so that they need not be replaced first.
 
-    In a gradient it would: a gradient of 0 times a dropped NaN is NaN. Graphs and transforms do not say whether there
-    will be one.
+    With a gradient they can: a gradient of 0 times a dropped NaN is NaN. In graphs and transforms, a gradient may
+    follow.
     """
     return fn in ELEMENTWISE and not grad and not is_tracing() and not is_transformed()
 
@@ -345,9 +344,9 @@ def _replace_dropped(
     kept: Tensor,  # (count,) bool
     fn: Callable[..., Any],
 ) -> Tensor:
-    """The rows with a kept one in the place of each dropped one: what fn can take there, it can take everywhere.
+    """The rows with each dropped one replaced by a kept one, which is a valid input of fn.
 
-    Ones where nothing is kept at all: they have a logarithm, an inverse and a root.
+    Ones where nothing is kept: their logarithm, inverse and root are finite.
     """
     if rows.shape[0] == 0:
         return rows
@@ -370,7 +369,7 @@ def _checked(out: Any, count: int) -> Tensor:
             )
         )
     if out.dim() == 0 or out.shape[0] != count:
-        hint = "fn must treat each row by itself, and reduce no dim 0"
+        hint = "fn must be row-wise, and must not reduce dim 0"
         raise ShapeError(
             say("apply", "fn", must=f"return {count} rows, as many as it got", got=tuple(out.shape), hint=hint)
         )
@@ -388,7 +387,7 @@ def _each(outs: Any, place: Callable[[Tensor], Tensor]) -> Any:
 
 
 def _is_few(x: Tensor) -> bool:
-    """Whether torch's own indexing moves the rows of x faster than our kernel does."""
+    """Whether torch's own indexing is faster than our kernel for x."""
     return not forced() and why_torch_indexes(Facts("apply", tuple(x.shape), x.dtype, x.device.type)) is not None
 
 

@@ -1,4 +1,4 @@
-"""The arguments of a selection: how a mask lines up with x, which is as indexing does, and where results go."""
+"""Argument checks of selection: a mask aligns with x as in indexing, from the left; and ``out``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def line_up(
     x: Tensor,  # (*lead, *rest)
     mask: MaskLike,
 ) -> Mask:
-    """The mask over x's leading dims. One with as many dims as x may broadcast, and then selects single elements."""
+    """The mask over x's leading dims. A mask with as many dims as x may broadcast, and selects single elements."""
     if not isinstance(x, Tensor):
         raise DtypeError(say(op, "x", must="be a tensor", got=type(x).__name__, hint="torch.as_tensor(x)"))
     need_dense(op, "x", x)
@@ -39,7 +39,7 @@ def line_up(
     if device != wanted:
         if device.index is not None or device.type != wanted.type:
             raise DeviceError(say(op, "mask", must=f"be on x's device {wanted}", got=device, hint="mask.to(x.device)"))
-        # A mask for "cuda" is for any CUDA device.
+        # A mask on "cuda" matches any CUDA device.
         lead = lead.to(wanted)
     if lead.shape == x.shape:
         return lead
@@ -64,31 +64,31 @@ def _hint(mask: tuple[int, ...], x: tuple[int, ...]) -> str:
         return f"mask[{'None, ' * (len(x) - len(mask))}...] selects single elements"
     if len(mask) == 2 and mask[::-1] == x[:2]:
         return "mask.T"
-    return "a selection lines up from the left, as x[mask] does"
+    return "a selection aligns from the left, as x[mask] does"
 
 
 def is_layout(value: Any, mask: Mask) -> TypeGuard[Tensor]:
-    """Whether value is a tensor laid out as the mask is: its leading dims are the mask's."""
+    """Whether value is a tensor whose leading dims are the mask's."""
     return isinstance(value, Tensor) and value.shape[: mask.ndim] == mask.shape
 
 
 def check_out(op: str, out: Any, shape: tuple[int, ...], *sources: Tensor) -> Tensor:
-    """``out``, if the result can be written there; ``sources`` are what is read, the one with the dtype first.
+    """``out``, if the result can be written there; ``sources`` are the inputs, the first of which has the dtype.
 
     Raises:
-        DtypeError: it is no tensor, or of another dtype.
-        ShapeError: it has another shape, or gaps.
+        DtypeError: it is not a tensor, or of another dtype.
+        ShapeError: it has another shape, or is not contiguous.
         DeviceError: it is on another device.
-        ArgumentError: it shares memory with what is read, or a gradient is required.
+        ArgumentError: it shares memory with an input, or a gradient is required.
     """
     if not isinstance(out, Tensor):
         raise DtypeError(say(op, "out", must="be a tensor", got=type(out).__name__, hint=f"torch.empty({shape})"))
     like = sources[0]
     if out.dtype != like.dtype:
-        must = f"have the dtype {like.dtype} of what is written"
+        must = f"have the dtype {like.dtype} of the result"
         raise DtypeError(say(op, "out", must=must, got=out.dtype, hint=f"torch.empty({shape}, dtype={like.dtype})"))
     if out.device != like.device:
-        must = f"be on the device {like.device} of what is written"
+        must = f"be on the device {like.device} of the result"
         raise DeviceError(say(op, "out", must=must, got=out.device, hint=f"out.to({str(like.device)!r})"))
     if tuple(out.shape) != shape:
         hint = f"buffer[:{shape[0]}]" if tuple(out.shape[1:]) == shape[1:] and out.shape[0] > shape[0] else ""
@@ -101,6 +101,6 @@ def check_out(op: str, out: Any, shape: tuple[int, ...], *sources: Tensor) -> Te
         raise ArgumentError(say(op, "out", must=must, got="a tensor", hint="with torch.no_grad():"))
     mine = out.untyped_storage().data_ptr()
     if out.numel() and any(x.numel() and x.untyped_storage().data_ptr() == mine for x in sources):
-        must = "not share memory with what is read"
-        raise ArgumentError(say(op, "out", must=must, got="a view of it", hint="torch.empty_like(out)"))
+        must = "not share memory with an input"
+        raise ArgumentError(say(op, "out", must=must, got="a view of one", hint="torch.empty_like(out)"))
     return out

@@ -1,6 +1,6 @@
-"""A Packed from and to torch's other formats for rows of different length: sparse, nested, PackedSequence."""
+"""Conversions of a Packed from and to sparse tensors, nested tensors and PackedSequence."""
 
-# The first argument is the class or the Packed itself, which the reader of a method never passes.
+# These are methods of Packed: the first argument is cls or self, and not documented.
 # ruff: noqa: D417
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def to_sparse_csr(self: Packed) -> Tensor:
 
 
 def from_sparse(cls: type[Packed], sparse: Tensor) -> Packed:
-    """From a sparse COO or CSR tensor: what it stores is what is kept.
+    """From a sparse COO or CSR tensor: its stored elements are the kept ones.
 
     >>> import torch
     >>> from maskwise.ops.select import Packed
@@ -72,7 +72,9 @@ def from_sparse(cls: type[Packed], sparse: Tensor) -> Packed:
         DtypeError: it is not one.
     """
     if not isinstance(sparse, Tensor) or sparse.layout not in (torch.sparse_coo, torch.sparse_csr):
-        raise DtypeError(_another("from_sparse", "sparse", "a sparse COO or CSR tensor", sparse, "sparse.to_sparse()"))
+        raise DtypeError(
+            _wrong_type("from_sparse", "sparse", "a sparse COO or CSR tensor", sparse, "sparse.to_sparse()")
+        )
     coo = (sparse.to_sparse() if sparse.layout is torch.sparse_csr else sparse).coalesce()
     lead = tuple(coo.shape[: coo.sparse_dim()])
     places = coo.indices()[0] if len(lead) == 1 else coo.indices().T
@@ -80,7 +82,7 @@ def from_sparse(cls: type[Packed], sparse: Tensor) -> Packed:
 
 
 def to_nested(self: Packed) -> Tensor:
-    """As a jagged nested tensor: one component a sequence; the mask must have two dims.
+    """As a jagged nested tensor: one component per sequence; the mask must have two dims.
 
     >>> import torch, maskwise as mw
     >>> packed = mw.pack(torch.tensor([[1.0, 2.0, 9.0], [3.0, 9.0, 9.0]]), mw.Mask.from_lengths([2, 1], max_len=3))
@@ -95,7 +97,7 @@ def to_nested(self: Packed) -> Tensor:
 
 
 def from_nested(cls: type[Packed], nested: Tensor, max_len: int | None = None) -> Packed:
-    """From a jagged nested tensor: each component is the leading run of a sequence.
+    """From a jagged nested tensor: each component is a right-padded sequence.
 
     >>> import torch, maskwise as mw
     >>> nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(1)], layout=torch.jagged)
@@ -112,7 +114,7 @@ def from_nested(cls: type[Packed], nested: Tensor, max_len: int | None = None) -
     """
     if not isinstance(nested, Tensor) or not nested.is_nested or nested.layout is not torch.jagged:
         hint = "torch.nested.nested_tensor(parts, layout=torch.jagged)"
-        raise DtypeError(_another("from_nested", "nested", "a jagged nested tensor", nested, hint))
+        raise DtypeError(_wrong_type("from_nested", "nested", "a jagged nested tensor", nested, hint))
     # Only jagged tensors have offsets, and torch has no type for them.
     offsets: Tensor = nested.offsets()  # type: ignore[attr-defined]
     lengths = offsets.diff()
@@ -121,7 +123,7 @@ def from_nested(cls: type[Packed], nested: Tensor, max_len: int | None = None) -
 
 
 def to_packed_sequence(self: Packed) -> PackedSequence:
-    """As the PackedSequence that torch's recurrent layers take: time step by time step, longest sequence first.
+    """As a PackedSequence for torch's recurrent layers: time-major, longest sequence first.
 
     >>> import torch, maskwise as mw
     >>> packed = mw.pack(torch.tensor([[1.0, 2.0, 9.0], [3.0, 9.0, 9.0]]), mw.Mask.from_lengths([2, 1], max_len=3))
@@ -129,7 +131,7 @@ def to_packed_sequence(self: Packed) -> PackedSequence:
     tensor([2, 1])
 
     Raises:
-        ArgumentError: a sequence is empty, which a PackedSequence cannot tell.
+        ArgumentError: a sequence is empty, which a PackedSequence cannot represent.
         ShapeError: the mask does not have two dims.
     """
     _need_two_dims(self, "to_packed_sequence")
@@ -138,12 +140,12 @@ def to_packed_sequence(self: Packed) -> PackedSequence:
         got = f"none of sequence {int((lengths == 0).to(torch.uint8).argmax())}"
         hint = "pack(x[mask.lengths > 0], mask[mask.lengths > 0])"
         raise ArgumentError(
-            say("Packed.to_packed_sequence", "mask", must="keep something of every sequence", got=got, hint=hint)
+            say("Packed.to_packed_sequence", "mask", must="keep at least one row of every sequence", got=got, hint=hint)
         )
     order = torch.argsort(lengths, descending=True, stable=True)
     rank = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
     ids = self.sequence_ids[: self.mask.count()]
-    # The step of a row counts kept rows, so a mask with gaps gives the sequence without its gaps.
+    # The time step of a row counts kept rows, so gaps in the mask are removed.
     steps = torch.arange(len(ids), device=ids.device) - self.mask.cu_seqlens.long()[ids]
     by_time = torch.argsort(steps * max(len(order), 1) + rank[ids])
     batch_sizes = torch.bincount(steps).cpu()
@@ -167,7 +169,7 @@ def from_packed_sequence(cls: type[Packed], sequence: PackedSequence) -> Packed:
     """
     if not isinstance(sequence, PackedSequence):
         hint = "torch.nn.utils.rnn.pack_sequence(parts, enforce_sorted=False)"
-        raise DtypeError(_another("from_packed_sequence", "sequence", "a PackedSequence", sequence, hint))
+        raise DtypeError(_wrong_type("from_packed_sequence", "sequence", "a PackedSequence", sequence, hint))
     sizes = sequence.batch_sizes
     steps = torch.repeat_interleave(torch.arange(len(sizes)), sizes).to(sequence.data.device)
     starts = (sizes.cumsum(0) - sizes).to(sequence.data.device)
@@ -179,14 +181,14 @@ def from_packed_sequence(cls: type[Packed], sequence: PackedSequence) -> Packed:
     return cls(sequence.data[by_sequence], Mask.from_lengths(lengths, max_len=len(sizes)))
 
 
-def _another(name: str, argument: str, kind: str, got: object, hint: str) -> str:
-    """What to say of a value that is of another kind."""
-    told = f"a tensor of {got.layout}" if isinstance(got, Tensor) else type(got).__name__
-    return say(f"Packed.{name}", argument, must=f"be {kind}", got=told, hint=hint)
+def _wrong_type(name: str, argument: str, expected: str, value: object, hint: str) -> str:
+    """The message for a value of another type or layout."""
+    got = f"a tensor of {value.layout}" if isinstance(value, Tensor) else type(value).__name__
+    return say(f"Packed.{name}", argument, must=f"be {expected}", got=got, hint=hint)
 
 
 def _kept(self: Packed) -> Tensor:
-    """The values without the rows that a capacity adds."""
+    """The values without the unused rows of a capacity."""
     return self.values if self.capacity is None else self.values[: self.mask.count()]
 
 

@@ -1,4 +1,4 @@
-"""Selection on a GPU: pack and unpack without a word to the host, unless it asks how many are kept; segments."""
+"""Selection on a GPU: pack and unpack, without a host-device sync where the capacity is given; and segments."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from math import inf, prod
 import torch
 from torch import Tensor
 
-from maskwise.ops.gpu.dtypes import accumulator, as_bytes, triton_type
 from maskwise.ops.gpu.geometry import Geometry, lay_out
-from maskwise.ops.gpu.launch import launch
+from maskwise.ops.gpu.launch import accumulator, as_bytes, launch, triton_type
 from maskwise.ops.select.triton import (
     count_kernel,
     pack_kernel,
@@ -20,13 +19,13 @@ from maskwise.ops.select.triton import (
 
 __all__ = ["pack_capacity", "pack_rows", "segment_backward", "segments", "unpack_capacity"]
 
-#: Bytes of a mask that are counted at once, and how long a mask may be for every program to count it by itself.
+#: The block size of mask counts, and the longest mask that every program counts by itself.
 BLOCK, SHORT = 4096, 1 << 16
-#: Rows and elements of a tile, for wide rows, middling ones, and single elements.
+#: Rows and elements per tile, for wide rows, narrow rows, and single elements.
 TILES = ((16, 128), (128, 16), (1024, 1))
-#: Columns and rows of a tile for stretches of rows, for wide rows and for single elements.
+#: Columns and rows per tile of segments, for wide rows and for single elements.
 SEGMENT_TILES = ((64, 32), (1, 1024))
-#: The same for gradients, which hold more for each element.
+#: The same for gradients, which need more registers per element.
 GRADIENT_TILES = ((64, 16), (1, 512))
 
 
@@ -35,14 +34,14 @@ def tile_for(width: int) -> tuple[int, int]:
     return TILES[0] if width > 16 else TILES[1] if width > 1 else TILES[2]
 
 
-def lines_of(mask: Tensor, rest: torch.Size, moved: Tensor) -> Geometry:
-    """The rows that are moved, and what is in them: of the operand that is not packed, and of the mask."""
+def row_geometry(mask: Tensor, rest: torch.Size, moved: Tensor) -> Geometry:
+    """The geometry of the rows: of the padded operand, and of the mask."""
     lead = mask.reshape(*mask.shape, *[1] * len(rest)).expand(moved.shape)
     return lay_out(list(range(mask.dim(), moved.dim())), moved, lead)
 
 
 def counts_of(mask: Tensor, rows: Geometry) -> tuple[Tensor | None, int]:
-    """How many are kept in each block of a mask that is too long to be counted by everyone."""
+    """The counts per block of a mask that is too long for every program to count."""
     length = mask.numel()
     if length <= SHORT:
         return None, 0
@@ -59,10 +58,10 @@ def pack_capacity(
     mask: Tensor,
     capacity: int,
 ) -> Tensor:
-    """The kept rows in the first of ``capacity`` rows, the rest zero."""
+    """The kept rows, padded with zeros to ``capacity`` rows."""
     rest = x.shape[mask.dim() :]
     out = x.new_empty((capacity, *rest))
-    geometry = lines_of(mask, rest, x)
+    geometry = row_geometry(mask, rest, x)
     counts, blocks = counts_of(mask, geometry)
     length, width = mask.numel(), prod(rest)
     rows, elements = tile_for(width)
@@ -85,7 +84,7 @@ def pack_capacity(
 
 
 def pack_rows(x: Tensor, mask: Tensor) -> Tensor:
-    """The kept rows alone: how many they are is asked of the device, for the shape of the result depends on it."""
+    """The kept rows: a host-device sync for their number, which is the shape of the result."""
     return pack_capacity(x, mask, int(mask.sum()))
 
 
@@ -94,14 +93,14 @@ def unpack_capacity(
     mask: Tensor,
     other: Tensor,  # broadcasts to (*mask.shape, *rest)
 ) -> Tensor:
-    """The rows in their places, and ``other`` in all other places."""
+    """The rows scattered to kept positions, ``other`` elsewhere."""
     rest = values.shape[1:]
     shape = (*mask.shape, *rest)
     if values.shape[0] == 0:
         return other.expand(shape).clone(memory_format=torch.contiguous_format)
     out = values.new_empty(shape)
     other = other.expand(shape)
-    geometry = lines_of(mask, rest, other)
+    geometry = row_geometry(mask, rest, other)
     counts, blocks = counts_of(mask, geometry)
     length, width = mask.numel(), prod(rest)
     rows, elements = tile_for(width)
@@ -123,12 +122,12 @@ def unpack_capacity(
     return out
 
 
-# -- stretches of rows -------------------------------------------------------------------------------------------------
+# -- segments of rows --------------------------------------------------------------------------------------------------
 IDENTITIES = {"sum": 0.0, "mean": 0.0, "amax": -inf, "amin": inf, "logsumexp": -inf, "softmax": -inf}
 
 
 def segments(values: Tensor, bounds: Tensor, op: str) -> Tensor:
-    """A reduction of each stretch of rows, (S, *rest), or its softmax, (n, *rest)."""
+    """A reduction of each segment, (S, *rest), or its softmax, (n, *rest)."""
     values = values.contiguous()
     many = bounds.shape[0] - 1
     rest = values.shape[1:]
@@ -150,24 +149,24 @@ def segments(values: Tensor, bounds: Tensor, op: str) -> Tensor:
     return out
 
 
-def segment_backward(grad: Tensor, known: Tensor, values: Tensor, bounds: Tensor, op: str) -> Tensor:
-    """The gradient of a reduction over stretches of rows."""
-    of_values = torch.empty(values.shape, dtype=values.dtype, device=values.device)
+def segment_backward(grad: Tensor, saved: Tensor, values: Tensor, bounds: Tensor, op: str) -> Tensor:
+    """The gradient of a reduction over segments."""
+    grad_values = torch.empty(values.shape, dtype=values.dtype, device=values.device)
     many, width = bounds.shape[0] - 1, prod(values.shape[1:])
     columns, rows = GRADIENT_TILES[width == 1]
     steps = -(-width // columns)
-    looks = 2 if op in ("softmax", "amax", "amin") else 1
+    passes = 2 if op in ("softmax", "amax", "amin") else 1
     launch(
         segment_backward_kernel,
         many * steps,
         {
-            **dict(grad=grad.contiguous(), known=known, values=values.contiguous(), bounds=bounds),
-            **dict(of_values=of_values, segments=many, width=width, steps=steps, OP=op, COLUMNS=columns, ROWS=rows),
+            **dict(grad=grad.contiguous(), saved=saved, values=values.contiguous(), bounds=bounds),
+            **dict(grad_values=grad_values, segments=many, width=width, steps=steps, OP=op, COLUMNS=columns, ROWS=rows),
             **dict(DTYPE=triton_type(accumulator(values.dtype))),
         },
         warps=4,
-        reads={"grad": looks if op == "softmax" else 1, "known": 1, "bounds": 1}
-        | ({} if op in ("sum", "mean", "softmax") else {"values": looks}),
-        writes=("of_values",),
+        reads={"grad": passes if op == "softmax" else 1, "saved": 1, "bounds": 1}
+        | ({} if op in ("sum", "mean", "softmax") else {"values": passes}),
+        writes=("grad_values",),
     )
-    return of_values
+    return grad_values

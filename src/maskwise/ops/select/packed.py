@@ -1,4 +1,4 @@
-"""Packed: the kept rows, contiguous, with the mask that says where they belong."""
+"""Packed: the kept rows, contiguous, with their mask; and mw.pack."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _is_grad_enabled = torch.is_grad_enabled
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """The rows that a mask keeps, one after the other, and where they belong. Made by `mw.pack`.
+    """The rows that a mask keeps, contiguous, with the mask. Created by `mw.pack`.
 
     >>> import torch, maskwise as mw
     >>> x = torch.arange(6.0).reshape(2, 3)
@@ -66,8 +66,8 @@ class Packed:
 
     Attributes:
         values: the kept rows, (n, *rest); with a capacity, that many rows, of which the last are zero and ignored.
-        mask: what was kept, (*lead). The rows of its last dim are the sequences.
-        capacity: how many rows there are, where that was fixed; else None.
+        mask: (*lead). The rows of its last dim are the sequences.
+        capacity: the fixed number of rows, or None.
     """
 
     values: Tensor
@@ -76,22 +76,22 @@ class Packed:
 
     # -- there and back ------------------------------------------------------------------------------------------------
     def unpack(self, fill: float | Tensor = 0.0, *, out: Tensor | None = None) -> Tensor:
-        """The original layout, (*lead, *rest), with ``fill`` where nothing was kept.
+        """The padded layout, (*lead, *rest), with ``fill`` at dropped rows.
 
         >>> import torch, maskwise as mw
         >>> mw.pack(torch.tensor([1, 2, 3]), torch.tensor([True, False, True])).unpack(fill=-1)
         tensor([ 1, -1,  3])
 
         Args:
-            fill: a number, or a tensor that broadcasts to the original layout.
-            out: where to write, contiguous and without gradients; it is also what is returned. A large result goes
-                faster into memory that is there already.
+            fill: a number, or a tensor that broadcasts to the padded layout.
+            out: the output tensor, contiguous and without grad; it is also returned. A large result is written faster
+                into a preallocated tensor.
 
         Raises:
-            ShapeError: ``out`` has another shape, or gaps.
+            ShapeError: ``out`` has another shape, or is not contiguous.
             DtypeError: ``out`` is not a tensor, or of another dtype.
             DeviceError: ``out`` is on another device.
-            ArgumentError: ``out`` shares memory with what is read, or a gradient is required.
+            ArgumentError: ``out`` shares memory with an input, or a gradient is required.
         """
         values = self.values
         other = fill_for(values, fill)
@@ -120,7 +120,7 @@ class Packed:
             fn: takes (n, *rest) and returns n rows; it may change their shape and dtype.
 
         Raises:
-            ShapeError: ``fn`` does not return as many rows as it got.
+            ShapeError: ``fn`` does not return one row per input row.
         """
         return self._like(fn(self.values))
 
@@ -133,7 +133,7 @@ class Packed:
 
     # -- arithmetic ----------------------------------------------------------------------------------------------------
     def _aligned(self, other: Any, symbol: str) -> Any:
-        """The other operand as something that combines with values: a scalar, or rows."""
+        """The other operand aligned with the values: a scalar, or rows."""
         if isinstance(other, Packed):
             if other.mask is not self.mask and not other.mask.equal(self.mask):
                 raise ArgumentError(
@@ -146,14 +146,14 @@ class Packed:
             return other.values
         if not isinstance(other, Tensor) or other.dim() == 0:
             return other
-        # The rows of a tensor that broadcasts against the original layout: a view, of which only kept rows are read.
+        # The rows of a tensor that broadcasts against the padded layout: a view, of which only kept rows are read.
         lead, rest = tuple(self.mask.shape), tuple(self.values.shape[1:])
         try:
             layout = torch.broadcast_shapes(other.shape, (*lead, *rest))  # type: ignore[no-untyped-call]
         except RuntimeError:
             layout = torch.Size()
         if tuple(layout[: len(lead)]) != lead:
-            must = f"broadcast against the original layout {(*lead, *rest)}"
+            must = f"broadcast against the padded layout {(*lead, *rest)}"
             hint = "t[:, None] adds a dim, packed.map(fn) works on rows"
             raise ShapeError(say(f"Packed {symbol}", "other", must=must, got=tuple(other.shape), hint=hint))
         return collect(other.expand(layout), self.mask, capacity=self.capacity).values
@@ -199,28 +199,28 @@ class Packed:
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # `tensor + packed`: torch calls this before it gives up, and Python then tries __radd__ and its friends.
+        # `tensor + packed`: torch calls this first; on NotImplemented, Python tries __radd__ and the like.
         return NotImplemented
 
     # -- sequences -----------------------------------------------------------------------------------------------------
     @property
     def lengths(self) -> Tensor:
-        """How many rows each sequence has: int64, the mask's shape without its last dim."""
+        """The number of rows of each sequence: int64, the mask's shape without its last dim."""
         return sequences.lengths(self)
 
     @property
     def cu_seqlens(self) -> Tensor:
-        """Where each sequence starts among the values, and where the last ends: int32."""
+        """The cumulative sequence lengths, from 0: int32, (sequences + 1,)."""
         return sequences.cu_seqlens(self)
 
     @property
     def sequence_ids(self) -> Tensor:
-        """Which sequence each row belongs to: int64, (n,); rows of a capacity that hold nothing have the last id."""
+        """The sequence of each row: int64, (n,); unused rows of a capacity have the last id."""
         return sequences.sequence_ids(self)
 
     @property
     def position_ids(self) -> Tensor:
-        """Where each row stood along the mask's last dim: int64, (n,)."""
+        """The position of each row along the mask's last dim: int64, (n,)."""
         return sequences.position_ids(self)
 
     sum = sequences.sum
@@ -247,7 +247,7 @@ class Packed:
 
 
 def pack(x: Tensor, mask: MaskLike, *, capacity: int | None = None, out: Tensor | None = None) -> Packed:
-    """Move what is kept together.
+    """Gather the kept rows into one contiguous tensor.
 
     >>> import torch, maskwise as mw
     >>> mw.pack(torch.arange(8).reshape(2, 2, 2), torch.tensor([[True, False], [True, True]])).values
@@ -259,19 +259,19 @@ def pack(x: Tensor, mask: MaskLike, *, capacity: int | None = None, out: Tensor 
         x: (*lead, *rest).
         mask: a Mask or a bool tensor of x's leading dims, or of as many dims as x, which broadcasts and selects single
             elements; True means keep.
-        capacity: how many rows the result has, for a shape that does not depend on data, as compiled and captured
-            graphs want it; the rest is zero and ignored. Must be at least what the mask keeps.
-        out: where to write, (n, *rest), contiguous and without gradients: the values of what is returned. A large
-            result goes faster into memory that is there already. On a GPU it takes a host-device sync for n.
+        capacity: a fixed number of rows, for a static shape, as full graphs and CUDA graphs require; the remaining rows
+            are zero and ignored. It must be at least the number of kept rows.
+        out: the output tensor, (n, *rest), contiguous and without grad: the values of the result. A large result is
+            written faster into a preallocated tensor. On a GPU it causes a host-device sync for n.
 
     Returns:
-        A `Packed`; gradients flow through its values to what was kept.
+        A `Packed`; gradients flow through its values to the kept rows.
 
     Raises:
         ShapeError: the mask does not line up with x, or ``out`` has another shape than the result.
         DtypeError: the mask is not bool, x is not a tensor, or ``out`` is of another dtype than x.
         DeviceError: the mask or ``out`` is on another device.
-        ArgumentError: the mask keeps more than ``capacity``, or its count is not known and there is none (inside of
+        ArgumentError: the mask keeps more than ``capacity``, or there is no capacity where the count is unknown (in
             torch.func transforms, and on the meta device); ``out`` cannot be written; or x or the mask is sparse.
     """
     if is_tracing() or capacity is not None or out is not None:
@@ -283,7 +283,7 @@ def pack(x: Tensor, mask: MaskLike, *, capacity: int | None = None, out: Tensor 
         key = _key(x, mask)
         decision = dispatch.cache.get(key)
     except (AttributeError, TypeError, RuntimeError):
-        # Not tensors, or nested ones without a shape, which the checks report in full.
+        # Not tensors, or nested ones without a shape, which the checks report.
         line_up("pack", x, mask)
         raise
     if decision is None or not decision.prepared:
@@ -298,7 +298,7 @@ def pack(x: Tensor, mask: MaskLike, *, capacity: int | None = None, out: Tensor 
 
 
 def collect(x: Tensor, lead: Mask, *, capacity: int | None = None, out: Tensor | None = None) -> Packed:
-    """As `pack`, by a mask that is lined up with x, and as a step of another function: no log records it."""
+    """`pack` with an aligned mask, as a step of another function: no log records it."""
     if capacity is not None:
         bits = lead.to_bool()
         run = by_kernel(bits, rows.pack_capacity, reference.pack_static)
@@ -325,14 +325,14 @@ def _gather_transformed(x: Tensor, lead: Mask) -> Packed:
     if is_vmapped_or_functional():
         must, hint = "be given inside torch.func transforms", "capacity=mask.numel()"
         raise ArgumentError(say("pack", "capacity", must=must, got=None, hint=hint))
-    # Forward-mode AD, which torch.library's autograd serves.
+    # Forward-mode AD, which torch.library's autograd supports.
     return _gather_with_gradient(x, lead)
 
 
 def _gather_on_device(x: Tensor, lead: Mask) -> Packed:
     count = lead.facts.count
     if count is not None:
-        # What the host knows already needs no host-device sync.
+        # A count that is cached on the host needs no host-device sync.
         return Packed(rows.pack_capacity(x, lead.to_bool(), count), lead)
     if x.device.type == "meta":
         must, hint = "be given on the meta device", "capacity=mask.numel()"
@@ -353,15 +353,15 @@ def _gather_by_torch(x: Tensor, lead: Mask) -> Packed:
 
 
 def why_torch_indexes(facts: Facts) -> str | None:
-    """Why torch's own indexing is faster than our kernel with its gradient, or None: so little is moved on the CPU."""
+    """Why torch's own indexing is faster than our kernel with its gradient, or None: for a small x on the CPU."""
     rates = calibration.rates_for("cpu")
-    # Indexing takes two calls, and what our kernel does to each byte is next to nothing beside it.
+    # Indexing takes two calls; the time of our kernel per byte is negligible next to torch's.
     few = rates.indexed * (rates.fused_call - 2 * rates.plain_call)
     is_few = facts.device == "cpu" and prod(facts.shape) * facts.dtype.itemsize < few
     return "too few rows for a kernel to pay" if is_few else None
 
 
-_COPIED = "kept rows are copied together"
+_COPIED = "kept rows are gathered"
 _ROUTES = (
     Route(
         "kept",
@@ -396,6 +396,7 @@ def _key(x: Tensor, mask: MaskLike) -> tuple[Any, ...]:
     # fmt: off
     return (
         "pack", x.shape, mask.shape, x.dtype, mask.dtype, x.device, mask.device, x.layout, type(x), type(mask),
+        mask.operand if type(mask) is Mask else "bits",
         x.requires_grad and _is_grad_enabled(), is_transformed(), is_any_forced() and forced(),
     )
     # fmt: on
@@ -409,24 +410,25 @@ def _decide(x: Tensor, lead: Mask, *, is_lined_up: bool = False) -> Decision:
         x.device.type,
         grad=x.requires_grad and torch.is_grad_enabled(),
         transformed=is_transformed(),
+        mask=lead.operand,
     )
     return decide(facts, _ROUTES, is_lined_up)
 
 
-#: Bytes that memory hands out together: of a row that is shorter, a neighbour's reading reads a part.
+#: Bytes of a cache line: reading a kept row also reads a part of a shorter dropped row next to it.
 _LINE = 64
 
 
 def row_skips(x: Tensor, lead: Mask) -> Skips:
-    """What gathering kept rows leaves out: dropped rows are not read, if they are rows and not elements."""
+    """What gathering kept rows skips: dropped rows are not read, unless they are shorter than a cache line."""
     row = x.element_size() * (x.numel() // max(lead.numel(), 1))
     return Skips.READING if row >= _LINE and x.is_contiguous() else Skips.COMPUTING
 
 
 def _report(decision: Decision, x: Tensor, lead: Mask) -> Plan | None:
-    """Record a call of pack, with the work that it is for as many rows as are kept."""
+    """Record a call of pack, with its work for the number of kept rows."""
     density, rates = lead.facts.density, calibration.rates_for(x.device.type)
-    # Each row is read and written once; all of them, where nobody has counted.
+    # Each kept row is read and written once; all rows, where they are not counted.
     gathered = round(2 * x.nbytes * (1.0 if density is None else density))
     work = Work(calls=1, streamed=lead.numel(), gathered=gathered)
     plan = replace(
@@ -440,36 +442,36 @@ def _report(decision: Decision, x: Tensor, lead: Mask) -> Plan | None:
 
 
 def index_rows(x: Tensor, bits: Tensor) -> Tensor:
-    """The kept rows by torch's own operations: those for single elements are the faster ones."""
+    """The kept rows by torch's own operations; masked_select is faster for single elements."""
     return x.masked_select(bits) if bits.dim() == x.dim() else x[bits].contiguous()
 
 
 def fill_for(values: Tensor, fill: float | Tensor) -> Tensor:
-    """What stands where nothing was kept, as a tensor of the values' dtype."""
+    """The fill value as a tensor of the values' dtype."""
     if type(fill) is float and values.is_floating_point() and (fill == 0.0 or not isfinite(fill)):
         return number(fill, values.dtype, values.device)
     return torch.as_tensor(fill, device=values.device).to(values.dtype)
 
 
 def by_kernel(bits: Tensor, op: Callable[..., Tensor], plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The op on a device that has a kernel for it; torch.func transforms see through plain operations only."""
+    """The op on a device with a kernel; plain operations under torch.func transforms."""
     return op if bits.device.type == DEVICE and not _is_functional() else plain
 
 
 def _may_differentiate(*operands: Tensor) -> bool:
-    """Whether there will be a gradient, or nobody can tell: in a compiled graph, and in forward mode."""
+    """Whether there may be a gradient: always in a compiled graph, and in forward-mode AD."""
     if is_tracing() or is_forward_ad():
         return True
     return torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
 
 
 def _is_functional() -> bool:
-    """Whether torch.func looks through the call, so that a shape must not depend on data; in a graph it may."""
+    """Whether a torch.func transform is active outside of a graph, so that shapes must not depend on data."""
     return not is_tracing() and is_vmapped_or_functional()
 
 
 def _enough(mask: Mask, capacity: int) -> int:
-    """``capacity``, if it is enough; on a device that is asserted there, without a host-device sync."""
+    """``capacity``, if it suffices; on a GPU by a device-side assert, without a host-device sync."""
     if not isinstance(capacity, (int, torch.SymInt)):
         must, hint = "be an int or None", "capacity=mask.numel()"
         raise DtypeError(say("pack", "capacity", must=must, got=type(capacity).__name__, hint=hint))
@@ -480,7 +482,7 @@ def _enough(mask: Mask, capacity: int) -> int:
             say(
                 "pack",
                 "capacity",
-                must=f"be at least what the mask keeps, {kept}",
+                must=f"be at least the number of kept rows, {kept}",
                 got=capacity,
                 hint=f"capacity={kept}",
             )

@@ -1,4 +1,4 @@
-"""Selection in plain torch operations: the ground truth of the tests, and the route where no kernel serves."""
+"""Selection in plain torch operations: the ground truth of the tests, and the fallback without a kernel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def pack_rows(
     x: Tensor,  # (*mask.shape, *rest)
     mask: Tensor,  # bool
 ) -> Tensor:
-    """The kept rows, one after the other: (n, *rest)."""
+    """The kept rows, contiguous: (n, *rest)."""
     return x[mask]
 
 
@@ -21,38 +21,38 @@ def unpack_rows(
     mask: Tensor,  # bool, keeps n
     other: Tensor,  # broadcasts to (*mask.shape, *rest)
 ) -> Tensor:
-    """The rows back in their places, and ``other`` in all other places: (*mask.shape, *rest)."""
+    """The rows scattered to kept positions, ``other`` elsewhere: (*mask.shape, *rest)."""
     base = other.expand(*mask.shape, *values.shape[1:])
     return base.index_put((mask,), values[: mask.sum()] if values.shape[0] else values)
 
 
 def pack_rows_out(x: Tensor, mask: Tensor, out: Tensor) -> None:
-    """The same into memory that is there already."""
+    """The out= variant of pack_rows."""
     out.copy_(pack_rows(x, mask))
 
 
 def unpack_rows_out(values: Tensor, mask: Tensor, other: Tensor, out: Tensor) -> None:
-    """The same into memory that is there already."""
+    """The out= variant of unpack_rows."""
     out.copy_(unpack_rows(values, mask, other))
 
 
 def pack_static(x: Tensor, mask: Tensor, capacity: int) -> Tensor:
-    """As pack_rows, into exactly ``capacity`` rows, the last of them zero; its shape does not depend on data."""
+    """As pack_rows, into exactly ``capacity`` rows, padded with zeros: a static shape."""
     rows = mask.reshape(-1)
-    places = torch.nonzero_static(rows, size=capacity, fill_value=-1).squeeze(-1)
+    indices = torch.nonzero_static(rows, size=capacity, fill_value=-1).squeeze(-1)
     flat = x.reshape(rows.shape[0], *x.shape[mask.dim() :])
     if rows.shape[0] == 0:
         return flat.new_zeros(capacity, *flat.shape[1:])
-    picked = flat.index_select(0, places.clamp(min=0))
-    used = (places >= 0).reshape(-1, *[1] * (flat.dim() - 1))
+    picked = flat.index_select(0, indices.clamp(min=0))
+    used = (indices >= 0).reshape(-1, *[1] * (flat.dim() - 1))
     return torch.where(used, picked, torch.zeros((), dtype=x.dtype, device=x.device))
 
 
 def unpack_static(values: Tensor, mask: Tensor, other: Tensor) -> Tensor:
-    """As unpack_rows, for any number of rows and without asking how many are kept."""
+    """As unpack_rows, for any number of rows, without a host-device sync for the number of kept ones."""
     shape = (*mask.shape, *values.shape[1:])
     if values.shape[0] == 0:
         return other.expand(shape).clone()
-    places = (mask.reshape(-1).cumsum(0) - 1).clamp(0, values.shape[0] - 1)
-    spread = values.index_select(0, places).reshape(shape)
-    return torch.where(mask.reshape(*mask.shape, *[1] * (values.dim() - 1)), spread, other)
+    indices = (mask.reshape(-1).cumsum(0) - 1).clamp(0, values.shape[0] - 1)
+    scattered = values.index_select(0, indices).reshape(shape)
+    return torch.where(mask.reshape(*mask.shape, *[1] * (values.dim() - 1)), scattered, other)

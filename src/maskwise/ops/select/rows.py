@@ -1,4 +1,4 @@
-"""Selection as registered ops: pack_rows and unpack_rows, each the gradient of the other."""
+"""The registered ops of selection: pack_rows and unpack_rows, each the gradient of the other."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ __all__ = [
     "unpack_capacity", "unpack_rows", "unpack_rows_forward", "unpack_rows_out",
 ]  # fmt: skip
 
-#: Where the Triton kernels are, and what they move.
+#: The module of the Triton kernels, and their dtypes.
 GPU = "maskwise.ops.select.gpu"
 MOVED = (*FLOATING, *INTEGRAL, torch.bool)
 
 
 def fake_pack_rows(x: Tensor, mask: Tensor) -> Tensor:
-    """As many rows as nobody can know before the mask is read."""
+    """The fake of pack_rows: an unbacked number of rows."""
     kept = torch.library.get_ctx().new_dynamic_size()
     return x.new_empty([kept, *x.shape[mask.dim() :]])
 
 
 def fake_unpack_rows(values: Tensor, mask: Tensor, other: Tensor) -> Tensor:
-    """The mask's shape, then a row's."""
+    """The fake of unpack_rows: the mask's shape, then a row's."""
     return values.new_empty([*mask.shape, *values.shape[1:]])
 
 
 def save_pack(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-    """Where the rows came from."""
+    """Save the mask for the gradient."""
     ctx.save_for_backward(inputs[1])
 
 
 def pack_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-    """Each row's gradient back in its place, zero elsewhere."""
+    """Scatter the gradient of the rows; zero elsewhere."""
     (mask,) = ctx.saved_tensors
     return unpack_rows(grad.contiguous(), mask, grad.new_zeros(())), None
 
 
 def save_unpack(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
-    """Where the rows went, and which shape stood in for the rest."""
+    """Save the mask, and the shape of ``other``."""
     values, mask, other = inputs
     ctx.other, ctx.row_dims, ctx.rows = other.shape, values.dim() - 1, values.shape[0]
     ctx.save_for_backward(mask)
 
 
 def unpack_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor | None]:
-    """To the rows what stands in their places, to the other what stands in the rest."""
+    """Gather the gradient of the rows; the rest is the gradient of ``other``."""
     (mask,) = ctx.saved_tensors
     values = other = None
     if ctx.needs_input_grad[0]:
@@ -62,8 +62,7 @@ def unpack_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor
     return values, None, other
 
 
-# Each with autograd and without: its bookkeeping costs a small call as much as all the rest, also where no gradient is
-# required.
+# Each with and without autograd, whose bookkeeping doubles the time of a small call even where no gradient is required.
 for _suffix in ("", "_forward"):
     define(
         f"pack_rows{_suffix}",
@@ -97,18 +96,18 @@ differentiate("unpack_rows", unpack_backward, save_unpack)
 
 # -- with a capacity: shapes that do not depend on data ----------------------------------------------------------------
 def fake_pack_capacity(x: Tensor, mask: Tensor, capacity: int) -> Tensor:
-    """As many rows as the capacity."""
+    """The fake of pack_capacity."""
     return x.new_empty([capacity, *x.shape[mask.dim() :]])
 
 
 def pack_capacity_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-    """Each row's gradient back in its place, zero elsewhere."""
+    """Scatter the gradient of the rows; zero elsewhere."""
     (mask,) = ctx.saved_tensors
     return unpack_capacity(grad, mask, grad.new_zeros(())), None, None
 
 
 def unpack_capacity_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor | None]:
-    """To the rows what stands in their places, to the other what stands in the rest."""
+    """Gather the gradient of the rows; the rest is the gradient of ``other``."""
     (mask,) = ctx.saved_tensors
     values = other = None
     if ctx.needs_input_grad[0]:

@@ -1,17 +1,20 @@
-"""Whether a function treats each row by itself, without which the routes of `mw.apply` would give different results.
+"""Checks that a function is row-wise, without which the routes of `mw.apply` would give different results.
 
-A function is judged when it is first used. What its modules are says that batch norm in training mode mixes rows; for
-all else, a few of the rows go through it a second time, in another company: each must give what it gave before. Random
-functions, and those whose results are too coarse to tell mixing from rounding, are compared in two companies of one
-size with the same random numbers. The verdict is cached, weakly, so that a repeated call costs a look-up.
+A function is checked at its first use. Batch norm in training mode is rejected by type; any other function gets a few
+of the rows a second time, in another batch, and each must give the same output. Random functions, and those whose
+dtype is too coarse to distinguish mixing from rounding, are compared on two batches of one size with the same random
+numbers. The result is cached, weakly, so that a repeated call costs a look-up.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+import numbers
 import operator
+import types
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -20,7 +23,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from maskwise.errors import ArgumentError, say
-from maskwise.ops.select.fingerprint import Parts
 from maskwise.ops.torch_private import are_saved_tensors_hooks_enabled, has_dispatch_modes, is_tracing, is_transformed
 
 __all__ = ["run"]
@@ -28,45 +30,45 @@ __all__ = ["run"]
 Rows = Sequence[Any]
 
 
-class _Verdict(NamedTuple):
-    """What was found of a function that treats each row by itself."""
+class _Checked(NamedTuple):
+    """The cached result for a row-wise function."""
 
-    #: The other parts of the function, which must still be those that were judged.
+    #: The other parts of the function, which must still be the same objects.
     parts: tuple[weakref.ref[Any], ...]
-    #: Whether it writes into the rows that it gets.
+    #: Whether it modifies its input rows in place.
     writes: bool
 
 
-# By the first part of a function, then by what else the verdict depends on.
-_verdicts: weakref.WeakKeyDictionary[Any, dict[tuple[Any, ...], _Verdict]] = weakref.WeakKeyDictionary()
-#: Verdicts of one function that are kept.
-_KEPT = 64
+# By the first part of a function, then by the key of its settings.
+_cache: weakref.WeakKeyDictionary[Any, dict[tuple[Any, ...], _Checked]] = weakref.WeakKeyDictionary()
+#: Cache entries per function.
+_LIMIT = 64
 
 
 def run(fn: Callable[..., Any], rows: Rows, *, is_view: bool) -> Any:
-    """``fn(*rows)``, if it treats each row by itself.
+    """``fn(*rows)``, if fn is row-wise.
 
     Args:
         fn: the function.
-        rows: its arguments, of which tensors with dims have a row for each.
-        is_view: whether the rows are memory of the caller, which fn must not write into.
+        rows: its arguments; tensors that are not 0-d have one row for each.
+        is_view: whether the rows are the caller's memory, which fn must not modify.
 
     Raises:
-        ArgumentError: what fn gives for a row depends on other rows, or on how many there are; or it raises a
-            RuntimeError before it was ever seen to take rows.
+        ArgumentError: the output of fn for a row depends on other rows, or on their number; or fn raises a RuntimeError
+            at its first use.
     """
     if torch.compiler.is_compiling():
         return fn(*rows)
     found = Parts(fn)
     parts, key = found.objects, (*found.key, *[row.dim() if isinstance(row, Tensor) else None for row in rows])
-    verdict = _found(parts, key)
-    if verdict is None:
-        return _first_use(fn, rows, parts, key, is_view=is_view) if _can_judge(rows) else fn(*rows)
-    return fn(*_copies(rows) if is_view and verdict.writes else rows)
+    checked = _look_up(parts, key)
+    if checked is None:
+        return _first_use(fn, rows, parts, key, is_view=is_view) if _can_check(rows) else fn(*rows)
+    return fn(*_copies(rows) if is_view and checked.writes else rows)
 
 
-def _can_judge(rows: Rows) -> bool:
-    """Whether values can be looked at: not in transforms and modes, nor where there are none."""
+def _can_check(rows: Rows) -> bool:
+    """Whether values can be inspected: not in transforms, dispatch modes and captures, nor on the meta device."""
     return (
         not is_transformed()
         and not has_dispatch_modes()
@@ -77,35 +79,35 @@ def _can_judge(rows: Rows) -> bool:
 
 
 # -- the cache ---------------------------------------------------------------------------------------------------------
-def _found(parts: list[Any], key: tuple[Any, ...]) -> _Verdict | None:
+def _look_up(parts: list[Any], key: tuple[Any, ...]) -> _Checked | None:
     try:
-        verdict = _verdicts.get(parts[0], {}).get(key)
+        checked = _cache.get(parts[0], {}).get(key)
     except TypeError:
-        # It cannot be a key: it is judged every time.
+        # Not hashable: it is checked every time.
         return None
-    # An id may be another object's by now.
-    if verdict is None or not all(map(operator.is_, [ref() for ref in verdict.parts], parts[1:])):
+    # An id may have been reused by another object.
+    if checked is None or not all(map(operator.is_, [ref() for ref in checked.parts], parts[1:])):
         return None
-    return verdict
+    return checked
 
 
-def _keep(parts: list[Any], key: tuple[Any, ...], *, writes: bool) -> None:
+def _store(parts: list[Any], key: tuple[Any, ...], *, writes: bool) -> None:
     try:
-        known = _verdicts.setdefault(parts[0], {})
-        if len(known) >= _KEPT:
-            known.clear()
-        known[key] = _Verdict(tuple(map(weakref.ref, parts[1:])), writes)
+        entries = _cache.setdefault(parts[0], {})
+        if len(entries) >= _LIMIT:
+            entries.clear()
+        entries[key] = _Checked(tuple(map(weakref.ref, parts[1:])), writes)
     except TypeError:
         pass
 
 
-# -- judging -----------------------------------------------------------------------------------------------------------
+# -- the check ---------------------------------------------------------------------------------------------------------
 def _first_use(fn: Any, rows: Rows, parts: list[Any], key: tuple[Any, ...], *, is_view: bool) -> Any:
     for part in parts:
         if isinstance(part, _BatchNorm):
             _check_norm(part)
     given = _copies(rows) if is_view else rows
-    # Before the call, which may write into them.
+    # Before the call, which may modify them.
     sample = _sample(rows)
     before = _versions(given)
     try:
@@ -113,21 +115,21 @@ def _first_use(fn: Any, rows: Rows, parts: list[Any], key: tuple[Any, ...], *, i
     except RuntimeError as error:
         if type(error) is not RuntimeError:
             raise
-        raise ArgumentError(_refusal(fn, rows, f"{type(error).__name__}: {error}".splitlines()[0])) from error
+        raise ArgumentError(_rejection(fn, rows, f"{type(error).__name__}: {error}".splitlines()[0])) from error
     writes = before is None or before != _versions(given)
     if sample is not None and _has_rows(out, rows[0].shape[0]):
-        holds = _judge(fn, rows, out, sample)
-        if holds and sample.differ:
-            _keep(parts, key, writes=writes)
+        is_final = _check(fn, rows, out, sample)
+        if is_final and sample.differ:
+            _store(parts, key, writes=writes)
     return out
 
 
 class _Sample(NamedTuple):
-    """A few rows of each argument, and where they come from."""
+    """A few rows of each argument, and their indices."""
 
     arguments: list[Any]
-    places: list[int]
-    #: Whether they differ: rows that are all the same would show no mixing.
+    indices: list[int]
+    #: Whether they differ: mixing of identical rows is not visible.
     differ: bool
 
 
@@ -136,56 +138,56 @@ def _sample(rows: Rows) -> _Sample | None:
     if count < 2:
         return None
     values = rows[0].detach()
-    # Another row at each end than among all rows, and another number of them: whatever looks there shows.
+    # A first and a last row that differ from those of all rows, and another number of rows, to expose any dependence.
     of_first, of_last = ((values != end).reshape(count, -1).any(1) for end in (values[:1], values[-1:]))
     front, back = int(of_first.int().argmax()), count - 1 - int(of_last.flip(0).int().argmax())
-    places = [front, back, back] if count != 3 else [front, back, back, back]
-    index = torch.tensor(places, device=values.device)
+    indices = [front, back, back] if count != 3 else [front, back, back, back]
+    index = torch.tensor(indices, device=values.device)
     with torch.inference_mode(False), torch.no_grad():
         arguments = [
             row.detach().clone().index_select(0, index).requires_grad_(row.requires_grad) if _is_rows(row) else row
             for row in rows
         ]
-    return _Sample(arguments, places, front > 0)
+    return _Sample(arguments, indices, front > 0)
 
 
-def _judge(fn: Any, rows: Rows, out: Any, sample: _Sample) -> bool:
-    """Raise unless the rows of the sample give alone what they gave among all rows.
+def _check(fn: Any, rows: Rows, out: Any, sample: _Sample) -> bool:
+    """Raise unless the rows of the sample give the same output alone as among all rows.
 
     Returns:
-        Whether that holds for later calls too, and not for the random numbers of this one only.
+        Whether the result may be cached: it is valid for later calls, not only for the random numbers of this one.
     """
     device = rows[0].device
     with _same_random_numbers(device), _own_saved_tensors():
         state = _random_state(device)
         alone = _called(fn, rows, sample.arguments)
         if not _is_same(state, _random_state(device)):
-            return _check_companies(fn, rows, sample, draws=3)
-        apart = _apart(out, alone, sample.places)
-        if apart > 0.0:
-            # It may draw from a generator of its own.
-            again = range(len(sample.places))
-            if not any(_apart(alone, _called(fn, rows, sample.arguments), again) > 0.0 for _ in range(8)):
+            return _check_batches(fn, rows, sample, draws=3)
+        difference = _difference(out, alone, sample.indices)
+        if difference > 0.0:
+            # It may use a generator of its own.
+            again = range(len(sample.indices))
+            if not any(_difference(alone, _called(fn, rows, sample.arguments), again) > 0.0 for _ in range(8)):
                 raise ArgumentError(
-                    _refusal(fn, rows, f"a row that beside others is {apart:.3g} from what it is alone")
+                    _rejection(fn, rows, f"a row that among others differs by {difference:.3g} from the row alone")
                 )
             _check_gradients(fn, rows, sample)
             return False
-        return not _is_coarse(alone) or _check_companies(fn, rows, sample, draws=1)
+        return not _is_coarse(alone) or _check_batches(fn, rows, sample, draws=1)
 
 
-def _check_companies(fn: Any, rows: Rows, sample: _Sample, *, draws: int) -> bool:
-    """Raise unless rows are the same in two companies of one size, with the same random numbers.
+def _check_batches(fn: Any, rows: Rows, sample: _Sample, *, draws: int) -> bool:
+    """Raise unless rows give the same output in two batches of one size, with the same random numbers.
 
-    So the same products are computed for each, in the same order, and only mixing makes a difference. A permutation is
-    missed by one draw in 70, which leaves every second of 8 rows among those.
+    The same products are then computed in the same order, so that only mixing makes a difference. One draw misses a
+    permutation with probability 1/70: when it maps every second of the 8 rows to one of those.
 
     Returns:
-        False where the companies drew different random numbers, as rejection sampling does, and only the gradients of
-        this draw were looked at.
+        False where the batches consumed different random numbers, as with rejection sampling, so that only the
+        gradients of this draw were checked.
     """
     device = rows[0].device
-    # Every second row is another, so that those before it and behind it both count.
+    # Every second row differs, so that mixing with the row before and the row after is both visible.
     mixed, alike = (_chosen(sample.arguments, [0, second] * 4) for second in (1, 0))
     for _ in range(draws):
         start = _random_state(device)
@@ -196,24 +198,25 @@ def _check_companies(fn: Any, rows: Rows, sample: _Sample, *, draws: int) -> boo
         if not _is_same(end, _random_state(device)):
             _check_gradients(fn, rows, sample)
             return False
-        apart = _apart(one, other, range(0, 8, 2), ulps=4)
-        if apart > 0.0:
-            raise ArgumentError(_refusal(fn, rows, f"a row that is {apart:.3g} from what it is beside others"))
+        difference = _difference(one, other, range(0, 8, 2), ulps=4)
+        if difference > 0.0:
+            got = f"a row that differs by {difference:.3g} from the same row among others"
+            raise ArgumentError(_rejection(fn, rows, got))
     return True
 
 
-def _chosen(arguments: list[Any], places: list[int]) -> list[Any]:
-    return [row.detach()[places].requires_grad_(row.requires_grad) if _is_rows(row) else row for row in arguments]
+def _chosen(arguments: list[Any], indices: list[int]) -> list[Any]:
+    return [row.detach()[indices].requires_grad_(row.requires_grad) if _is_rows(row) else row for row in arguments]
 
 
 def _is_coarse(out: Any) -> bool:
-    """Whether rounding is so coarse that a little mixing may pass for it."""
+    """Whether the precision is so low that a little mixing may pass for rounding."""
     return any(each.is_floating_point() and torch.finfo(each.dtype).eps > 1e-4 for each in _tensors(out))
 
 
 def _own_saved_tensors() -> AbstractContextManager[Any]:
-    """Hides what the judge saves for backward from the hooks around it: checkpointing counts saved tensors, and the
-    judge saves them in the first call only.
+    """Hides the tensors that the check saves for backward from outer hooks: checkpointing counts saved tensors, and the
+    check saves them at the first call only.
     """
     if not are_saved_tensors_hooks_enabled():
         return nullcontext()
@@ -225,31 +228,31 @@ def _unchanged(saved: Tensor) -> Tensor:
 
 
 def _called(fn: Any, rows: Rows, arguments: list[Any]) -> Any:
-    # Copies, which fn may write into, and differentiate by where the rows require grad.
-    fresh = [row.clone() if _is_rows(row) else row for row in arguments]
+    # Copies, which fn may modify, and which require grad where the rows do.
+    copies = [row.clone() if _is_rows(row) else row for row in arguments]
     try:
-        out = fn(*fresh)
+        out = fn(*copies)
     except Exception as error:
-        got = f"{type(error).__name__} for {fresh[0].shape[0]} rows, where {rows[0].shape[0]} are taken"
-        raise ArgumentError(_refusal(fn, rows, got)) from error
-    if not _has_rows(out, fresh[0].shape[0]):
-        raise ArgumentError(_refusal(fn, rows, f"another number of rows than {fresh[0].shape[0]} for as many"))
+        got = f"{type(error).__name__} for {copies[0].shape[0]} rows, but not for {rows[0].shape[0]}"
+        raise ArgumentError(_rejection(fn, rows, got)) from error
+    if not _has_rows(out, copies[0].shape[0]):
+        raise ArgumentError(_rejection(fn, rows, f"another number of rows for {copies[0].shape[0]}"))
     return out
 
 
-def _apart(all_rows: Any, alone: Any, places: Iterable[int], *, ulps: float | None = None) -> float:
-    """How far the rows at these places are from those that were computed alone; 0 where rounding explains it.
+def _difference(all_rows: Any, alone: Any, indices: Iterable[int], *, ulps: float | None = None) -> float:
+    """The largest difference of the rows at these indices from those computed alone; 0 within rounding.
 
-    Products round differently by the number of rows, and the layers behind them pass that on: by the square root of
-    the precision, or by so many ``ulps``, of the largest value of the same feature.
+    Products round differently by the number of rows, and later layers amplify it: up to the square root of the machine
+    epsilon, or ``ulps``, relative to the largest value of the same feature.
     """
-    places = list(places)
+    indices = list(indices)
     worst = 0.0
     for one, other in zip(_tensors(all_rows), _tensors(alone), strict=True):
         if one.shape[1:] != other.shape[1:] or one.dtype != other.dtype:
             return math.inf
         every, theirs = _comparable(one), _comparable(other)
-        mine = every[places[: theirs.shape[0]]]
+        mine = every[indices[: theirs.shape[0]]]
         if not (mine.is_floating_point() or mine.is_complex()):
             worst = max(worst, float((mine != theirs).any()))
             continue
@@ -264,20 +267,20 @@ def _apart(all_rows: Any, alone: Any, places: Iterable[int], *, ulps: float | No
 
 
 def _comparable(values: Tensor) -> Tensor:
-    """In a dtype that has arithmetic: those of 8 bits have none."""
+    """The values in a dtype with arithmetic, which 8-bit floats lack."""
     values = values.detach()
     return values.float() if values.is_floating_point() and values.element_size() == 1 else values
 
 
 def _check_gradients(fn: Any, rows: Rows, sample: _Sample) -> None:
-    """Raise if a row of a random function has a gradient of another row's result."""
+    """Raise if the output of one row of a random function has a gradient by another row."""
     with torch.inference_mode(False), torch.enable_grad():
         leaves = [
             row.detach().clone().requires_grad_() if _is_rows(row) and row.is_floating_point() else row
             for row in sample.arguments
         ]
         wanted = [row for row in leaves if _is_rows(row) and row.requires_grad]
-        # A copy, which may be written into.
+        # Copies, which fn may modify.
         out = fn(*(row.clone() if _is_rows(row) else row for row in leaves))
         firsts = [each[0].sum() for each in _tensors(out) if each.requires_grad]
         if not wanted or not firsts:
@@ -285,7 +288,7 @@ def _check_gradients(fn: Any, rows: Rows, sample: _Sample) -> None:
         total = torch.stack([first.real.double() for first in firsts]).sum()
         found = torch.autograd.grad(total, wanted, allow_unused=True)
     if any(gradient is not None and bool((gradient[1:] != 0).any()) for gradient in found):
-        raise ArgumentError(_refusal(fn, rows, "a row with a gradient of another row's result"))
+        raise ArgumentError(_rejection(fn, rows, "a row with a gradient of another row's output"))
 
 
 def _check_norm(norm: _BatchNorm) -> None:
@@ -296,11 +299,11 @@ def _check_norm(norm: _BatchNorm) -> None:
     raise ArgumentError(say("apply", "fn", must="treat each row by itself", got=got, hint=hint))
 
 
-def _refusal(fn: Any, rows: Rows, got: str) -> str:
+def _rejection(fn: Any, rows: Rows, got: str) -> str:
     shape = f"(n, {', '.join(map(str, rows[0].shape[1:]))})" if rows[0].dim() > 1 else "(n,)"
     name = getattr(fn, "__name__", type(fn).__name__)
     must = f"take any number of rows, {shape}, and treat each by itself"
-    hint = "mw.pack(x, mask).map(fn) for a function of all kept rows, mw.mean(x, mask, dim) for what rows share"
+    hint = "mw.pack(x, mask).map(fn) for a function of all kept rows, mw.mean(x, mask, dim) for their statistics"
     return say("apply", "fn", must=must, got=f"{name}: {got}", hint=hint)
 
 
@@ -314,7 +317,7 @@ def _copies(rows: Rows) -> list[Any]:
 
 
 def _versions(rows: Rows) -> list[int] | None:
-    """How often the rows were written to; None where that is not counted."""
+    """The version counters of the rows; None for inference tensors, which have none."""
     try:
         return [row._version for row in rows if _is_rows(row)]
     except RuntimeError:
@@ -326,12 +329,12 @@ def _tensors(out: Any) -> tuple[Tensor, ...]:
 
 
 def _has_rows(out: Any, count: int) -> bool:
-    """Whether these are tensors of so many rows; `mw.apply` says it in full where they are not."""
+    """Whether these are tensors of ``count`` rows; `mw.apply` raises where they are not."""
     return bool(_tensors(out)) and all(_is_rows(each) and each.shape[0] == count for each in _tensors(out))
 
 
 class _same_random_numbers:  # noqa: N801
-    """Leaves the random numbers of what comes after as they would have been."""
+    """Restores the RNG state."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -356,3 +359,136 @@ def _is_same(one: list[Tensor], other: list[Tensor]) -> bool:
 def _random_state(device: torch.device) -> list[Tensor]:
     states = [torch.get_rng_state()]
     return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
+
+
+# -- the cache key of a function ---------------------------------------------------------------------------------------
+#: Types of values that are a part of the key.
+_PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), range, torch.dtype, torch.device})
+#: The recursion depth: the function itself, and the functions and objects that it refers to.
+_DEEPEST = 1
+
+
+class Parts:
+    """The objects that a function refers to, and a key of their identities and settings.
+
+    A lambda is a new object at every evaluation, but its code object is not: the first part of a function is its code.
+    Then follow its closure, its defaults and the globals that it names: functions, modules with all submodules and
+    their training modes, objects with their attributes; numbers, bools and strings, in tuples and dicts too. Values in
+    lists and sets are left out: they are logs more often than settings. Tensors count by identity only.
+    """
+
+    __slots__ = ("key", "objects", "seen")
+
+    def __init__(self, fn: Any) -> None:
+        self.objects: list[Any] = []
+        self.key: list[Any] = []
+        self.seen: set[int] = set()
+        self._add_callable(fn)
+
+    def _add_callable(self, fn: Any) -> None:
+        if isinstance(fn, functools.partial):
+            self._add_callable(fn.func)
+            self._add_all(fn.args, 1)
+            self._add_named(fn.keywords, 1)
+        elif isinstance(fn, types.MethodType):
+            self._add_callable(fn.__func__)
+            self._add(fn.__self__, 0)
+        elif isinstance(fn, types.FunctionType):
+            self._add_object(fn.__code__)
+            self._add_function(fn, 1)
+        else:
+            self._add(fn, 0)
+            call = type(fn).__call__
+            if isinstance(call, types.FunctionType):
+                self._add_function(call, 1)
+
+    def _add_function(self, fn: types.FunctionType, depth: int) -> None:
+        """The closure, the defaults and the globals of a function."""
+        names = fn.__globals__
+        if names.get("__name__", "").startswith("torch."):
+            return
+        for cell in fn.__closure__ or ():
+            self._add(_contents(cell), depth)
+        if fn.__defaults__:
+            self._add_all(fn.__defaults__, depth)
+        if fn.__kwdefaults__:
+            self._add_named(fn.__kwdefaults__, depth)
+        for name in fn.__code__.co_names:
+            if name in names:
+                self.key.append(name)
+                self._add(names[name], depth)
+
+    def _add_all(self, values: Iterable[Any], depth: int) -> None:
+        for value in values:
+            self._add(value, depth)
+
+    def _add_named(self, values: Mapping[Any, Any], depth: int) -> None:
+        for name, value in values.items():
+            if type(name) in _PLAIN:
+                self.key.append(name)
+            self._add(value, depth)
+
+    def _add(self, value: Any, depth: int) -> None:
+        kind = type(value)
+        if kind in _PLAIN:
+            self.key += (kind, value)
+        elif isinstance(value, Tensor | types.ModuleType):
+            self.key.append(kind)
+        elif id(value) in self.seen:
+            self.key.append(id(value))
+        elif isinstance(value, nn.Module):
+            self._add_modules(value)
+        elif isinstance(value, dict):
+            self.seen.add(id(value))
+            self._add_named(value, depth)
+        elif isinstance(value, tuple):
+            self._add_all(value, depth)
+        elif isinstance(value, list | set | frozenset):
+            self._add_objects_in(value, depth)
+        elif kind.__weakrefoffset__ or not self.objects:
+            self._add_object(value)
+            if depth > _DEEPEST or isinstance(value, type):
+                return
+            if kind is types.FunctionType:
+                self._add_function(value, depth + 1)
+            elif kind.__dictoffset__:
+                self._add_named(value.__dict__, depth + 1)
+        elif isinstance(value, numbers.Number):
+            # numpy scalars.
+            self.key += (kind, value)
+
+    def _add_objects_in(self, values: Any, depth: int) -> None:
+        """The objects in a list or a set, without values, shapes and tensors, which are mostly logs."""
+        self.seen.add(id(values))
+        for value in values.values() if isinstance(values, dict) else values:
+            if isinstance(value, list | tuple | set | frozenset | dict):
+                if id(value) not in self.seen:
+                    self._add_objects_in(value, depth)
+            elif type(value).__weakrefoffset__ and not isinstance(value, Tensor):
+                self._add(value, depth)
+
+    def _add_object(self, value: Any) -> None:
+        self.seen.add(id(value))
+        self.objects.append(value)
+        self.key.append(id(value))
+
+    def _add_modules(self, root: nn.Module) -> None:
+        """All submodules with their training modes. `nn.Module.modules` also builds names, and takes far longer."""
+        walked: list[Any] = [root]
+        # It grows during the iteration.
+        for module in walked:
+            if module is not None and module._modules:
+                walked += module._modules.values()
+        found = [module for module in walked if module is not None]
+        self.seen.add(id(root))
+        self.objects += found
+        self.key += map(id, found)
+        self.key += [module.training for module in found]
+
+
+def _contents(cell: types.CellType) -> Any:
+    """The value of a closure variable; the cell type where it is not assigned yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return types.CellType

@@ -1,10 +1,10 @@
 """The sequences of a Packed (the rows of its mask's last dim), and reductions over each, without unpacking.
 
-On the CPU they are plain torch operations; on a GPU the registered op ``segments``, one kernel which adds in the same
-order every time, where torch's own would add atomically.
+On the CPU they are plain torch operations; on a GPU the registered op ``segments``, one deterministic kernel, where
+torch's own would use atomics.
 """
 
-# The first argument is the class or the Packed itself, which the reader of a method never passes.
+# These are methods of Packed: the first argument is cls or self, and not documented.
 # ruff: noqa: D417
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ __all__ = [
 
 
 def lengths(self: Packed) -> Tensor:
-    """How many rows each sequence has: int64, the mask's shape without its last dim."""
+    """The number of rows of each sequence: int64, the mask's shape without its last dim."""
     return self.mask.lengths
 
 
 def cu_seqlens(self: Packed) -> Tensor:
-    """Where each sequence starts among the values, and where the last ends: int32."""
+    """The cumulative sequence lengths, from 0: int32, (sequences + 1,)."""
     return self.mask.cu_seqlens
 
 
 def sequence_ids(self: Packed) -> Tensor:
-    """Which sequence each row belongs to: int64, (n,); rows beyond the kept ones, of a capacity, have the last id."""
+    """The sequence of each row: int64, (n,); unused rows of a capacity have the last id."""
     flat = self.mask.lengths.reshape(-1)
     ends = flat.cumsum(0)
     rows = torch.arange(self.values.shape[0], device=ends.device)
@@ -58,16 +58,16 @@ def sequence_ids(self: Packed) -> Tensor:
 
 
 def position_ids(self: Packed) -> Tensor:
-    """Where each row stood along the mask's last dim: int64, (n,)."""
+    """The position of each row along the mask's last dim: int64, (n,)."""
     bits = self.mask.to_bool()
-    places = torch.arange(bits.shape[-1], device=bits.device).expand(bits.shape)
+    positions = torch.arange(bits.shape[-1], device=bits.device).expand(bits.shape)
     from maskwise.ops.select.packed import collect
 
-    return collect(places, self.mask, capacity=self.capacity).values
+    return collect(positions, self.mask, capacity=self.capacity).values
 
 
 def _usable(self: Packed, name: str) -> Tensor:
-    """The values, if they can be reduced by sequence: capacity rows would be counted as rows."""
+    """The values, if there is no capacity, whose unused rows would be reduced as well."""
     if self.capacity is not None:
         hint = "packed.unpack() and the function of the same name"
         raise ArgumentError(say(f"Packed.{name}", "capacity", must="be None", got=self.capacity, hint=hint))
@@ -105,7 +105,7 @@ def sum(self: Packed) -> Tensor:
 
 
 def _wide_sum(self: Packed, name: str) -> Tensor:
-    """The sums in a dtype that they fit: half precision would lose a long sequence's last terms one by one."""
+    """The sums in a wider dtype: half precision would lose the last terms of a long sequence."""
     values = _usable(self, name)
     if values.dtype in (torch.float16, torch.bfloat16):
         values = values.float()
@@ -129,7 +129,7 @@ def mean(self: Packed) -> Tensor:
     if has_kernel(_usable(self, "mean")):
         return _by_kernel(self, "mean")
     kept = self.mask.lengths.to(self.values.device).reshape(*self.mask.shape[:-1], *[1] * (self.values.dim() - 1))
-    # The gradient of an empty sequence is zero: nothing of x is in it.
+    # The gradient of an empty sequence is zero.
     out = torch.where(kept > 0, _wide_sum(self, "mean") / kept.clamp(min=1), torch.nan)
     return out.to(self.values.dtype) if self.values.is_floating_point() else out
 
@@ -179,7 +179,7 @@ def amin(self: Packed) -> Tensor:
 
 
 def _shifted(self: Packed, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """The values less their sequence's largest, and that: a shift that changes no result, so it needs no gradient."""
+    """The values minus the maximum of their sequence, and the maximum: the shift cancels, so it needs no gradient."""
     peak = _extreme(self, "amax").detach()
     peak = torch.where(peak.isfinite(), peak, 0.0)
     return self.values - _expand(self, ids, peak), peak
@@ -201,7 +201,7 @@ def logsumexp(self: Packed) -> Tensor:
     ids = sequence_ids(self)
     shifted, peak = _shifted(self, ids)
     total = self._like(shifted.exp()).sum()
-    # Below the logarithm an empty sequence must not be zero: its gradient would be NaN.
+    # The logarithm of 0, of an empty sequence, would have a NaN gradient.
     return torch.where(total > 0, torch.where(total > 0, total, 1.0).log() + peak, -torch.inf)
 
 
@@ -241,7 +241,7 @@ def first(self: Packed, fill: float = 0.0) -> Tensor:
     tensor([1., 3.])
 
     Args:
-        fill: what an empty sequence gives.
+        fill: the value for an empty sequence.
     """
     return _end(self, self.mask.cu_seqlens[:-1].long(), fill)
 
@@ -255,7 +255,7 @@ def last(self: Packed, fill: float = 0.0) -> Tensor:
     tensor([2., 3.])
 
     Args:
-        fill: what an empty sequence gives.
+        fill: the value for an empty sequence.
     """
     return _end(self, self.mask.cu_seqlens[1:].long() - 1, fill)
 
@@ -263,10 +263,10 @@ def last(self: Packed, fill: float = 0.0) -> Tensor:
 # -- the op for GPUs ---------------------------------------------------------------------------------------------------
 def reduce_plain(
     values: Tensor,  # (n, *rest)
-    bounds: Tensor,  # (S + 1,): where each stretch begins, and the last ends
+    bounds: Tensor,  # (S + 1,): the start of each segment, and the end of the last
     op: str,
 ) -> Tensor:
-    """A reduction of each stretch, (S, *rest), or its softmax, (n, *rest), in plain torch operations."""
+    """A reduction of each segment, (S, *rest), or its softmax, (n, *rest), in plain torch operations."""
     many = bounds.shape[0] - 1
     rows = torch.arange(values.shape[0], device=values.device)
     ids = torch.searchsorted(bounds[1:].long(), rows, right=True)
@@ -277,10 +277,10 @@ def reduce_plain(
         total = base.index_add(0, ids, wide)
         out = total if op == "sum" else torch.where(lengths > 0, total / lengths.clamp(min=1), torch.nan)
         return out.to(values.dtype)
-    places = ids.reshape(-1, *[1] * (values.dim() - 1)).expand_as(wide)
+    index = ids.reshape(-1, *[1] * (values.dim() - 1)).expand_as(wide)
     name = "amin" if op == "amin" else "amax"
     peak = torch.full_like(base, torch.inf if name == "amin" else -torch.inf)
-    peak = peak.scatter_reduce(0, places, wide, reduce=name)
+    peak = peak.scatter_reduce(0, index, wide, reduce=name)
     if op in ("amax", "amin"):
         return peak.to(values.dtype)
     peak = torch.where(peak.isfinite(), peak, 0.0).detach()
@@ -295,32 +295,32 @@ def reduce_plain_backward(grad: Tensor, saved: Tensor, values: Tensor, bounds: T
     """The gradient in plain torch operations."""
     with torch.enable_grad():
         leaf = values.detach().requires_grad_()
-        (of_values,) = torch.autograd.grad(reduce_plain(leaf, bounds, op), leaf, grad)
-    return of_values.contiguous()
+        (grad_values,) = torch.autograd.grad(reduce_plain(leaf, bounds, op), leaf, grad)
+    return grad_values.contiguous()
 
 
 def fake(values: Tensor, bounds: Tensor, op: str) -> Tensor:
-    """The result without its data."""
+    """The fake of segments."""
     return values.new_empty(values.shape if op == "softmax" else (bounds.shape[0] - 1, *values.shape[1:]))
 
 
 def fake_backward(grad: Tensor, saved: Tensor, values: Tensor, bounds: Tensor, op: str) -> Tensor:
-    """The gradient without its data."""
+    """The fake of segments_backward."""
     return values.new_empty(values.shape)
 
 
 def save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """What the gradient needs."""
+    """Save for the gradient."""
     values, bounds, ctx.op = inputs
     ctx.save_for_backward(output, values, bounds)
 
 
 def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-    """The gradient: by its kernel, or where it is differentiated itself by torch."""
+    """The gradient: by its kernel, or by autograd for a double backward."""
     saved, values, bounds = ctx.saved_tensors
     if torch.is_grad_enabled():
-        (of_values,) = torch.autograd.grad(reduce_plain(values, bounds, ctx.op), values, grad, create_graph=True)
-        return of_values, None, None
+        (grad_values,) = torch.autograd.grad(reduce_plain(values, bounds, ctx.op), values, grad, create_graph=True)
+        return grad_values, None, None
     return torch.ops.maskwise.segments_backward(grad, saved, values, bounds, ctx.op), None, None
 
 
@@ -348,7 +348,7 @@ reduce_segments = torch.ops.maskwise.segments.default
 
 
 def has_kernel(values: Tensor) -> bool:
-    """Whether a kernel reduces these rows: never under torch.func transforms, which see plain operations only."""
+    """Whether a kernel reduces these rows: never under torch.func transforms, which support plain operations only."""
     if backends.why_not_served("segments", values.device.type, values.dtype) is not None:
         return False
     return is_tracing() or not is_vmapped_or_functional()

@@ -1,7 +1,7 @@
-"""Moving kept rows together and back, and reductions over stretches of rows, as Triton kernels.
+"""Pack, unpack, and reductions over segments of rows, as Triton kernels.
 
-Where a row goes is how many are kept before it. Each program finds that out by itself: from the mask, where that is
-short, else from the counts of its blocks, which a first launch made. Nobody waits for anybody, and the host for none.
+The packed index of a row is the number of kept rows before it. Each program computes it by itself: from the mask, where
+that is short, else from block counts of a first launch. There is no sync between programs, nor with the host.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def kept_at(mask, outer, mask_outer, row, length):
 
 @triton.jit
 def count_kernel(mask, counts, outer, mask_outer, length, blocks, BLOCK: tl.constexpr):
-    """How many are kept in each block of a mask."""
+    """The number of kept rows in each block of a mask."""
     for block in range(tl.program_id(0), blocks, tl.num_programs(0)):
         row = beginning(block, BLOCK, True) + tl.arange(0, BLOCK)
         keep = kept_at(mask, outer, mask_outer, row, length)
@@ -31,7 +31,7 @@ def count_kernel(mask, counts, outer, mask_outer, length, blocks, BLOCK: tl.cons
 
 @triton.jit
 def kept_before(mask, counts, outer, mask_outer, length, blocks, start, BLOCK: tl.constexpr):
-    """How many are kept before a place, and how many in all."""
+    """The number of kept rows before ``start``, and in total."""
     before, total = start * 0, start * 0
     if counts is None:
         for block in range(0, length, BLOCK):
@@ -59,9 +59,9 @@ def pack_kernel(
     length, width, blocks, capacity, tiles, steps,
     ROWS: tl.constexpr, ELEMENTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Kept rows to the front, in order; what is left of ``capacity`` is zero.
+    """Gather kept rows in order, and zero the remaining rows of ``capacity``.
 
-    A dropped row has no value to move, and makes one of the last rows zero instead: so no row is written twice.
+    A dropped row zeroes one of the last rows instead, so that no row is written twice.
     """
     for job in range(tl.program_id(0), tiles * steps, tl.num_programs(0)):
         start = beginning(job // steps, ROWS, True)
@@ -86,7 +86,7 @@ def unpack_kernel(
     length, width, blocks, many, tiles, steps,
     ROWS: tl.constexpr, ELEMENTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The rows back in their places, and ``other`` in all other places."""
+    """Scatter the rows to kept positions, with ``other`` elsewhere."""
     for job in range(tl.program_id(0), tiles * steps, tl.num_programs(0)):
         start = beginning(job // steps, ROWS, True)
         before, _ = kept_before(mask, counts, outer, mask_outer, length, blocks, start, BLOCK)
@@ -103,11 +103,11 @@ def unpack_kernel(
         tl.store(out + row[:, None] * width + column[None, :], result, mask=there)
 
 
-# -- stretches of rows -------------------------------------------------------------------------------------------------
+# -- segments of rows --------------------------------------------------------------------------------------------------
 @triton.jit
 def state_of(values, column, there, begin, end, width, OP: tl.constexpr, IDENTITY: tl.constexpr, DTYPE: tl.constexpr,
              COLUMNS: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
-    """The state of one stretch, for each of a tile's columns."""
+    """The accumulators of one segment, for each of a tile's columns."""
     a = tl.full((COLUMNS,), IDENTITY, DTYPE)
     b = tl.zeros((COLUMNS,), DTYPE)
     for first in range(begin, end, ROWS):
@@ -127,7 +127,7 @@ def segment_kernel(
     segments, width, steps,
     OP: tl.constexpr, IDENTITY: tl.constexpr, DTYPE: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Reduce each stretch of rows, or take its softmax."""
+    """Reduce each segment, or compute its softmax."""
     for job in range(tl.program_id(0), segments * steps, tl.num_programs(0)):
         segment = (job // steps).to(tl.int64)
         begin = tl.load(bounds + segment).to(tl.int64)
@@ -157,11 +157,11 @@ def segment_kernel(
 
 @triton.jit
 def segment_backward_kernel(
-    grad, known, values, bounds, of_values,
+    grad, saved, values, bounds, grad_values,
     segments, width, steps,
     OP: tl.constexpr, DTYPE: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a reduction over stretches of rows; ``known`` is its result."""
+    """The gradient of a reduction over segments; ``saved`` is its result."""
     for job in range(tl.program_id(0), segments * steps, tl.num_programs(0)):
         segment = (job // steps).to(tl.int64)
         begin = tl.load(bounds + segment).to(tl.int64)
@@ -171,7 +171,7 @@ def segment_backward_kernel(
         g, k = tl.zeros((COLUMNS,), DTYPE), tl.zeros((COLUMNS,), DTYPE)
         if OP != "softmax":
             g = tl.load(grad + segment * width + column, mask=there, other=0).to(DTYPE)
-            k = tl.load(known + segment * width + column, mask=there, other=0).to(DTYPE)
+            k = tl.load(saved + segment * width + column, mask=there, other=0).to(DTYPE)
         if OP == "mean":
             g = g / (end - begin).to(DTYPE)
         total = tl.zeros((COLUMNS,), DTYPE)
@@ -182,7 +182,7 @@ def segment_backward_kernel(
                 at = row[None, :] * width + column[:, None]
                 if OP == "softmax":
                     slope = tl.load(grad + at, mask=inside, other=0).to(DTYPE)
-                    total += tl.sum(slope * tl.load(known + at, mask=inside, other=0).to(DTYPE), 1)
+                    total += tl.sum(slope * tl.load(saved + at, mask=inside, other=0).to(DTYPE), 1)
                 else:
                     value = tl.load(values + at, mask=inside, other=0).to(DTYPE)
                     total += tl.sum(tl.where(inside & (value == k[:, None]), 1.0, 0.0).to(DTYPE), 1)
@@ -192,7 +192,7 @@ def segment_backward_kernel(
             at = row[None, :] * width + column[:, None]
             if OP == "softmax":
                 slope = tl.load(grad + at, mask=inside, other=0).to(DTYPE)
-                result = tl.load(known + at, mask=inside, other=0).to(DTYPE) * (slope - total[:, None])
+                result = tl.load(saved + at, mask=inside, other=0).to(DTYPE) * (slope - total[:, None])
             elif OP == "sum" or OP == "mean":
                 result = tl.broadcast_to(g[:, None], (COLUMNS, ROWS))
             else:
@@ -201,4 +201,4 @@ def segment_backward_kernel(
                     result = tl.exp(value - k[:, None]) * g[:, None]
                 else:
                     result = tl.where(value == k[:, None], (g / total)[:, None], 0.0)
-            tl.store(of_values + at, result.to(of_values.dtype.element_ty), mask=inside)
+            tl.store(grad_values + at, result.to(grad_values.dtype.element_ty), mask=inside)

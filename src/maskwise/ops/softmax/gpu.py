@@ -1,4 +1,4 @@
-"""Softmax and friends on a GPU: the same ops as elsewhere, each as one launch, forward and backward."""
+"""Softmax and normalization on a GPU: each op is one launch, forward and backward."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from maskwise.ops.gpu.dtypes import accumulator, as_bytes, triton_type
 from maskwise.ops.gpu.geometry import lay_out
-from maskwise.ops.gpu.launch import blocks_for, launch, row_blocks
+from maskwise.ops.gpu.launch import accumulator, as_bytes, blocks_for, launch, row_blocks, triton_type
 from maskwise.ops.softmax.triton import rowwise_kernel
 
 __all__ = [
@@ -19,32 +18,32 @@ __all__ = [
 ]  # fmt: skip
 
 
-class Kind(NamedTuple):
-    """What the kernel must know of a row before it can write it: a state's name, and what changes nothing in it."""
+class Stat(NamedTuple):
+    """The statistics that the kernel accumulates per row before it writes it: their name and their identity."""
 
     state: str
     identity: float
     n: bool = False
-    #: Whether rows that fit into registers are held there.
+    #: Whether to hold rows in registers where they fit.
     common: bool = True
 
 
-NOTHING = Kind("", 0.0)
-EXPONENTIALS = Kind("logsumexp", -inf)
-MOMENTS = Kind("var", 0.0, n=True)
+NOTHING = Stat("", 0.0)
+EXPONENTIALS = Stat("logsumexp", -inf)
+MOMENTS = Stat("var", 0.0, n=True)
 NORMS = {
-    0.0: Kind("norm_0", 0.0, common=False),
-    1.0: Kind("norm_1", 0.0),
-    2.0: Kind("norm_2", 0.0),
-    inf: Kind("norm_inf", 0.0, common=False),
-    -inf: Kind("norm_-inf", inf, n=True, common=False),
+    0.0: Stat("norm_0", 0.0, common=False),
+    1.0: Stat("norm_1", 0.0),
+    2.0: Stat("norm_2", 0.0),
+    inf: Stat("norm_inf", 0.0, common=False),
+    -inf: Stat("norm_-inf", inf, n=True, common=False),
 }
-POWER = Kind("norm_p", 0.0, n=True, common=False)
+POWER = Stat("norm_p", 0.0, n=True, common=False)
 
 
 def run(
     op: str,
-    kind: Kind,
+    stat: Stat,
     x: Tensor,
     mask: Tensor,
     dim: list[int],
@@ -59,13 +58,13 @@ def run(
     mask = mask.expand(x.shape)
     second = out if grad is None else grad
     geometry = lay_out(dim, x, second, mask, out)
-    # Norms that are seldom asked for read long rows twice; that is half of the kernels there would be of them.
-    whole = row_blocks(geometry, x.element_size()) if kind.common else None
-    blocks = whole or blocks_for(geometry, x.element_size())
+    # Rare norms always read rows twice, which halves the number of their kernels.
+    in_registers = row_blocks(geometry, x.element_size()) if stat.common else None
+    blocks = in_registers or blocks_for(geometry, x.element_size())
     x_at, grad_at, mask_at, out_at = geometry.operands
     tiles = -(-geometry.rows // blocks.rows)
-    # How often a row that is not held in registers is read: for its state, for the sums, and for the result.
-    looks = 1 if whole else 1 + (kind.state != "") + (grad is not None)
+    # Passes over a row that is not held in registers: for its statistics, for the sums, and for the result.
+    passes = 1 if in_registers else 1 + (stat.state != "") + (grad is not None)
     launch(
         rowwise_kernel,
         tiles,
@@ -74,13 +73,19 @@ def run(
             **dict(x_outer=x_at.outer, x_inner=x_at.inner, grad_outer=grad_at.outer, grad_inner=grad_at.inner),
             **dict(mask_outer=mask_at.outer, mask_inner=mask_at.inner, out_outer=out_at.outer, out_inner=out_at.inner),
             **dict(rows=geometry.rows, length=geometry.length, tiles=tiles, parameter=parameter, eps=eps),
-            **dict(sign=sign, OP=op, STATE=kind.state, IDENTITY=kind.identity, NEED_N=kind.n),
-            **dict(BACKWARD=grad is not None, WHOLE=whole is not None, DTYPE=triton_type(accumulator(x.dtype))),
-            **dict(WIDE=blocks.wide or whole is None, ROWS=blocks.rows, ELEMENTS=blocks.elements, GROUP=blocks.group),
+            **dict(sign=sign, OP=op, STATE=stat.state, IDENTITY=stat.identity, NEED_N=stat.n),
+            **dict(
+                BACKWARD=grad is not None,
+                IN_REGISTERS=in_registers is not None,
+                DTYPE=triton_type(accumulator(x.dtype)),
+            ),
+            **dict(
+                WIDE=blocks.wide or in_registers is None, ROWS=blocks.rows, ELEMENTS=blocks.elements, GROUP=blocks.group
+            ),
             **dict(SKIP=blocks.skip),
         },
         warps=blocks.warps,
-        reads={"x": looks, "mask": looks, "grad": 1 if whole else 2},
+        reads={"x": passes, "mask": passes, "grad": 1 if in_registers else 2},
         writes=("out",),
     )
     return out
@@ -102,12 +107,12 @@ def log_softmax(x: Tensor, mask: Tensor, dim: list[int]) -> Tensor:
 
 
 def normalize(x: Tensor, mask: Tensor, dim: list[int], p: float, eps: float) -> Tensor:
-    """X over its norm."""
+    """X divided by its norm."""
     return run("normalize", NORMS.get(p, POWER), x, mask, dim, parameter=p, eps=eps)
 
 
 def standardize(x: Tensor, mask: Tensor, dim: list[int], correction: float, eps: float) -> Tensor:
-    """X less its mean, over its deviation."""
+    """X minus its mean, divided by its standard deviation."""
     return run("standardize", MOMENTS, x, mask, dim, parameter=correction, eps=eps)
 
 

@@ -1,4 +1,4 @@
-"""Normalize and standardize: what is kept, by its own norm, or by its own mean and variance."""
+"""Masked normalize and standardize."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from maskwise.errors import ArgumentError, DtypeError, say
 from maskwise.ops.arguments import Dim, MaskLike
 from maskwise.ops.softmax.reference import mean_dtype
-from maskwise.ops.softmax.slicewise import check_floating, define_backward, slicewise
+from maskwise.ops.softmax.softmax import check_floating, define_backward, slicewise
 
 __all__ = ["normalize", "standardize"]
 
@@ -37,17 +37,17 @@ def normalize(
         mask: a Mask or a bool tensor that broadcasts to ``x``; True means keep.
         p: the exponent of the norm; any float, inf and -inf included.
         dim: the dim or dims of one norm. 1 by default, as in ``torch.nn.functional.normalize``; None for all.
-        eps: the least number that is divided by.
+        eps: the lower bound of the divisor.
 
     Returns:
-        The normalized values, of x's shape: 0 where dropped, and so a zero row where nothing is kept.
+        The normalized values, of x's shape: 0 where dropped, so a zero row for an empty slice.
 
     Raises:
         ShapeError: the mask does not broadcast to x.
         DtypeError: the mask is not bool, x is not floating, or p or eps is not a number.
         DeviceError: the mask is on another device.
-        OutOfRangeError: a dim that x does not have.
-        ArgumentError: a dim is named twice, or x or the mask is sparse.
+        OutOfRangeError: a dim is out of range for x.
+        ArgumentError: a dim is repeated, or x or the mask is sparse.
     """
     check_floating("normalize", x)
     numbers = check_number("normalize", "p", p), check_number("normalize", "eps", eps)
@@ -78,19 +78,19 @@ def standardize(
         x: any shape; floating.
         mask: a Mask or a bool tensor that broadcasts to ``x``; True means keep.
         dim: the dim or dims of one mean and variance; None for all.
-        correction: the variance divides by the number kept less this; 0 as in ``layer_norm``, 1 for Bessel's.
+        correction: the variance divides by the count minus this; 0 as in ``layer_norm``, 1 for Bessel's.
         eps: added to the variance before its square root is taken, so that equal values give 0 and not NaN.
 
     Returns:
-        The standardized values, of x's shape: 0 where dropped, and so a zero row where nothing is kept. NaN for what is
-        kept where no more than ``correction`` values are, as ``torch.var`` has it.
+        The standardized values, of x's shape: 0 where dropped, so a zero row for an empty slice. Kept elements are NaN
+        where at most ``correction`` of them are kept, as in ``torch.var``.
 
     Raises:
         ShapeError: the mask does not broadcast to x.
         DtypeError: the mask is not bool, x is not floating, or correction or eps is not a number.
         DeviceError: the mask is on another device.
-        OutOfRangeError: a dim that x does not have.
-        ArgumentError: a dim is named twice, an eps is below 0, or x or the mask is sparse.
+        OutOfRangeError: a dim is out of range for x.
+        ArgumentError: a dim is repeated, eps is negative, or x or the mask is sparse.
     """
     check_floating("standardize", x)
     numbers = check_number("standardize", "correction", correction), check_number("standardize", "eps", eps)
@@ -108,9 +108,8 @@ def check_number(op: str, argument: str, value: Any) -> float:
 
 
 # -- gradients ---------------------------------------------------------------------------------------------------------
-# The gradients in plain torch operations: the ground truth of the backward kernels, and what runs where a gradient is
-# itself differentiated. None looks at a gradient of what is dropped: it may be NaN, as it is behind the logarithm of a
-# probability that is 0.
+# The gradients in plain torch operations: the reference of the backward kernels, and the route of a double backward.
+# None reads the gradient of a dropped element: it may be NaN, as after the logarithm of a probability of 0.
 def normalize_gradient(grad: Tensor, x: Tensor, mask: Tensor, dim: list[int], p: float, eps: float) -> Tensor:
     """The gradient of normalize from its input."""
     wide = torch.promote_types(x.dtype, torch.float32)
@@ -121,26 +120,26 @@ def normalize_gradient(grad: Tensor, x: Tensor, mask: Tensor, dim: list[int], p:
     counted = torch.where(mask, x, math.inf).to(wide) if p < 0 else kept
     norm = torch.linalg.vector_norm(counted, p, dim if x.dim() else None, keepdim=True)
     divisor = norm.clamp_min(eps)
-    # The norm itself has no say where eps is larger.
-    pull = torch.where(norm >= eps, (grad * kept).sum(dim, keepdim=True) / divisor.square(), 0.0)
-    slope = grad / divisor - pull * norm_slope(kept, mask, norm, dim, p)
-    return torch.where(mask, slope, 0.0).to(x.dtype)
+    # The norm has no gradient where eps is larger.
+    grad_norm = torch.where(norm >= eps, (grad * kept).sum(dim, keepdim=True) / divisor.square(), 0.0)
+    grad_x = grad / divisor - grad_norm * norm_derivative(kept, mask, norm, dim, p)
+    return torch.where(mask, grad_x, 0.0).to(x.dtype)
 
 
-def norm_slope(x: Tensor, mask: Tensor, norm: Tensor, dim: list[int], p: float) -> Tensor:
-    """How the p-norm grows with each element of x, as torch has it: 0 where the norm is 0."""
+def norm_derivative(x: Tensor, mask: Tensor, norm: Tensor, dim: list[int], p: float) -> Tensor:
+    """The derivative of the p-norm by each element of x, as in torch: 0 where the norm is 0."""
     if p == 0:
         return torch.zeros_like(x)
     if p == 1:
         return x.sgn()
     if math.isinf(p):
-        # Those who share the largest magnitude share the slope.
+        # Split evenly among ties.
         extreme = torch.where(mask, x.abs() == norm, False)
         return x.sgn() * extreme / extreme.sum(dim, keepdim=True).clamp_min(1)
     safe = torch.where(norm == 0, 1.0, norm)
     if p == 2:
         return x / safe
-    # The magnitude of a zero has no derivative of its own, and a power below 0 no value.
+    # The derivative at 0 is 0, and a negative power of 0 must not be computed.
     magnitude = torch.where(x == 0, 1.0, x.abs())
     return x.sgn() * (magnitude / safe) ** (p - 1)
 
@@ -160,8 +159,8 @@ def standardize_gradient(
     centered = torch.where(mask, x.to(wide) - mean, 0.0)
     scale = (centered.square().sum(dim, keepdim=True) / freedom + eps).rsqrt()
     out = centered * scale
-    slope = grad - grad.sum(dim, keepdim=True) / divisor - out * ((grad * out).sum(dim, keepdim=True) / freedom)
-    return torch.where(mask, slope * scale, 0.0).to(x.dtype)
+    grad_x = grad - grad.sum(dim, keepdim=True) / divisor - out * ((grad * out).sum(dim, keepdim=True) / freedom)
+    return torch.where(mask, grad_x * scale, 0.0).to(x.dtype)
 
 
 _normalize_settings, _standardize_settings = ", float p, float eps", ", float correction, float eps"

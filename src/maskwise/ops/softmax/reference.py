@@ -1,9 +1,8 @@
-"""Softmax and friends in plain torch operations: the ground truth of the tests, and the route where no kernel serves.
+"""Softmax and normalization in plain torch operations: the ground truth of the tests, and the fallback.
 
-Each is leak-proof, forward and backward, and differentiable by torch itself, transforms included: what is dropped is
-replaced before anything is computed of it, and the result is replaced again where it was dropped, so that no NaN of an
-empty slice goes back through the gradient. ``mask`` is a bool tensor that broadcasts to x, ``dim`` a list of dims that
-are not negative.
+Each is leak-proof, forward and backward, and differentiable by torch itself, transforms included: dropped elements are
+replaced before anything is computed, and the result is replaced again where they were dropped, so that no NaN of an
+empty slice reaches the gradient. ``mask`` is a bool tensor that broadcasts to x, ``dim`` a list of non-negative dims.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ __all__ = ["log_softmax", "normalize", "softmax", "softmin", "standardize"]
 
 
 def softmax(x: Tensor, mask: Tensor, dim: list[int]) -> Tensor:
-    """The softmax of what is kept; 0 where dropped."""
+    """The softmax of kept elements; 0 where dropped."""
     return torch.where(mask, torch.softmax(torch.where(mask, x, -math.inf), dim[0]), 0.0)
 
 
@@ -32,25 +31,25 @@ def log_softmax(x: Tensor, mask: Tensor, dim: list[int]) -> Tensor:
 
 
 def normalize(x: Tensor, mask: Tensor, dim: list[int], p: float, eps: float) -> Tensor:
-    """What is kept, divided by its p-norm or by eps, whichever is larger; 0 where dropped."""
+    """Kept elements divided by the larger of their p-norm and eps; 0 where dropped."""
     kept = torch.where(mask, x, 0.0)
-    # torch has no largest magnitude of no elements at all.
+    # torch has no inf-norm of an empty tensor.
     if math.isinf(p) and x.numel() == 0:
         return kept
-    # A dropped value must not count: 0 adds nothing to a norm, except where small values count most.
+    # The fill value must not change the norm: 0, or inf for a negative p.
     counted = torch.where(mask, x, math.inf) if p < 0 else kept
-    # Half precision squares overflow soon; float64 stays float64.
+    # Squares of half precision overflow.
     wide = torch.promote_types(x.dtype, torch.float32)
     norm = torch.linalg.vector_norm(counted, p, dim if x.dim() else None, keepdim=True, dtype=wide)
     return torch.where(mask, (kept / norm.clamp_min(eps)).to(x.dtype), 0.0)
 
 
 def standardize(x: Tensor, mask: Tensor, dim: list[int], correction: float, eps: float) -> Tensor:
-    """What is kept, less its mean, divided by sqrt(its variance + eps); 0 where dropped."""
+    """Kept elements minus their mean, divided by sqrt(variance + eps); 0 where dropped."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     kept = mask.expand(x.shape)
     count = kept.sum(dim, keepdim=True, dtype=wide.dtype)
-    # An empty slice divides by 1: it gives zeros, and no NaN that would have to be kept out of the gradient.
+    # An empty slice divides by 1, so that it gives zeros, and no NaN in the gradient.
     some = count > 0
     total = torch.where(mask, wide, 0.0).sum(dim, keepdim=True, dtype=mean_dtype(x))
     mean = (total / torch.where(some, count, 1.0)).to(wide.dtype)
@@ -61,5 +60,5 @@ def standardize(x: Tensor, mask: Tensor, dim: list[int], correction: float, eps:
 
 
 def mean_dtype(x: Tensor) -> torch.dtype:
-    """What a mean is added up in: values that are all equal must equal their mean, or eps blows up their noise."""
+    """The dtype in which a mean accumulates: equal values must equal their mean, or 1 / eps amplifies the rounding."""
     return torch.float32 if x.device.type == "mps" else torch.float64

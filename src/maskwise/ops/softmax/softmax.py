@@ -1,16 +1,22 @@
-"""Softmax, log_softmax and softmin over what is kept."""
+"""Masked softmax, log_softmax and softmin; and the registration that they share with normalize and standardize."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from maskwise.errors import DtypeError, say
 from maskwise.ops.arguments import MaskLike, to_dtype
-from maskwise.ops.operation import Operation
-from maskwise.ops.softmax.slicewise import check_floating, define_backward, slicewise
+from maskwise.ops.backends import FLOATING
+from maskwise.ops.operation import Operation, define, register
+from maskwise.ops.primitives import copy_transposed
+from maskwise.ops.softmax import reference
+from maskwise.plan.cost import Work
 
-__all__ = ["log_softmax", "softmax", "softmin"]
+__all__ = ["check_floating", "define_backward", "log_softmax", "slicewise", "softmax", "softmin"]
 
 
 def softmax(
@@ -36,14 +42,14 @@ def softmax(
         dtype: x is cast to it first.
 
     Returns:
-        The probabilities, of x's shape: 0 where dropped, and so a zero row where nothing is kept. The gradient of what
-        is dropped is exactly zero.
+        The probabilities, of x's shape: 0 where dropped, so a zero row for an empty slice. The gradient of dropped
+        elements is exactly zero.
 
     Raises:
         ShapeError: the mask does not broadcast to x.
         DtypeError: the mask is not bool, x is not floating, or dim is not an int.
         DeviceError: the mask is on another device.
-        OutOfRangeError: a dim that x does not have.
+        OutOfRangeError: a dim is out of range for x.
         ArgumentError: x or the mask is sparse.
     """
     return along_one_dim(_softmax, x, mask, dim, dtype)
@@ -72,15 +78,14 @@ def log_softmax(
         dtype: x is cast to it first.
 
     Returns:
-        The log-probabilities, of x's shape: the logarithm of what ``softmax`` gives, everywhere. So -inf where dropped,
-        also where nothing is kept: that is the logarithm of softmax's zero row. The gradient of what is dropped is
-        exactly zero, whatever gradient comes in for it.
+        The log-probabilities, of x's shape: the logarithm of ``softmax``, so -inf where dropped, and in all of an empty
+        slice. The gradient of dropped elements is exactly zero, whatever their incoming gradient.
 
     Raises:
         ShapeError: the mask does not broadcast to x.
         DtypeError: the mask is not bool, x is not floating, or dim is not an int.
         DeviceError: the mask is on another device.
-        OutOfRangeError: a dim that x does not have.
+        OutOfRangeError: a dim is out of range for x.
         ArgumentError: x or the mask is sparse.
     """
     return along_one_dim(_log_softmax, x, mask, dim, dtype)
@@ -107,20 +112,20 @@ def softmin(
         dtype: x is cast to it first.
 
     Returns:
-        The probabilities, of x's shape: 0 where dropped, and so a zero row where nothing is kept.
+        The probabilities, of x's shape: 0 where dropped, so a zero row for an empty slice.
 
     Raises:
         ShapeError: the mask does not broadcast to x.
         DtypeError: the mask is not bool, x is not floating, or dim is not an int.
         DeviceError: the mask is on another device.
-        OutOfRangeError: a dim that x does not have.
+        OutOfRangeError: a dim is out of range for x.
         ArgumentError: x or the mask is sparse.
     """
     return along_one_dim(_softmin, x, mask, dim, dtype)
 
 
 def along_one_dim(op: Operation, x: Tensor, mask: MaskLike, dim: int, dtype: torch.dtype | None) -> Tensor:
-    """Run one of the softmaxes, which take one dim as torch's do."""
+    """Check and run a softmax, which takes one dim, as in torch."""
     if type(dim) is not int:
         raise DtypeError(say(op.name, "dim", must="be an int", got=type(dim).__name__, hint="dim=-1"))
     if dtype is not None:
@@ -130,17 +135,157 @@ def along_one_dim(op: Operation, x: Tensor, mask: MaskLike, dim: int, dtype: tor
     return out
 
 
+# -- what all functions of the family share ----------------------------------------------------------------------------
+#: The module of the Triton kernels.
+GPU = "maskwise.ops.softmax.gpu"
+
+
+def check_floating(op: str, x: Any) -> None:
+    """Raise unless x is floating. Values that are not tensors are left to the checks that follow."""
+    if isinstance(x, Tensor) and not x.is_floating_point():
+        hint = "x.float()" if "soft" not in op else "dtype=torch.float32"
+        raise DtypeError(say(op, "x", must="be floating", got=x.dtype, hint=hint))
+
+
+# -- results without data ----------------------------------------------------------------------------------------------
+def like_first(first: Tensor, *rest: Any) -> Tensor:
+    """The fake of the result: shape, dtype and strides of x."""
+    return torch.empty_like(first)
+
+
+def like_second(first: Tensor, second: Tensor, *rest: Any) -> Tensor:
+    """The fake of the gradient: shape, dtype and strides of the saved tensor."""
+    return torch.empty_like(second)
+
+
+def as_laid_out(function: Callable[..., Tensor], fake: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The function with its result in the strides of the fake."""
+
+    def laid_out(*arguments: Any) -> Tensor:
+        out, promised = function(*arguments), fake(*arguments)
+        return out if out.stride() == promised.stride() else promised.copy_(out)
+
+    return laid_out
+
+
+#: The differentiable torch calls of the plain route.
+CALLS = {"softmax": 3, "softmin": 3, "log_softmax": 3, "normalize": 8, "standardize": 14}
+
+
+# -- few long slices ---------------------------------------------------------------------------------------------------
+# For slices along a strided dim, kernels process one slice per vector lane. With fewer slices than a few vectors have
+# lanes, a transposed copy costs less than two such passes over x.
+#: The number of slices below which to transpose, the number below which torch's copy is faster, and the least length.
+_FEW, _TOO_FEW, _LONG = 16, 8, 4096
+
+
+def transposed_first(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The kernel, with x transposed first where it has few long strided slices."""
+
+    def run(x: Tensor, mask: Tensor, dims: list[int], *rest: Any) -> Tensor:
+        return kernel(x if x.is_contiguous() else transposed(x, dims), mask, dims, *rest)
+
+    return run
+
+
+def transposed(x: Tensor, dims: list[int]) -> Tensor:
+    """x, or a contiguous copy where it has few long slices along a strided last dim.
+
+    >>> few, many = torch.zeros(5000, 3).T, torch.zeros(5000, 300).T
+    >>> transposed(few, [1]).is_contiguous(), transposed(many, [1]) is many
+    (True, True)
+    """
+    last = x.dim() - 1
+    if dims != [last] or not x.is_cpu or x.shape[last] < _LONG or x.stride(last) == 1:
+        return x
+    side = next((d for d in range(last) if x.stride(d) == 1 and x.shape[d] > 1), None)
+    if side is None or x.shape[side] > _FEW:
+        return x
+    return x.contiguous() if x.shape[side] < _TOO_FEW else copy_transposed(x)
+
+
+# -- registration ------------------------------------------------------------------------------------------------------
+def slicewise(
+    name: str,
+    settings: str,
+    calls: int,
+    gradient: Callable[..., Tensor],
+    kernel: Callable[..., Tensor],
+    *,
+    of_result: bool,
+    constants: tuple[Any, ...] = (),
+) -> Operation:
+    """Register a function of the family, whose gradient is a function of its result or of x.
+
+    Args:
+        name: the public name.
+        settings: the schema after x, mask and dim.
+        calls: the differentiable torch calls of the plain route.
+        gradient: the gradient in plain torch operations, for a double backward.
+        kernel: the same as a registered op.
+        of_result: whether the gradient is a function of the result, rather than of x.
+        constants: the arguments of the gradient after those of the function.
+    """
+
+    def save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, mask, *ctx.rest = inputs
+        ctx.save_for_backward(output if of_result else x, mask)
+
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        saved, mask = ctx.saved_tensors
+        run = gradient if torch.is_grad_enabled() else kernel
+        return run(grad, saved, mask, *ctx.rest, *constants), None, *[None] * len(ctx.rest)
+
+    def work(route: str, elements: int, size: int, grad: bool) -> Work:
+        # The kernel streams x and mask and writes the result; the plain route writes two temporaries as well.
+        x, mask = elements * size, elements
+        if route == "plain":
+            backward = 4 * x if grad else 0
+            return Work(calls=calls, streamed=4 * x + 2 * mask + 2 * backward, fresh=3 * x + backward)
+        backward = x if grad else 0
+        return Work(calls=1, streamed=2 * x + 2 * mask + 2 * backward, fresh=x + backward)
+
+    return register(
+        name,
+        f"(Tensor x, Tensor mask, int[] dim{settings}) -> Tensor",
+        reference=as_laid_out(getattr(reference, name), like_first),
+        fake=like_first,
+        setup_context=save,
+        backward=backward,
+        work=work,
+        cpu=FLOATING,
+        gpu=FLOATING,
+        gpu_from=f"{GPU}:{name}",
+        fuses=True,
+        adapt=lambda route, run: transposed_first(run) if route == "bare" else run,
+    )
+
+
+def define_backward(name: str, settings: str, gradient: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Define the op of a backward pass, and return it."""
+    op = f"{name}_fused_backward"
+    define(
+        op,
+        f"(Tensor grad, Tensor saved, Tensor mask, int[] dim{settings}) -> Tensor",
+        reference=as_laid_out(gradient, like_second),
+        fake=like_second,
+        gpu=FLOATING,
+        gpu_from=f"{GPU}:{name}_backward",
+    )
+    kernel: Callable[..., Tensor] = getattr(torch.ops.maskwise, op).default
+    return kernel
+
+
 # -- gradients ---------------------------------------------------------------------------------------------------------
-# The gradients in plain torch operations: the ground truth of the backward kernels, and what runs where a gradient is
-# itself differentiated. None looks at a gradient of what is dropped: it may be NaN, as it is behind the logarithm of a
-# probability that is 0.
+# The gradients in plain torch operations: the reference of the backward kernels, and the route of a double backward.
+# None reads the gradient of a dropped element: it may be NaN, as after the logarithm of a probability of 0.
 def softmax_gradient(grad: Tensor, out: Tensor, mask: Tensor, dim: list[int], negate: bool) -> Tensor:
     """The gradient of softmax, or of softmin if ``negate``, from its result."""
     grad = torch.where(mask, grad, 0.0)
     wide = torch.promote_types(out.dtype, torch.float32)
     dot = (grad.to(wide) * out).sum(dim, keepdim=True)
-    slope = out * (grad - dot)
-    return torch.where(mask, -slope if negate else slope, 0.0).to(out.dtype)
+    grad_x = out * (grad - dot)
+    return torch.where(mask, -grad_x if negate else grad_x, 0.0).to(out.dtype)
 
 
 def log_softmax_gradient(grad: Tensor, out: Tensor, mask: Tensor, dim: list[int]) -> Tensor:
@@ -148,7 +293,7 @@ def log_softmax_gradient(grad: Tensor, out: Tensor, mask: Tensor, dim: list[int]
     grad = torch.where(mask, grad, 0.0)
     wide = torch.promote_types(out.dtype, torch.float32)
     total = grad.sum(dim, keepdim=True, dtype=wide)
-    # A dropped log-probability is -inf, of which the exponential is 0, and so is that one's own gradient.
+    # A dropped log-probability is -inf, whose exponential is 0, and so is its gradient.
     return torch.where(mask, grad - torch.exp(out.to(wide)) * total, 0.0).to(out.dtype)
 
 

@@ -1,7 +1,7 @@
-"""Softmax and friends, and their gradients, as Triton kernels: one for all.
+"""Softmax and normalization, and their gradients, as one Triton kernel.
 
-A row is looked at up to three times: for its state (of x), for two sums that need the state (of the gradient), and to
-write the result. Where it fits into registers (WHOLE), it is read once.
+It makes up to three passes over a row: for its statistics, for the two sums of a gradient, which need the statistics,
+and to write the result. A row that fits into registers (IN_REGISTERS) is read once.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ __all__ = ["rowwise_kernel"]
 
 @triton.jit
 def at_least(x, least: tl.constexpr):
-    """X, or ``least`` where it is less; NaN stays, which a maximum would drop."""
+    """The maximum of x and ``least``; unlike tl.maximum, it propagates NaN."""
     return tl.where(x < least, least, x)
 
 
 @triton.jit
 def result_of(x, keep, a, b, n, OP: tl.constexpr, STATE: tl.constexpr, parameter: tl.constexpr, eps: tl.constexpr):
-    """The function of the elements of a row, whose state is known."""
+    """The result for the elements of a row, from its statistics."""
     out = x
     if OP == "softmax" or OP == "log_softmax":
         shift = tl.where(tl.abs(a) == float("inf"), 0.0, a)
@@ -30,7 +30,7 @@ def result_of(x, keep, a, b, n, OP: tl.constexpr, STATE: tl.constexpr, parameter
             out = tl.exp(x - shift) / b
         else:
             out = x - shift - tl.log(b)
-        # As torch has it: what is infinite has no part of anything.
+        # As in torch, +inf in a row makes it NaN.
         out = tl.where(a == float("inf"), float("nan"), out)
     elif OP == "normalize":
         out = x / at_least(norm_of(a, n, STATE, parameter), eps)
@@ -42,8 +42,10 @@ def result_of(x, keep, a, b, n, OP: tl.constexpr, STATE: tl.constexpr, parameter
 
 
 @triton.jit
-def summed(g, x, keep, a, b, n, OP: tl.constexpr, STATE: tl.constexpr, parameter: tl.constexpr, eps: tl.constexpr):
-    """What two sums over a row, that its gradient needs, are made of."""
+def gradient_terms(
+    g, x, keep, a, b, n, OP: tl.constexpr, STATE: tl.constexpr, parameter: tl.constexpr, eps: tl.constexpr
+):
+    """The terms of the two sums over a row that its gradient needs."""
     p, q = g, g
     if OP == "softmax":
         p = g * x
@@ -57,7 +59,7 @@ def summed(g, x, keep, a, b, n, OP: tl.constexpr, STATE: tl.constexpr, parameter
 
 
 @triton.jit
-def slope_of(
+def gradient_of(
     g, x, keep, a, b, n, p, q, sign,
     OP: tl.constexpr, STATE: tl.constexpr, parameter: tl.constexpr, eps: tl.constexpr,
 ):  # fmt: skip
@@ -70,20 +72,20 @@ def slope_of(
     elif OP == "normalize":
         norm = norm_of(a, n, STATE, parameter)
         divisor = at_least(norm, eps)
-        pull = tl.where(norm >= eps, p / (divisor * divisor), 0.0)
-        side = tl.where(x > 0, 1.0, tl.where(x < 0, -1.0, x))
+        grad_norm = tl.where(norm >= eps, p / (divisor * divisor), 0.0)
+        sign_x = tl.where(x > 0, 1.0, tl.where(x < 0, -1.0, x))
         safe = tl.where(norm == 0, 1.0, norm)
         if STATE == "norm_0":
-            grown = x * 0
+            derivative = x * 0
         elif STATE == "norm_1":
-            grown = side
+            derivative = sign_x
         elif STATE == "norm_2":
-            grown = x / safe
+            derivative = x / safe
         elif STATE == "norm_p":
-            grown = side * power(tl.where(x == 0, 1.0, tl.abs(x)) / safe, parameter - 1.0)
+            derivative = sign_x * power(tl.where(x == 0, 1.0, tl.abs(x)) / safe, parameter - 1.0)
         else:
-            grown = tl.where(tl.abs(x) == norm, side, 0.0) / tl.maximum(q, 1.0)
-        out = g / divisor - pull * grown
+            derivative = tl.where(tl.abs(x) == norm, sign_x, 0.0) / tl.maximum(q, 1.0)
+        out = g / divisor - grad_norm * derivative
     elif OP == "standardize":
         count = tl.maximum(n, 1).to(x.dtype)
         freedom = tl.maximum(n.to(x.dtype) - parameter, 0.0)
@@ -93,12 +95,12 @@ def slope_of(
 
 
 @triton.jit
-def row_part(
+def load_tile(
     x, mask, x_base, mask_base, inner, x_inner, mask_inner, real, start, length, sign,
     OP: tl.constexpr, BACKWARD: tl.constexpr, IDENTITY: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr,
     ROWS: tl.constexpr, ELEMENTS: tl.constexpr, GROUP: tl.constexpr, SKIP: tl.constexpr,
 ):  # fmt: skip
-    """A tile of x: where it is, and its values."""
+    """Load a tile of x: its indices, its mask, and its values."""
     index, inside, keep, wanted = window(
         mask, mask_base, inner, mask_inner, real, start, length, WIDE, ELEMENTS, GROUP, SKIP
     )
@@ -114,10 +116,10 @@ def rowwise_kernel(
     outer, inner, x_outer, x_inner, grad_outer, grad_inner, mask_outer, mask_inner, out_outer, out_inner,
     rows, length, tiles, sign, parameter: tl.constexpr, eps: tl.constexpr,
     OP: tl.constexpr, STATE: tl.constexpr, IDENTITY: tl.constexpr, NEED_N: tl.constexpr, BACKWARD: tl.constexpr,
-    WHOLE: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr,
+    IN_REGISTERS: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr,
     GROUP: tl.constexpr, SKIP: tl.constexpr,
 ):  # fmt: skip
-    """Softmax (softmin with a ``sign`` of -1), log_softmax, normalize, standardize; or the gradient, from ``grad``."""
+    """Softmax (softmin with ``sign`` -1), log_softmax, normalize, standardize; or the gradient, from ``grad``."""
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
         row, real = bases(tile, rows, ROWS)
         x_base, mask_base = offsets(row, outer, x_outer), offsets(row, outer, mask_outer)
@@ -127,8 +129,8 @@ def rowwise_kernel(
             grad_base = offsets(row, outer, grad_outer)
         a, b, n = tl.full((ROWS,), IDENTITY, DTYPE), tl.zeros((ROWS,), DTYPE), number(ROWS, WIDE, 0)
         p, q = tl.zeros((ROWS,), DTYPE), tl.zeros((ROWS,), DTYPE)
-        if WHOLE:
-            index, inside, keep, wanted, value = row_part(
+        if IN_REGISTERS:
+            index, inside, keep, wanted, value = load_tile(
                 x, mask, x_base, mask_base, inner, x_inner, mask_inner, real, 0, length, sign,
                 OP, BACKWARD, IDENTITY, DTYPE, WIDE, ROWS, ELEMENTS, GROUP, SKIP,
             )  # fmt: skip
@@ -139,16 +141,16 @@ def rowwise_kernel(
             A, B, N = a[:, None], b[:, None], n[:, None]
             if BACKWARD:
                 g = read(grad, grad_base, inner, grad_inner, index, wanted, keep, 0.0, DTYPE, ROWS, ELEMENTS)
-                lp, lq = summed(g, value, kept, A, B, N, OP, STATE, parameter, eps)
+                lp, lq = gradient_terms(g, value, kept, A, B, N, OP, STATE, parameter, eps)
                 P, Q = tl.sum(lp, 1)[:, None], tl.sum(lq, 1)[:, None]
-                result = slope_of(g, value, kept, A, B, N, P, Q, sign, OP, STATE, parameter, eps)
+                result = gradient_of(g, value, kept, A, B, N, P, Q, sign, OP, STATE, parameter, eps)
             else:
                 result = result_of(value, kept, A, B, N, OP, STATE, parameter, eps)
             put(out, out_base, inner, out_inner, index, inside, result)
         else:
             if STATE != "":
                 for start in range(0, length, ELEMENTS):
-                    index, inside, keep, wanted, value = row_part(
+                    index, inside, keep, wanted, value = load_tile(
                         x, mask, x_base, mask_base, inner, x_inner, mask_inner, real, start, length, sign,
                         OP, BACKWARD, IDENTITY, DTYPE, WIDE, ROWS, ELEMENTS, GROUP, SKIP,
                     )  # fmt: skip
@@ -158,24 +160,24 @@ def rowwise_kernel(
             A, B, N = a[:, None], b[:, None], n[:, None]
             if BACKWARD:
                 for start in range(0, length, ELEMENTS):
-                    index, inside, keep, wanted, value = row_part(
+                    index, inside, keep, wanted, value = load_tile(
                         x, mask, x_base, mask_base, inner, x_inner, mask_inner, real, start, length, sign,
                         OP, BACKWARD, IDENTITY, DTYPE, WIDE, ROWS, ELEMENTS, GROUP, SKIP,
                     )  # fmt: skip
                     g = read(grad, grad_base, inner, grad_inner, index, wanted, keep, 0.0, DTYPE, ROWS, ELEMENTS)
-                    lp, lq = summed(g, value, flat(keep, ROWS, ELEMENTS), A, B, N, OP, STATE, parameter, eps)
+                    lp, lq = gradient_terms(g, value, flat(keep, ROWS, ELEMENTS), A, B, N, OP, STATE, parameter, eps)
                     p += tl.sum(lp, 1)
                     q += tl.sum(lq, 1)
             P, Q = p[:, None], q[:, None]
             for start in range(0, length, ELEMENTS):
-                index, inside, keep, wanted, value = row_part(
+                index, inside, keep, wanted, value = load_tile(
                     x, mask, x_base, mask_base, inner, x_inner, mask_inner, real, start, length, sign,
                     OP, BACKWARD, IDENTITY, DTYPE, WIDE, ROWS, ELEMENTS, GROUP, SKIP,
                 )  # fmt: skip
                 kept = flat(keep, ROWS, ELEMENTS)
                 if BACKWARD:
                     g = read(grad, grad_base, inner, grad_inner, index, wanted, keep, 0.0, DTYPE, ROWS, ELEMENTS)
-                    result = slope_of(g, value, kept, A, B, N, P, Q, sign, OP, STATE, parameter, eps)
+                    result = gradient_of(g, value, kept, A, B, N, P, Q, sign, OP, STATE, parameter, eps)
                 else:
                     result = result_of(value, kept, A, B, N, OP, STATE, parameter, eps)
                 put(out, out_base, inner, out_inner, index, inside, result)

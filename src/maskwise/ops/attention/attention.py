@@ -1,0 +1,286 @@
+"""mw.attention: scaled dot product attention that does no work for what is dropped."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from maskwise.errors import ArgumentError, say
+from maskwise.mask import Mask
+from maskwise.ops.arguments import MaskLike
+from maskwise.ops.attention import blocks, kernel, reference, sdpa
+from maskwise.ops.attention.arguments import (
+    KEYS,
+    OP,
+    Call,
+    Scores,
+    bits_of,
+    check,
+    drop_queries,
+    is_autocast,
+    kept_of,
+    to_autocast,
+)
+from maskwise.ops.attention.packed import attend_packed
+from maskwise.ops.select.packed import Packed
+from maskwise.ops.torch_private import has_dispatch_modes, is_tracing, is_transformed
+from maskwise.plan import dispatch
+from maskwise.plan.dispatch import NOT_APPLICABLE, Decision, Facts, Plan, Route, Skips, decide
+from maskwise.plan.explain import record
+
+__all__ = ["attention"]
+
+# Bound here, because an attribute look-up takes a tiny call longer than the call itself.
+_is_grad_enabled, _autocast_dtype, _cached = torch.is_grad_enabled, torch.get_autocast_dtype, dispatch.cache.get
+_is_any_forced, _is_any_observing, _forced = dispatch.is_any_forced, dispatch.is_any_observing, dispatch.forced
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: MaskLike | None = None,
+    *,
+    query_mask: MaskLike | None = None,
+    is_causal: bool = False,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+) -> Tensor: ...
+@overload
+def attention(
+    q: Packed,
+    k: Packed,
+    v: Packed,
+    mask: MaskLike | None = None,
+    *,
+    query_mask: MaskLike | None = None,
+    is_causal: bool = False,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+) -> Packed: ...
+def attention(
+    q: Tensor | Packed,  # (B, H, Lq, D)
+    k: Tensor | Packed,  # (B, Hkv, Lk, D)
+    v: Tensor | Packed,  # (B, Hkv, Lk, Dv)
+    mask: MaskLike | None = None,
+    *,
+    query_mask: MaskLike | None = None,
+    is_causal: bool = False,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+) -> Tensor | Packed:
+    """Scaled dot product attention over the keys that are kept, and no work for the others.
+
+    >>> import torch, maskwise as mw
+    >>> q, k = torch.zeros(2, 1, 1, 1), torch.zeros(2, 1, 3, 1)
+    >>> v = torch.tensor([[1.0, torch.nan, torch.nan], [1.0, 3.0, torch.nan]])[:, None, :, None]
+    >>> mw.attention(q, k, v, mw.Mask.from_lengths([1, 2], max_len=3)).flatten()
+    tensor([1., 2.])
+
+    Args:
+        q: the queries, (B, H, Lq, D); or a Packed of rows (H, D), that is `mw.pack` of (B, Lq, H, D).
+        k: the keys, (B, Hkv, Lk, D), H being a multiple of Hkv; Packed where q is.
+        v: the values, (B, Hkv, Lk, Dv); packed by k's mask where k is Packed.
+        mask: a Mask or a bool tensor; True means keep. (B, Lk) for the keys of each batch entry, or anything that
+            broadcasts to (B, H, Lq, Lk). What is known of its structure (lengths, causal, window, segments) is used.
+        query_mask: a Mask or a bool tensor of the queries, (B, Lq) or (B, H, Lq), sizes of 1 included: a query that is
+            dropped gives 0, has no gradient, and is not read. For tensors only: a Packed q has no other queries than
+            those that are kept.
+        is_causal: whether a query sees only the keys up to its own position, counted from the top left; together with
+            a mask, both must keep a key.
+        dropout_p: the probability with which a weight is dropped, also outside of training: pass 0.0 there.
+        scale: what the scores are multiplied by; by default 1 / sqrt(D).
+
+    Returns:
+        (B, H, Lq, Dv), or a Packed of q's mask with rows (H, Dv). A query that keeps no key gives 0, and has no
+        gradient. It can be differentiated once.
+
+    Raises:
+        ShapeError: shapes do not fit each other.
+        ArgumentError: the mask is (n, Lk) where n is both B and Lq, so that it could mean either; or there is a
+            query_mask with Packed tokens.
+        DtypeError, DeviceError: dtypes or devices differ, or a mask is not bool.
+
+    A key that no query keeps is not read, or has no influence: it may be NaN. What is not finite in a key that some
+    queries keep reaches only those, on the CPU outside of compiled graphs. A query takes no part in the backward pass
+    where the gradient of its result is all zero: padding of q may be NaN, too, if the loss does not read it, and on the
+    CPU outside of compiled graphs any finite value. With ``query_mask`` the loss may read it, and its gradient may be
+    anything.
+    """
+    if not 0.0 <= dropout_p <= 1.0:
+        raise ArgumentError(say(OP, "dropout_p", must="be between 0 and 1", got=dropout_p, hint="dropout_p=0.1"))
+    if isinstance(q, Packed) or isinstance(k, Packed) or isinstance(v, Packed):
+        if query_mask is not None:
+            must, hint = "be None for Packed tokens, which are the queries that are kept", "mw.pack(q, query_mask)"
+            raise ArgumentError(say(OP, "query_mask", must=must, got=type(query_mask).__name__, hint=hint))
+        return attend_packed(q, k, v, mask, attention, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
+    if query_mask is not None:
+        mask = drop_queries(q, k, v, mask, query_mask)
+    # Inside of a graph the choice must be a constant of it.
+    if is_tracing():
+        return _in_graph(q, k, v, mask, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
+    try:
+        device = q.device
+        lower = _autocast_dtype(device.type) if is_autocast(device.type) else None
+        kind = Mask if mask is None or isinstance(mask, Mask) else (mask.dtype, mask.layout)
+        of_mask = None if mask is None else (mask.shape, mask.device, kind)
+        # fmt: off
+        key = (
+            OP, q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, device, k.device, v.device, q.layout, k.layout,
+            v.layout, of_mask, lower, is_causal, dropout_p > 0.0,
+            (q.requires_grad or k.requires_grad or v.requires_grad) and _is_grad_enabled(),
+            is_transformed(), _is_any_forced() and _forced(),
+        )
+        # fmt: on
+        decision = _cached(key)
+    except (AttributeError, TypeError, RuntimeError):
+        # Not tensors, or nested ones without a shape, which the checks report in full.
+        check(q, k, v, mask)
+        if not has_dispatch_modes():
+            raise
+        # Sizes that are symbols: a graph is made of the call, as by make_fx.
+        return _in_graph(q, k, v, mask, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
+    if decision is None:
+        call = _check(key, q, k, v, mask)
+        decision = dispatch.cache[key] = decide(call.facts, _ROUTES, call)
+    call = decision.prepared
+    if call.is_autocast:
+        q, k, v = to_autocast(q, k, v)
+    if decision.route is _BLOCKS:
+        decision, call = _decide_by_blocks(mask, call)
+    if _is_any_observing() and (planned := _report(decision.plan, q, k, v, mask, call)):
+        return planned  # type: ignore[return-value]
+    return decision.run(q, k, v, mask, call, dropout_p, scale)  # type: ignore[no-any-return]
+
+
+def _in_graph(q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, **options: Any) -> Tensor:
+    """Make the call a part of a graph."""
+    sizes, index = check(q, k, v, mask)
+    return sdpa.attend_without_sync(*to_autocast(q, k, v), bits_of(mask, index, sizes), **options)
+
+
+# -- the routes --------------------------------------------------------------------------------------------------------
+def _pays_whole(facts: Facts) -> str | None:
+    """Our kernel takes less, wherever it serves."""
+    return kernel.REASON if kernel.serves(facts) is None and kernel.pays(facts) is None else None
+
+
+def _why_whole(facts: Facts) -> str:
+    why_not = blocks.serves(facts) or blocks.pays(facts)
+    count = facts.detail.blocks
+    if why_not is not None or count is None:
+        return why_not or ""
+    return f"{count.blocks} block{'s' if count.blocks != 1 else ''} would skip too little"
+
+
+def _run_plain(
+    q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, call: Call, dropout_p: float, scale: float | None
+) -> Tensor:
+    return reference.attention(q, k, v, bits_of(mask, call.index, call.sizes), call.is_causal, dropout_p, scale)
+
+
+def _flops(facts: Facts) -> int:
+    """Of a pair of a query and a key: two products."""
+    return 4 * int(facts.detail.features)
+
+
+_BLOCKS = Route(
+    "blocks",
+    blocks.run,
+    blocks.serves,
+    blocks.work,
+    blocks.pays,
+    blocks.cost,
+    reason=blocks.reason,
+    skips=Skips.COMPUTING,
+    flops=_flops,
+    is_kernel=True,
+)
+_ROUTES = (
+    Route(
+        "bare",
+        kernel.run,
+        kernel.serves,
+        kernel.work,
+        kernel.pays,
+        call="bare",
+        reason=kernel.REASON,
+        skips=Skips.READING,
+        flops=_flops,
+        is_kernel=True,
+    ),
+    Route(
+        "whole",
+        sdpa.run,
+        lambda facts: None if facts.device == "cpu" else NOT_APPLICABLE,
+        sdpa.dense_work,
+        _pays_whole,
+        sdpa.cost,
+        reason=_why_whole,
+        flops=_flops,
+    ),
+    _BLOCKS,
+    Route(
+        "sdpa",
+        sdpa.run_without_sync,
+        lambda facts: None if facts.device != "cpu" else NOT_APPLICABLE,
+        reason=lambda facts: blocks.serves(facts) or "",
+        flops=_flops,
+    ),
+    Route(
+        "plain",
+        _run_plain,
+        work=sdpa.dense_work,
+        pays=lambda facts: None if facts.transformed else NOT_APPLICABLE,
+        cost=sdpa.cost,
+        flops=_flops,
+        transforms=True,
+    ),
+)
+
+
+def _check(key: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None) -> Call:
+    """Check a call that was not made before, and collect its facts."""
+    sizes, index = check(q, k, v, mask)
+    *_, lower, is_causal, has_dropout, grad, transformed, _ = key
+    dtype = q.dtype if lower is None or q.dtype is torch.float64 else lower
+    has_pairs = mask is not None and index != KEYS and mask.ndim > 1 and mask.shape[-2] != 1
+    scores = Scores(k.shape[1], q.shape[-1], v.shape[-1], is_causal, has_dropout, isinstance(mask, Mask), has_pairs)
+    facts = Facts(
+        OP, sizes, dtype, q.device.type, grad, transformed, mask="none" if mask is None else "bits", detail=scores
+    )
+    return Call(facts, sizes, index, index == KEYS, is_causal, 1 / math.sqrt(max(q.shape[-1], 1)), lower is not None)
+
+
+def _decide_by_blocks(mask: MaskLike | None, call: Call) -> tuple[Decision, Call]:
+    """Decide a call that may go by blocks once more, from the blocks that its mask keeps."""
+    found, count = blocks.find(mask, call)
+    facts = call.facts._replace(detail=call.facts.detail._replace(blocks=count))
+    key = (OP, facts, _is_any_forced() and _forced())
+    decision: Decision | None = _cached(key)
+    if decision is None:
+        decision = dispatch.cache[key] = decide(facts, _ROUTES)
+    return decision, call._replace(blocks=found)
+
+
+def _report(plan: Plan, q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, call: Call) -> Plan | None:
+    """Record a call, with the pairs that its route leaves out: what attention is made of is pairs, so those count."""
+    sizes = call.sizes
+    pairs, total = q.new_empty(()).expand(sizes), math.prod(sizes)
+    skipped, skipped_bytes = 0, 0
+    if plan.route == "bare":
+        kept = kept_of(bits_of(mask, call.index, sizes), call.is_causal, sizes)
+        if kept is not None:
+            skipped, unread = kernel.count_skipped(kept.expand(sizes), call.is_causal)
+            skipped_bytes = unread * k.shape[1] * (k.shape[-1] + v.shape[-1]) * k.element_size()
+        plan = replace(plan, reason=f"{plan.reason}: {total - skipped:,} of {total:,} pairs are computed")
+    elif plan.route == "blocks" and plan.work is not None:
+        # Blocks are scored as a whole, dropped pairs inside of them too.
+        skipped = total - plan.work.attention_flops // max(4 * q.shape[-1], 1)
+    of_pairs = mask[call.index] if isinstance(mask, Mask) else mask
+    return record(plan, pairs, of_pairs, skipped=skipped, skipped_bytes=skipped_bytes)

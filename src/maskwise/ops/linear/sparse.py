@@ -1,0 +1,386 @@
+"""Products with a weight of which some is kept, by a kernel that multiplies kept weights only: ops, gradients, routes.
+
+``linear_product`` is x times a sparse weight; ``linear_sampled`` the gradient of the kept weights; ``linear_sparse``
+the product with its gradients, for which it takes the layout of the transposed weight along. `mw.linear`, MaskedLinear
+and SparseLinear share the routes: ``sparse`` is the kernel, ``plain`` the dense product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from maskwise.ops import backends
+from maskwise.ops.backends import why_not_served
+from maskwise.ops.linear import reference
+from maskwise.ops.linear.layouts import Block, SparseLayout
+from maskwise.ops.operation import define, differentiate, eager_function
+from maskwise.ops.torch_private import is_tracing
+from maskwise.plan import calibration
+from maskwise.plan.cost import Rates, Work
+from maskwise.plan.dispatch import Decision, Facts, Route, Skips, decide, forced
+
+__all__ = [
+    "DeferredLayout",
+    "Indices",
+    "Product",
+    "Saving",
+    "decide_product",
+    "dense_cost",
+    "is_sparse_promising",
+    "multiply",
+    "product",
+    "product_routes",
+    "sampled",
+    "sparse_linear",
+]
+
+# -- the ops -----------------------------------------------------------------------------------------------------------
+DTYPES = (torch.float32, torch.bfloat16)
+#: On a GPU kernels serve blocks of 16 x 16; other blocks are made dense.
+ON_GPU = (*DTYPES, torch.float16)
+_SPARSE = (
+    "(Tensor x, Tensor values, Tensor? bias, Tensor starts, Tensor columns, Tensor t_starts, Tensor t_columns, "
+    "Tensor t_order, int outputs, int rows, int width) -> Tensor"
+)
+
+
+def fake_product(
+    x: Tensor,
+    values: Tensor,
+    starts: Tensor,
+    columns: Tensor,
+    bias: Tensor | None,
+    outputs: int,
+    rows: int,
+    width: int,
+) -> Tensor:
+    """The result without its data."""
+    return x.new_empty(x.shape[0], outputs)
+
+
+def fake_sampled(grad: Tensor, x: Tensor, starts: Tensor, columns: Tensor, rows: int, width: int) -> Tensor:
+    """One number for each value."""
+    return x.new_empty(columns.shape[0] * rows * width)
+
+
+def fake_sparse(x: Tensor, values: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+    """The result without its data."""
+    return x.new_empty(x.shape[0], rest[5])
+
+
+define(
+    "linear_product",
+    "(Tensor x, Tensor values, Tensor starts, Tensor columns, Tensor? bias, int outputs, int rows, int width)"
+    " -> Tensor",
+    reference=reference.product,
+    fake=fake_product,
+    gpu=ON_GPU,
+    gpu_from="maskwise.ops.linear.gpu:product",
+)
+define(
+    "linear_sampled",
+    "(Tensor grad, Tensor x, Tensor starts, Tensor columns, int rows, int width) -> Tensor",
+    reference=reference.sampled,
+    fake=fake_sampled,
+    gpu=ON_GPU,
+    gpu_from="maskwise.ops.linear.gpu:sampled",
+)
+product = torch.ops.maskwise.linear_product.default
+sampled = torch.ops.maskwise.linear_sampled.default
+
+
+#: Starts and columns; starts, columns and order of the transposed layout.
+Indices: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+def run_sparse(x: Tensor, values: Tensor, bias: Tensor | None, starts: Tensor, columns: Tensor, *rest: Any) -> Tensor:
+    """The product, by the kernel where there is one."""
+    outputs, rows, width = rest[3:]
+    out: Tensor = product(x, values, starts, columns, bias, outputs, rows, width)
+    return out
+
+
+def sparse_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    """What the gradients need."""
+    x, values, _, *layout = inputs
+    ctx.save_for_backward(x, values, *layout[:5])
+    ctx.sizes = layout[5:]
+
+
+def sparse_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """To x by the transposed product, to the values by the sampled one, to the bias by a sum."""
+    x, values, starts, columns, t_starts, t_columns, t_order = ctx.saved_tensors
+    outputs, rows, width = ctx.sizes
+    of_x = of_values = of_bias = None
+    # Where a second derivative is required, plain operations: torch differentiates them again.
+    again = torch.is_grad_enabled() and not is_tracing()
+    grad = grad.contiguous()
+    if ctx.needs_input_grad[0]:
+        if again:
+            layout = reference.layout_of(starts, columns, outputs, x.shape[1], rows, width)
+            of_x = grad @ layout.dense(values)
+        else:
+            square = 16 if rows == 16 else 1
+            of_x = product(grad, values.index_select(0, t_order), t_starts, t_columns, None, x.shape[1], square, square)
+    if ctx.needs_input_grad[1]:
+        of_values = (reference.sampled if again else sampled)(grad, x, starts, columns, rows, width)
+    if ctx.needs_input_grad[2]:
+        of_bias = grad.sum(0)
+    return of_x, of_values, of_bias, *[None] * 8
+
+
+define("linear_sparse", _SPARSE, reference=run_sparse, fake=fake_sparse)
+differentiate("linear_sparse", sparse_backward, sparse_setup)
+backends.provide("linear", "cpu", DTYPES)
+backends.provide("linear", "cuda", ON_GPU)
+
+_eager = eager_function("linear_sparse", _SPARSE, run_sparse, sparse_setup, sparse_backward)
+_fused = torch.ops.maskwise.linear_sparse.default
+
+
+def sparse_linear(
+    x: Tensor,  # (..., inputs)
+    values: Tensor,  # (count,)
+    layout: SparseLayout,
+    bias: Tensor | None = None,  # (outputs,)
+) -> Tensor:
+    """X times the transposed weight that has these values at the places of a layout, plus the bias: (..., outputs).
+
+    Gradients go to x, values and bias. All dtypes are one dtype, and the sizes were checked. Plain operations serve
+    where no kernel does.
+
+    >>> import torch
+    >>> layout = SparseLayout.from_mask(torch.tensor([[True, False], [True, True]]))
+    >>> sparse_linear(torch.tensor([[1.0, 10.0]]), torch.tensor([1.0, 2.0, 3.0]), layout)
+    tensor([[ 1., 32.]])
+    """
+    if forced() == "plain" or why_not_served("linear", x.device.type, x.dtype) is not None:
+        return torch.nn.functional.linear(x, layout.dense(values), bias)
+    return multiply(x, values, bias, layout)
+
+
+def multiply(
+    x: Tensor,  # (..., inputs)
+    values: Tensor,  # (count,)
+    bias: Tensor | None,  # (outputs,)
+    layout: SparseLayout | tuple[Indices, int, Block],
+) -> Tensor:
+    """As `sparse_linear`, by the kernel, which must serve; from a layout, or its tensors, outputs and block."""
+    flat = x.reshape(-1, x.shape[-1]).contiguous()
+    grad = torch.is_grad_enabled() and (
+        x.requires_grad or values.requires_grad or (bias is not None and bias.requires_grad)
+    )
+    if isinstance(layout, SparseLayout):
+        outputs, block, starts, columns = layout.shape[0], layout.block, layout.starts, layout.columns
+        if grad:
+            back = layout.transposed
+            indices = (starts, columns, back.starts, back.columns, back.order)
+        else:
+            # The layout of the transposed weight is not made where no gradient is required.
+            indices = (starts, columns, starts, columns, columns)
+    else:
+        indices, outputs, block = layout
+    if is_tracing():
+        out = _fused(flat, values, bias, *indices, outputs, *block)
+    elif grad:
+        out = _eager(flat, values, bias, *indices, outputs, *block)
+    else:
+        out = product(flat, values, indices[0], indices[1], bias, outputs, *block)
+    result: Tensor = out if x.dim() == 2 else out.reshape(*x.shape[:-1], outputs)
+    return result
+
+
+# -- what a product costs ----------------------------------------------------------------------------------------------
+#: How fast the kernels multiply, by block, as a part of how fast the dense product does.
+_PART: dict[Block, float] = {(1, 1): 0.52, (4, 1): 0.68, (16, 16): 0.76}
+#: Weights come faster than other memory: they are read in order, again and again.
+_WEIGHTS = 1.5
+#: What a strip of the batch is rounded up to, and what a call costs.
+_STRIP = 8
+_CALL = 12.0
+#: With a weight that was written just before, the dense product runs at half its speed for as many microseconds.
+_COLD = 55.0
+#: To make a layout, a microsecond for this many positions of the mask.
+_BUILT = 150.0
+#: Per microsecond: weights gathered, weights filled, and elements of an input made contiguous.
+_GATHERED, _FILLED, _COPIED = 600.0, 4000.0, 700.0
+
+
+class Product(NamedTuple):
+    """What the routes look at beside the kept count: `Facts.detail`."""
+
+    batch: int
+    inputs: int
+    outputs: int
+    block: Block = (1, 1)
+    #: Whether the weight is dense: then each call fills its dropped weights for one route, or gathers the kept ones
+    #: for the other.
+    is_dense: bool = False
+    #: Whether the sparse route has its layout, or has to build it.
+    has_layout: bool = True
+    #: The outputs and inputs of which something is kept, where that is not all of them.
+    live: tuple[int, int] | None = None
+    #: Whether the weight has changed since the call before, so that nothing is derived from it.
+    is_new: bool = False
+    #: Whether x and the weight have different dtypes.
+    is_mixed: bool = False
+
+
+def dense_cost(batch: int, inputs: int, outputs: int, rates: Rates) -> float:
+    """The predicted time of a dense product, in microseconds."""
+    weights = inputs * outputs
+    # A small batch waits for the weight to come from memory.
+    return rates.plain_call + max(2 * batch * weights / rates.flops, 4 * weights / (_WEIGHTS * rates.streamed))
+
+
+def _plain_cost(facts: Facts, work: Work, rates: Rates) -> float:
+    product: Product = facts.detail
+    cost = dense_cost(product.batch, product.inputs, product.outputs, rates)
+    if product.is_dense:
+        weights = product.inputs * product.outputs
+        cost += weights / _FILLED + min(_COLD, 2 * product.batch * weights / rates.flops)
+    return cost
+
+
+def _sparse_cost(facts: Facts, work: Work, rates: Rates) -> float:
+    batch, inputs, outputs, block = facts.detail[:4]
+    kept = facts.kept or 0
+    strips = batch if batch == 1 else -(-batch // _STRIP) * _STRIP
+    multiplied = 2 * kept * strips / (_PART[block] * rates.flops)
+    moved = batch * (inputs + outputs)
+    cost = _CALL + max(multiplied, 8 * kept / (_WEIGHTS * rates.streamed)) + 5 * moved / rates.streamed
+    if facts.detail.is_dense:
+        cost += kept / _GATHERED + (0.0 if facts.contiguous else batch * inputs / _COPIED)
+    return float(cost)
+
+
+def _plain_work(facts: Facts) -> Work:
+    weights = max(1, facts.detail.inputs * facts.detail.outputs)
+    return Work(calls=1, streamed=facts.dtype.itemsize * weights, flops=2 * facts.detail.batch * weights)
+
+
+def _sparse_work(facts: Facts) -> Work:
+    # A kept weight comes with its column.
+    kept = facts.kept or 0
+    return Work(calls=1, streamed=(facts.dtype.itemsize + 4) * kept, flops=2 * facts.detail.batch * kept)
+
+
+# -- routes ------------------------------------------------------------------------------------------------------------
+_NEW = "the weight is new, and nothing is made of it before it is used again"
+_TOO_SMALL = "too small a product for a kernel to pay"
+_NO_LAYOUT = "a layout would cost more than it has been worth so far"
+
+
+def _serves_sparse(facts: Facts) -> str | None:
+    product: Product = facts.detail
+    if facts.traced and 2 * (facts.kept or 0) >= product.inputs * product.outputs:
+        # The choice is a constant of the graph, so it does not depend on the size of the batch.
+        return "half of the weight or more is kept"
+    if product.is_mixed:
+        return "input and weight have different dtypes"
+    if facts.device == "cuda" and product.block != (16, 16):
+        return "on a GPU the kernel serves blocks of 16 x 16"
+    return why_not_served("linear", facts.device, facts.dtype)
+
+
+def _pays_sparse(facts: Facts) -> str | None:
+    if facts.detail.is_new:
+        return _NEW
+    if facts.kept is None:
+        return _TOO_SMALL
+    return None if facts.detail.has_layout or not is_sparse_promising(facts) else _NO_LAYOUT
+
+
+def is_sparse_promising(facts: Facts) -> bool:
+    """Whether the sparse product itself is predicted to be faster than the dense one; for none kept, if not counted."""
+    rates = calibration.rates_for(facts.device)
+    return _sparse_cost(facts, _NO_WORK, rates) < _plain_cost(facts, _NO_WORK, rates)
+
+
+_NO_WORK = Work()
+
+
+def _kept_share(facts: Facts) -> str:
+    return f"{(facts.kept or 0) / max(1, facts.detail.inputs * facts.detail.outputs):.1%} of the weight is kept"
+
+
+def _flops(facts: Facts) -> int:
+    return 2 * int(facts.detail.batch)
+
+
+def product_routes(
+    sparse: Callable[..., Any], plain: Callable[..., Any], *between: Route, skips: Skips
+) -> tuple[Route, ...]:
+    """The routes of a product: the kernel, others that the caller has, and the dense product.
+
+    Args:
+        sparse: runs the kernel.
+        plain: runs the dense product.
+        between: other routes.
+        skips: what the kernel leaves out for a dropped weight: it computes nothing of it; whether it reads it depends
+            on where the kept ones come from.
+    """
+    return (
+        Route(
+            "sparse", sparse, _serves_sparse, _sparse_work, _pays_sparse, _sparse_cost, reason=_kept_share, skips=skips,
+            flops=_flops, is_kernel=True,
+        ),
+        *between,
+        Route("plain", plain, work=_plain_work, cost=_plain_cost, flops=_flops, transforms=True),
+    )  # fmt: skip
+
+
+class Saving(NamedTuple):
+    """What a call would save with a layout, and what the layout costs, in microseconds."""
+
+    per_call: float
+    layout: float
+
+
+def decide_product(facts: Facts, routes: tuple[Route, ...]) -> Decision:
+    """The route of a product; with the `Saving` that it misses, where all that the sparse route lacks is its layout."""
+    decision = decide(facts, routes)
+    plan = decision.plan
+    if any(refusal.reason == _NO_LAYOUT for refusal in plan.refused):
+        missed = plan.microseconds - _sparse_cost(facts, _NO_WORK, calibration.rates_for(facts.device))
+        if missed > 0.0:
+            weights, kept = facts.detail.inputs * facts.detail.outputs, facts.kept or 0
+            return decision._replace(prepared=Saving(missed, 50.0 + weights / _BUILT + kept / 20.0))
+    return decision
+
+
+class DeferredLayout:
+    """The layout of a mask, built once the savings missed without it pay for it: a single call does not pay.
+
+    >>> deferred = DeferredLayout()
+    >>> [deferred.is_due(Saving(per_call=20.0, layout=50.0)) for _ in range(3)]
+    [False, False, True]
+    """
+
+    __slots__ = ("layout", "missed", "values")
+
+    def __init__(self) -> None:
+        self.layout: SparseLayout | None = None
+        #: The kept weights, where the weight stays what it is as well.
+        self.values: Tensor | None = None
+        self.missed = 0.0
+
+    def is_due(self, saving: Saving) -> bool:
+        """Count what one more call misses: whether the layout would have paid by now."""
+        self.missed += saving.per_call
+        return self.missed >= saving.layout
+
+    def build(self, bits: Tensor, block: Block = (1, 1), weight: Tensor | None = None) -> SparseLayout:
+        """Build the layout of a mask, and gather the weights that it keeps."""
+        # Outside of inference mode, since a later call may require a gradient.
+        with torch.inference_mode(False), torch.no_grad():
+            layout = SparseLayout.from_mask(bits, block)
+            if weight is not None:
+                self.values = layout.gather(weight)
+        # Last, for other threads.
+        self.layout = layout
+        return layout

@@ -1,0 +1,1 @@
+"""Generators of documents: each makes pages of docs/ from the code or from committed results (see the Makefile)."""

@@ -1,0 +1,207 @@
+"""The pages docs/api/*.md, made from the docstrings of every public name.
+
+``python -m tools.api_pages docs/api`` writes them, which `make docs` does before it builds the site. They are not
+committed: a docstring that changes would make them stale.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import maskwise as mw
+from maskwise import errors
+from maskwise.nn import gates, schedule
+
+HEAD = "*Made from the docstrings by `make docs`.*"
+SECTION = re.compile(r"^(Args|Attributes|Returns|Raises):$", flags=re.M)
+TITLES = {"Args": "Arguments", "Attributes": "Attributes", "Returns": "Returns", "Raises": "Raises"}
+
+# The parts of the page on functions, by family of ops; a new family has to be named here.
+PARTS: dict[str, str] = {
+    "reduce": "Reductions",
+    "softmax": "Softmax and normalization",
+    "scan": "Scans",
+    "order": "Sort, top-k, quantiles",
+    "fill": "Fill and losses",
+    "loss": "Fill and losses",
+    "select": "Compute only what is kept",
+    "attention": "Compute only what is kept",
+    "linear": "Weights",
+}
+#: What has a page of its own, or none.
+ELSEWHERE = ("Mask", "MaskwiseError", "Packed", "__version__", "models", "nn")
+
+
+def entries(owner: Any, prefix: str, names: list[str], level: int = 3) -> list[str]:
+    """One entry for each name, under its heading; a class is followed by what it adds to those that it derives from."""
+    lines = []
+    for name in names:
+        lines += entry(f"{prefix}{name}", inspect.getattr_static(owner, name), owner, level)
+        value = getattr(owner, name)
+        if inspect.isclass(value) and not issubclass(value, Exception) and value not in (mw.Mask, mw.Packed):
+            lines += entries(value, f"{name}.", methods(value), level + 1)
+    return lines
+
+
+def methods(owner: type) -> list[str]:
+    """What a class adds: not what every torch module has, and not the fields, which its docstring lists."""
+    usual = ("forward", "extra_repr", "reset_parameters")
+    names = [name for name in public(owner) if name not in usual]
+    return [name for name in names if inspect.getdoc(inspect.getattr_static(owner, name)) and is_told(owner, name)]
+
+
+def is_told(owner: type, name: str) -> bool:
+    """Whether this is a method or a property, and no field with a default value."""
+    static = inspect.getattr_static(owner, name)
+    return isinstance(static, property | classmethod | staticmethod) or inspect.isfunction(static)
+
+
+def entry(title: str, static: Any, owner: Any, level: int) -> list[str]:
+    """A heading, how it is called, and what its docstring says."""
+    value = getattr(owner, title.rpartition(".")[2])
+    if isinstance(static, property):
+        call, text = title, inspect.getdoc(static) or ""
+    else:
+        bound = inspect.isclass(owner) and not isinstance(static, classmethod | staticmethod)
+        call, text = f"{title}{signature(value, bound=bound)}", inspect.getdoc(value) or ""
+    return [f"{'#' * level} {title}", "", "```text", call, "```", "", *rendered(text), ""]
+
+
+def signature(value: Any, *, bound: bool) -> str:
+    """The call as one writes it, without types."""
+    try:
+        found = inspect.signature(value)
+    except (TypeError, ValueError):
+        return ""
+    parameters = [p.replace(annotation=p.empty) for p in found.parameters.values()]
+    return str(inspect.Signature(parameters[1:] if bound else parameters))
+
+
+def rendered(text: str) -> list[str]:
+    """A docstring as markdown: examples as blocks, sections as lists."""
+    pieces = SECTION.split(text)
+    lines = prose(pieces[0])
+    for title, body in zip(pieces[1::2], pieces[2::2], strict=True):
+        # What is indented belongs to the section; what comes after it is prose again.
+        inside, outside = [], []
+        for line in body.strip("\n").splitlines():
+            (outside if outside or (line and not line.startswith(" ")) else inside).append(line)
+        lines += ["", f"**{TITLES[title]}**", ""]
+        described = inspect.cleandoc("\n" + "\n".join(inside))
+        lines += [quiet(described)] if title == "Returns" else items(described)
+        if outside:
+            lines += ["", *prose("\n".join(outside))]
+    return lines
+
+
+def prose(text: str) -> list[str]:
+    """Paragraphs, and doctests as blocks."""
+    lines: list[str] = []
+    inside = False
+    for line in text.strip().splitlines():
+        if line.startswith(">>>") and not inside:
+            inside = True
+            lines += ["```pycon"]
+        elif inside and not line.strip():
+            inside = False
+            lines += ["```"]
+        lines.append(line if inside else quiet(line))
+    return [*lines, "```"] if inside else lines
+
+
+def items(text: str) -> list[str]:
+    """``name: what it is`` lines as a list."""
+    lines = []
+    for line in text.splitlines():
+        # A continuation line is indented; everything else starts the next item.
+        match = None if line.startswith(" ") else re.match(r"([\w*, ]+): (.*)", line)
+        lines.append(f"- `{match[1]}`: {quiet(match[2])}" if match else f"  {quiet(line.strip())}".rstrip())
+    return lines
+
+
+def quiet(text: str) -> str:
+    """Two backticks are reStructuredText's; a bare asterisk would be emphasis."""
+    text = text.replace("``", "`")
+    return "`".join(
+        part if odd else re.sub(r"(?<!\*)\*(?!\*)", r"\\*", part)
+        for odd, part in ((i % 2, part) for i, part in enumerate(text.split("`")))
+    )
+
+
+def public(owner: type) -> list[str]:
+    """The public names of a class, in the order in which they are written."""
+    return [name for name in vars(owner) if not name.startswith("_")]
+
+
+def page(title: str, *parts: list[str]) -> str:
+    """A page of entries."""
+    lines = [f"# {title}", "", HEAD, "", *(line for part in parts for line in part)]
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
+
+
+def functions() -> dict[str, list[str]]:
+    """The functions, by what they do."""
+    groups: dict[str, list[str]] = {}
+    for name, home in mw._HOME_OF.items():
+        if home.startswith("maskwise.ops.") and name not in ELSEWHERE:
+            groups.setdefault(PARTS[home.removeprefix("maskwise.ops.")], []).append(name)
+    return {**groups, "What happens": [n for n in mw.__all__ if n not in mw._HOME_OF and n not in ELSEWHERE]}
+
+
+def pages() -> dict[str, str]:
+    """Every page by its file name."""
+    of_models = [name for name, home in mw._HOME_OF.items() if not home.startswith("maskwise.ops.")]
+    models = [name for name in mw.models.__all__ if name not in of_models]
+    layers = [name for name in mw.nn.__all__ if name not in ("gates", "schedule")]
+    groups = functions()
+    made = {
+        "mask.md": page("Mask", entries(mw, "mw.", ["Mask"]), entries(mw.Mask, "Mask.", public(mw.Mask))),
+        "functions.md": page(
+            "Functions", *([f"## {title}", "", *entries(mw, "mw.", names)] for title, names in groups.items() if names)
+        ),
+        "packed.md": page("Packed", entries(mw, "mw.", ["Packed"]), entries(mw.Packed, "Packed.", packed_names())),
+        "nn.md": page(
+            "Layers and gates",
+            ["## Layers", "", *entries(mw.nn, "mw.nn.", layers)],
+            ["## Gates", "", *entries(gates, "mw.nn.gates.", gates.__all__)],
+            ["## Schedules", "", *entries(schedule, "mw.nn.schedule.", schedule.__all__)],
+        ),
+        "models.md": page("Models and data", entries(mw, "mw.", of_models), entries(mw.models, "mw.models.", models)),
+        "errors.md": page(
+            "Errors", entries(errors, "maskwise.errors.", [name for name in errors.__all__ if name != "say"])
+        ),
+    }
+    made["index.md"] = index(made)
+    return made
+
+
+def packed_names() -> list[str]:
+    """What is public of Packed besides its fields."""
+    return [name for name in public(mw.Packed) if name != "capacity"]
+
+
+def index(made: dict[str, str]) -> str:
+    """The first page: every name with its first sentence, and a link to its entry."""
+    lines = ["# API", "", HEAD, ""]
+    for file, text in made.items():
+        lines += [f"## {text.splitlines()[0].removeprefix('# ')}", "", "| name | what it is |", "|---|---|"]
+        for name, first in re.findall(r"^### (.*)\n\n```text\n.*\n```\n\n(.*)", text, flags=re.M):
+            lines.append(f"| [`{name}`]({file}#{anchor(name)}) | {first.replace('|', chr(92) + '|')} |")
+        lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def anchor(heading: str) -> str:
+    """The anchor that markdown gives a heading."""
+    return re.sub(r"[^\w\s-]", "", heading).strip().lower()
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    folder.mkdir(exist_ok=True)
+    for file, text in pages().items():
+        (folder / file).write_text(text, encoding="utf-8")

@@ -1,0 +1,244 @@
+"""The figures in README.md and in docs/, made from the committed CSV files in benchmarks/results/.
+
+``python -m tools.figures .`` writes them; the tests fail when one is stale.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import means
+from benchmarks.cases import linear
+from benchmarks.report import HEADLINE, geometric_means
+from benchmarks.sweeping import Line, Summary
+from maskwise.plan.measure import in_words
+from tools import recipe_figures
+from tools.bars import Bar, bars
+from tools.recipe_figures import runnable
+
+__all__ = ["Row", "files", "headline", "inserted", "page", "picture", "read"]
+
+BEGIN, END = "<!-- figures: made by `make figures` -->", "<!-- end of figures -->"
+
+SWEEP = "sweep"
+_SHAPES = ["x".join(map(str, shape)) for shape in linear.SHAPES]
+#: What the README shows of a file: a title, and the cases of which it gives the ratio.
+SHOWN = {
+    "functions": [
+        (
+            f"`mw.{name}`, 4096 x 4096, 10 / 50 / 90 % kept",
+            [f"{name} 4096x4096 dim=-1 keep={kept}%" for kept in (10, 50, 90)],
+        )
+        for name in sorted(HEADLINE)
+    ],
+    "attention": [
+        ("`mw.attention`, lengths 1 to 512", ["attention lengths 1..512"]),
+        ("the same with its gradient", ["attention lengths 1..512 forward+backward"]),
+    ],
+    "linear": [
+        (f"`mw.nn.SparseLinear`, 10 % kept{told}, five shapes", [f"SparseLinear {shape} {end}" for shape in _SHAPES])
+        for told, end in (("", "keep=10%"), (" in 16 x 16 blocks", "16x16 keep=10%"))
+    ],
+    "models": [
+        ("`mw.unpad` of MiniLM, a fifth of the tokens real", ["unpad MiniLM 64 paragraphs in 256"]),
+        ("the same, a training step", ["unpad MiniLM 64 paragraphs in 256, training step"]),
+    ],
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case as it was measured."""
+
+    case: str
+    function: str
+    ours: float
+    ratio: float
+    spread: str
+    peer: str
+    bandwidth: str
+    missed: tuple[str, ...]
+    large: bool
+    where: str
+    command: str
+    ratios: tuple[tuple[str, float], ...]
+    """Of every side."""
+
+
+def read(path: Path) -> list[Row]:
+    """The cases of one CSV file, in its order."""
+    with path.open(newline="", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    rows = []
+    for case in dict.fromkeys(line["case"] for line in lines):
+        sides = [line for line in lines if line["case"] == case]
+        ours = next(line for line in sides if line["kind"] == "ours")
+        peers = [line for line in sides if line["kind"] == "peer"]
+        best = min(peers, key=lambda line: float(line["median_us"]))
+        told = ours["targets"].split("; ") if ours["targets"] else []
+        bandwidth = ours["of_copy_bandwidth"]
+        where = f"{ours['cpu']}, {ours['threads']} threads, {ours['simd']}, torch {ours['torch']}, {ours['date'][:10]}"
+        rows.append(
+            Row(
+                case=case,
+                function=ours["function"],
+                ours=float(ours["median_us"]) * 1e-6,
+                ratio=float(best["ratio"]),
+                spread=f"{number(best['ratio'])} [{number(best['ratio_q1'])}, {number(best['ratio_q3'])}]",
+                peer=best["side"],
+                bandwidth=f"{float(bandwidth):.0%}" if bandwidth else "",
+                missed=tuple(text.removeprefix("MISS: ") for text in told if text.startswith("MISS: ")),
+                large=bool(bandwidth) and "backward" not in case,
+                where=where,
+                command=runnable(ours["command"]),
+                ratios=tuple((line["side"], float(line["ratio"])) for line in sides),
+            )
+        )
+    return rows
+
+
+def number(value: str) -> str:
+    """A ratio with two or three digits.
+
+    >>> number("12.345"), number("1.2345")
+    ('12.3', '1.23')
+    """
+    return f"{float(value):.3g}"
+
+
+def headline(results: Path) -> str:
+    """The picture and the few lines that the README shows, with the machine and the commands."""
+    lines = [
+        "![how many times faster than the fastest other way](docs/assets/headline.svg)",
+        "",
+        "| work | times faster than the best peer | best peer |",
+        "|---|---|---|",
+    ]
+    where, commands = "", []
+    for name, shown in SHOWN.items():
+        rows = {row.case: row for row in read(results / f"{name}.csv")}
+        for title, cases in shown:
+            chosen = [rows[case] for case in cases]
+            ratios = " / ".join(f"{row.ratio:.1f}" for row in chosen)
+            peers = ", ".join(dict.fromkeys(f"`{row.peer}`" for row in chosen))
+            lines.append(f"| {title} | {ratios} | {peers} |")
+            where = chosen[-1].where
+        # Where the files go is no part of what was measured.
+        commands.append(next(iter(rows.values())).command.split(" --csv")[0])
+    told = f"Medians, {where}; float32.\nAll cases: [docs/figures.md](docs/figures.md). Taken with:"
+    return "\n".join([*lines, "", told, "", "```sh", *commands, "```"])
+
+
+def page(results: Path) -> str:
+    """The page docs/figures.md."""
+    lines = [
+        "# Figures",
+        "",
+        "*Made from `benchmarks/results/*.csv` by `make figures`; the tests fail when it is stale.*",
+        "",
+        "Times are medians. A ratio is the best peer's time over ours, round by round, with its quartiles: above 1,",
+        "ours is faster. The peers are the plain idioms, `torch.masked` and `torch.compile` of the idiom.",
+        "**of copy_** is the bandwidth of ours as a part of what a plain `copy_` of 64 MiB had in the same rounds.",
+        "[Benchmarks](benchmarks.md) describes how it is measured.",
+    ]
+    for path in sorted(results.glob("*.csv")):
+        if path.stem == SWEEP:
+            lines += sweep_section(path)
+            continue
+        rows = read(path)
+        lines += ["", f"## {path.stem}", "", f"`{rows[0].command}`  ", f"{rows[0].where}", ""]
+        of_functions = geometric_means((row.function, row.ratio) for row in rows if row.large)
+        if of_functions:
+            told = ", ".join(f"{function} {mean:.1f}" for function, mean in of_functions.items())
+            lines += [f"Geometric mean of the ratios, over the large cases without gradient: {told}.", ""]
+        judged = means.judged([(row.case, side, ratio) for row in rows for side, ratio in row.ratios])
+        lines += [f"- {mean.text}: {value:.2f}, {'met' if holds else 'missed'}" for mean, value, holds in judged]
+        lines += [""] if judged else []
+        lines += ["| case | time | times faster | best peer | of copy_ | missed |", "|---|---|---|---|---|---|"]
+        lines += [
+            f"| {row.case} | {in_words(row.ours)} | {row.spread} | `{row.peer}` | {row.bandwidth} | {told} |"
+            for row in rows
+            for told in ("; ".join(row.missed),)
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def sweep_section(path: Path) -> list[str]:
+    """The sweep, a line a function: its thousand cases are in the file."""
+    with path.open(newline="", encoding="utf-8") as file:
+        table = list(csv.DictReader(file))
+    found: list[Line] = []
+    for case in dict.fromkeys(line["case"] for line in table):
+        sides = {line["side"]: line for line in table if line["case"] == case}
+        ours = next(line for line in sides.values() if line["kind"] == "ours")
+        routes = {name: float(line["median_us"]) for name, line in sides.items() if line["kind"] == "route"}
+        off = routes[ours["route"]] / min(routes.values()) if ours["route"] in routes and len(routes) > 1 else None
+        ratio = float(sides["idiom"]["ratio"])
+        found.append(Line(case, ours["function"], "MISS" in ours["targets"], ratio, off))
+    first = table[0]
+    lines = [
+        "",
+        f"## {path.stem}",
+        "",
+        f"`{runnable(first['command'])}`  ",
+        f"{first['cpu']}, {first['threads']} threads, {first['simd']}, torch {first['torch']}, {first['date'][:10]}",
+        "",
+        "Every public function from 8 x 16 to 16 x 100,000, with 2, 50 and 98 % kept, contiguous and not: "
+        f"{Summary.of(found)}.",
+        "",
+        "| function | cases | slower | times faster, at worst | best route taken | times the best, at worst |",
+        "|---|---|---|---|---|---|",
+    ]
+    for function in dict.fromkeys(line.function for line in found):
+        of = Summary.of(line for line in found if line.function == function)
+        right = f"{100 * of.right / of.planned:.0f} %" if of.planned else ""
+        worst = "" if of.worst_off is None else f"{of.worst_off:.2f}"
+        lines.append(f"| {function} | {of.cases} | {of.slower} | {of.worst_ratio:.2f} | {right} | {worst} |")
+    slower = [f"- {line.case}: {line.ratio:.2f}" for line in found if line.slower]
+    return [*lines, *(["", "Slower than allowed:", "", *slower] if slower else [])]
+
+
+def inserted(readme: str, figures: str) -> str:
+    """The README with the figures between their marks."""
+    before, rest = readme.split(BEGIN)
+    return f"{before}{BEGIN}\n\n{figures}\n\n{END}{rest.split(END)[1]}"
+
+
+def picture(results: Path) -> str:
+    """The README's picture: for each line of its table, how many times faster than the best peer."""
+    chosen = []
+    for name, shown in SHOWN.items():
+        rows = {row.case: row for row in read(results / f"{name}.csv")}
+        before = ""
+        for title, cases in shown:
+            # Of three densities the one in the middle.
+            row = rows[cases[len(cases) // 2]]
+            label = title.replace("`", "").replace("10 / 50 / 90 % kept", "50 % kept").replace("the same", before)
+            peer = row.peer.replace("compile(", "torch.compile(")
+            chosen.append(Bar(label, row.ratio, f"{row.ratio:.1f} x {peer}", ours=True))
+            before = label.split(",")[0]
+    return bars("Times faster than the fastest other way to do it", sorted(chosen, key=lambda bar: -bar.value))
+
+
+def files(root: Path) -> dict[Path, str]:
+    """Every file with figures, as it should be."""
+    results, readme = root / "benchmarks" / "results", root / "README.md"
+    return {
+        root / "docs" / "figures.md": page(results),
+        readme: inserted(readme.read_text(encoding="utf-8"), headline(results)),
+        root / "docs" / "assets" / "headline.svg": picture(results),
+        **recipe_figures.files(root),
+    }
+
+
+def main(root: Path) -> None:
+    """Write all of them."""
+    for path, text in files(root).items():
+        path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,181 @@
+"""The page docs/gpu.md, made from what the launchers would start, the compiled kernels, and traces of the idioms.
+
+``python -m tools.gpu_page docs/gpu.md`` writes it; a test fails when it is stale.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+import triton
+
+from maskwise.ops.gpu.launch import bytes_of
+from tests.gpu import aot, calls, traffic
+
+LAYOUT = calls.LAYOUTS[0]
+
+
+def kept(x, m, value=0.0):
+    return torch.where(m, x, value)
+
+
+def target(x):
+    return torch.empty_like(x)
+
+
+def standardized(x, m):
+    count = m.sum(-1, keepdim=True)
+    apart = kept(x - kept(x, m).sum(-1, keepdim=True) / count, m)
+    return apart * (apart.square().sum(-1, keepdim=True) / count + 1e-5).rsqrt()
+
+
+def mean_loss(fn):
+    return lambda x, m: (fn(x, target(x), reduction="none") * m).sum() / m.sum()
+
+
+def masked(name, *rest):
+    return lambda x, m: getattr(torch.masked, name)(x, *rest, mask=m)
+
+
+#: function -> (the plain idiom, torch.masked or None)
+IDIOMS = {
+    "sum": (lambda x, m: kept(x, m).sum(-1), masked("sum", -1)),
+    "prod": (lambda x, m: kept(x, m, 1.0).prod(-1), masked("prod", -1)),
+    "mean": (lambda x, m: kept(x, m).sum(-1) / m.sum(-1), masked("mean", -1)),
+    "var": (
+        lambda x, m: (
+            kept(x - (kept(x, m).sum(-1, keepdim=True) / m.sum(-1, keepdim=True)), m).square().sum(-1) / (m.sum(-1) - 1)
+        ),
+        masked("var", -1, True),
+    ),
+    "norm": (lambda x, m: torch.linalg.vector_norm(kept(x, m), 2, -1), masked("norm", 2.0, -1)),
+    "amax": (lambda x, m: kept(x, m, -torch.inf).amax(-1), masked("amax", -1)),
+    "argmax": (lambda x, m: kept(x, m, -torch.inf).argmax(-1), masked("argmax", -1)),
+    "logsumexp": (lambda x, m: kept(x, m, -torch.inf).logsumexp(-1), masked("logsumexp", -1)),
+    "any": (lambda x, m: kept(x, m).any(-1), None),
+    "softmax": (lambda x, m: kept(x, m, -torch.inf).softmax(-1), masked("softmax", -1)),
+    "log_softmax": (lambda x, m: kept(x, m, -torch.inf).log_softmax(-1), masked("log_softmax", -1)),
+    "normalize": (lambda x, m: F.normalize(kept(x, m)), masked("normalize", 2.0, -1)),
+    "standardize": (standardized, None),
+    "cumsum": (lambda x, m: kept(x, m).cumsum(-1), masked("cumsum", -1)),
+    "cumprod": (lambda x, m: kept(x, m, 1.0).cumprod(-1), masked("cumprod", -1)),
+    "cummax": (lambda x, m: kept(x, m, -torch.inf).cummax(-1).values, None),
+    "logcumsumexp": (lambda x, m: kept(x, m, -torch.inf).logcumsumexp(-1), None),
+    "fill": (lambda x, m: kept(x, m), None),
+    "loss": (mean_loss(F.mse_loss), None),
+}
+NAMES = {
+    "loss": "loss(mse_loss)",
+    "pack": "pack(capacity)",
+    "linear": "linear, 1/4 of 16 x 16 blocks",
+}
+#: Without an idiom that makes the host wait for nothing and has the same result.
+ALONE = ("cross_entropy", "pack", "unpack", "segment sum", "segment softmax", "linear")
+NO_GRADIENT = {"any", "argmax", "pack", "unpack", "fill", "linear"}
+
+HEAD = """# On the GPU
+
+*Made by `make gpu-page`; the tests fail when it is stale.*
+
+On CUDA and ROCm every fused function is a [Triton](https://triton-lang.org) kernel: one launch forward, one or two
+backward, no waiting for the device. Masks are read as bytes, masks that broadcast by their strides; what is dropped is
+not read, wherever 16 bytes in a row are dropped. bfloat16 and float16 are added up in float32. The same laws hold as on
+the CPU, and are tested there by Triton's interpreter (`make test-gpu`). Every kernel is compiled ahead of time, in each
+configuration that its launcher can choose, for sm_80, sm_90, sm_100 and gfx942 (`make test-gpu-compile`). No kernel has
+been timed by the developers, who have no GPU: `python -m benchmarks --device cuda`, in a clone, does it on yours.
+
+- Without Triton (`pip install triton`), and on other devices, plain torch operations serve; `mw.explain()` says so.
+- Inside `torch.compile` on a GPU, reductions, softmax, fill and losses are traced as plain torch operations, which
+  Inductor fuses with their neighbours; scans, pack and segments stay ops of their own.
+- `mw.pack(x, mask, capacity=n)` never asks how many are kept; `mw.pack(x, mask)` does, unless the mask knows.
+- To pack or unpack with a mask of more than 65,536 takes two launches: the first counts what each 4,096 of the mask
+  keep, one byte read a row. Up to there every program of the one launch counts for itself. In a single pass over a
+  longer mask programs would have to wait for each other, and rows beyond the last kept one would be written twice,
+  since nobody knows how many are kept until the last one has counted.
+- Sparse layers of 16 x 16 blocks multiply kept blocks alone; other layouts, and `mw.linear` with a mask, are dense.
+- `sort`, `argsort`, `topk`, and the two reductions that sort, `median` and `quantile`, run on torch's own sort, and
+  `attention` on torch's attention: leak-proof and without waiting for the device like the rest, but not in one launch.
+- A class that does not exist makes a cross entropy NaN on a GPU, and the gradient of its row; the CPU raises. To look
+  would make the host wait, and torch's own loss, which asserts on the device, leaves a process that can use the device
+  no more. With `TRITON_DEBUG=1` in the environment ours asserts too, and says what is wrong.
+- The variance of values beyond 1e19 leaves the range of float32, as that of torch does on a GPU.
+"""
+
+TABLE = """
+For x of 4096 x 1024 float32 along its last dim, with a mask of x's shape: launches, and bytes read and written for each
+element of x with everything kept, against the fewest there can be (each operand once); registers a thread and bytes of
+shared memory of the kernel on sm_80, compiled by Triton {version}, which spills none of them. Beside it the idiom in
+plain torch and torch.masked, traced operation by operation: each reads its operands and writes its result once. What
+a program reads again from the cache, as a block-sparse product does, is not counted.
+"""
+
+
+def ours(name, told=None):
+    """Launches, bytes an element, the fewest, registers and shared memory; the last two are ``told``, or compiled."""
+    (call,) = [call for call in calls.CALLS if call.name == name]
+    launches = call.launches(LAYOUT, torch.float32)
+    elements = LAYOUT.tensors(torch.float32)[0].numel()
+    read = {id(t): t for launch in launches for n in launch.reads if (t := launch.arguments[n]) is not None}
+    written = {id(t): t for launch in launches for n in launch.writes if (t := launch.arguments[n]) is not None}
+    inner = read.keys() & written.keys()
+    fewest = sum(bytes_of(t) for i, t in (read | written).items() if i not in inner)
+    moved = sum(launch.moved for launch in launches)
+    if told is None:
+        needs = [aot.resources(launch, "sm_80") for launch in launches]
+        told = (" + ".join(str(n.registers) for n in needs), " + ".join(str(n.shared) for n in needs))
+    return (str(len(launches)), f"{moved / elements:.1f} ({fewest / elements:.1f})", *told)
+
+
+def theirs(idiom, gradient):
+    """Launches and bytes an element."""
+    if idiom is None:
+        return "–", "–"
+    x, mask = LAYOUT.tensors(torch.float32)
+    try:
+        launches, moved = traffic.of(idiom, x, mask, gradient=gradient)
+    except (RuntimeError, NotImplementedError, TypeError, ValueError):
+        # torch.masked looks at data in places, which these tensors do not have.
+        return "–", "–"
+    return str(launches), f"{moved / x.numel():.1f}"
+
+
+def table(gradient, told):
+    head = ("function", "launches", "bytes (fewest)", "registers", "shared", "idiom", "bytes", "torch.masked", "bytes")
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    for name in (*IDIOMS, *ALONE):
+        if gradient and name in NO_GRADIENT:
+            continue
+        idiom, peer = IDIOMS.get(name, (None, None))
+        op, label = f"{name} backward" if gradient else name, NAMES.get(name, name)
+        row = (label, *ours(op, told.get((label, gradient))))
+        lines.append(f"| {' | '.join((*row, *theirs(idiom, gradient), *theirs(peer, gradient)))} |")
+    if gradient:
+        label = "linear (weight)"
+        lines.append(f"| {' | '.join((label, *ours('linear weight gradient', told.get((label, True))), *'––––'))} |")
+    return "\n".join(lines)
+
+
+def page(told=None):
+    """The page as markdown; what is ``told`` of registers and shared memory is taken for true, the rest is compiled."""
+    told = told or {}
+    first, second = table(False, told), table(True, told)
+    about = TABLE.format(version=triton.__version__)
+    return f"{HEAD}\n## Launches, bytes, registers\n{about}\n{first}\n\n### Gradients\n\n{second}\n"
+
+
+def told_by(text):
+    """{(function, whether of its gradient): (registers, shared memory)} of a page."""
+    found, gradient = {}, False
+    for line in text.splitlines():
+        gradient = gradient or line == "### Gradients"
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 9 and cells[1].isdigit():
+            found[cells[0], gradient] = (cells[3], cells[4])
+    return found
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(page(), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Whole models: without padding (``mw.unpad``), and with only the weights that are kept (``mw.compress``)."""
+"""Models: without padding (``mw.unpad``), and with only the weights that are kept (``mw.compress``)."""
 
 from __future__ import annotations
 

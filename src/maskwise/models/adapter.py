@@ -75,20 +75,20 @@ class Adapter(Protocol):
     >>> mw.models.unregister("tower")
 
     Attributes:
-        name: what tells it from the others, and what errors call it.
+        name: unique, and what errors call it.
     """
 
     @property
     def name(self) -> str:
-        """What tells it from the others, and what errors call it; a plain attribute will do."""
+        """Unique, and what errors call it; a plain attribute will do."""
         ...
 
     def serves(self, module: nn.Module) -> tuple[bool, str]:
-        """Whether this very module can be served (its children are asked on their own), and the reason where not."""
+        """Whether this very module can be served (its children are checked on their own), and the reason where not."""
         ...
 
     def install(self, module: nn.Module) -> None:
-        """Make the module run on kept tokens only. Raise `UnsupportedModelError` if that turns out not to work."""
+        """Make the module run on kept tokens only. Raise `UnsupportedModelError` if that does not work."""
         ...
 
     def undo(self, module: nn.Module) -> None:
@@ -100,7 +100,7 @@ _ADAPTERS: dict[str, Adapter] = {}
 
 
 def register(adapter: Adapter) -> None:
-    """Add an adapter. The latest is asked first, so that it may serve a model better than those already there.
+    """Add an adapter. The latest is tried first, so that it may serve a model better than those already there.
 
     >>> import maskwise as mw
     >>> adapter = mw.models.adapters()["nn.TransformerEncoder"]
@@ -146,7 +146,7 @@ def unregister(name: str) -> None:
 
 
 def adapters() -> dict[str, Adapter]:
-    """The adapters by name, in the order in which they are asked.
+    """The adapters by name, in the order in which they are tried.
 
     >>> from maskwise.models import adapters
     >>> "nn.TransformerEncoder" in adapters()

@@ -24,7 +24,7 @@ class Row:
     start: int
     stop: int
     first_key: int
-    """Keys run from here to ``stop``; a query before it sees the keys and is seen by nobody."""
+    """Keys run from here to ``stop``; a query before it attends to the keys and is no key itself."""
 
     @property
     def keys(self) -> int:
@@ -51,7 +51,7 @@ class Packing:
         keep: what is computed, (B, L).
         lengths: how many keys each row keeps.
         watched: the rows whose first token is dropped and computed all the same, as a query only: heads and poolers
-            read the first column, whatever the mask says of it.
+            read the first column, masked or not.
     """
 
     keep: Tensor  # (B, L), bool
@@ -140,13 +140,13 @@ class PackedMask:
             return attend(q, k, v, packing.lengths, is_causal=self.is_causal, dropout_p=dropout_p, scale=scale)
         # Split and joined once each: a slice for each row would make a gradient of the full size for each.
         sizes = [row.stop - row.start for row in packing.rows]
-        pieces = []
+        outputs = []
         for index, (row, one, keys, values) in enumerate(
             zip(packing.rows, *(each.split_with_sizes(sizes) for each in (q, k, v)), strict=True)
         ):
             if row.keys == 0:
                 # Multiplied, not made, so that its gradient is a zero and not an absence.
-                pieces.append(one * 0.0)
+                outputs.append(one * 0.0)
                 continue
             seen, unseen = self._seen(index, row, bias), row.first_key - row.start
             out = functional.scaled_dot_product_attention(
@@ -159,8 +159,8 @@ class PackedMask:
                 scale=scale,
                 enable_gqa=q.shape[1] != k.shape[1],
             )
-            pieces.append(out[0].transpose(0, 1))
-        return torch.cat(pieces)
+            outputs.append(out[0].transpose(0, 1))
+        return torch.cat(outputs)
 
     def _seen(self, index: int, row: Row, bias: Tensor | None) -> Tensor | None:
         """The mask of one row, (1 or H, queries, keys), or None where each query sees every key alike."""

@@ -1,4 +1,4 @@
-"""The calls of unpadded Hugging Face models: what is known of a model, how it is run, and which calls are running."""
+"""The calls of unpadded Hugging Face models: the state of a model, how it is run, and which calls are running."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ __all__ = [
 PREFIX = "maskwise_"
 """Before the name of the attention that padded calls go on using: maskwise_sdpa, maskwise_eager."""
 STATE, COVERED = "_maskwise_state", "_maskwise_covered"
-"""The attributes of a covered module: what is known of it, and a forward that something else had put there."""
+"""The attributes of a covered module: its state, and a forward that something else had put there."""
 
 
 @dataclass
 class State:
-    """What is known of an unpadded model; it is copied and pickled along with it.
+    """The state of an unpadded model; it is copied and pickled along with it.
 
     Attributes:
         implementation: the attention that its config names.
@@ -74,7 +74,7 @@ class State:
 
     def __setstate__(self, values: dict[str, Any]) -> None:
         vars(self).update(values)
-        # In another process nobody has registered the attention yet. Imported here, since the attention looks up calls.
+        # In another process the attention is not registered yet. Imported here, since it imports this module.
         from maskwise.models.hugging_face.attention import register_for
 
         register_for(self.implementation.removeprefix(PREFIX))

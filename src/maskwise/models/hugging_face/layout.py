@@ -61,7 +61,7 @@ class Layout:
 
         Args:
             packing: which tokens are computed.
-            limit: how many positions the model has; None where that is not known.
+            limit: how many positions the model has; None where the config has no limit.
             spare: how many places to leave at the end at the least.
         """
         length, tokens = packing.keep.shape[1], packing.tokens + spare
@@ -226,7 +226,7 @@ def padded_reason(module: Any, named: dict[str, Any]) -> Padded | None:
 def returns_cache(module: Any, named: dict[str, Any], *, labelled: bool) -> Padded | None:
     """Why a decoder must run padded for the sake of its cache, or None.
 
-    A cache that nobody requested by name is left out where nobody reads it: in training, and beside a loss.
+    A cache that no argument requests is left out where nothing reads it: in training, and beside a loss.
     """
     requested = named.get("use_cache")
     # A model around this one may hand it an empty cache to fill.

@@ -52,7 +52,7 @@ class NoReference(str):
 def check(module: Any) -> str | None:
     """Compare a covered model, packed and padded: every output, right-padded, left-padded, with holes and full.
 
-    What is found on the way (how outputs lie, whether first tokens and router logits come out the same) goes into the
+    What the comparison finds (how outputs lie, whether first tokens and router logits come out the same) goes into the
     model's state. The weights are random ones, of a size at which mixed tokens show, unless the model is large.
 
     Returns:
@@ -316,7 +316,7 @@ def _accepts(model: nn.Module, name: str) -> bool:
 
 
 def _kinds(padded: Any, packed: Any, layout: Layout | None) -> dict[str, str] | str:
-    """How each output lies, by its path; or why that is not known."""
+    """How each output lies, by its path; or why they cannot be unpacked."""
     wanted, found = dict(leaves(padded)), dict(leaves(packed))
     if wanted.keys() != found.keys():
         names = ", ".join(sorted(wanted.keys() ^ found.keys()))
@@ -333,7 +333,7 @@ def _kinds(padded: Any, packed: Any, layout: Layout | None) -> dict[str, str] | 
 
 
 def _difference_of(padded: Any, packed: Any, keep: Tensor) -> str | None:
-    """What is to be said of the first output that differs, or None.
+    """The reason to refuse a model for the first output that differs, or None.
 
     Not of the one that differs most: rounding would choose between two that are alike.
     """

@@ -22,6 +22,7 @@ from maskwise.plan.dispatch import (
     decide,
     decide_in_graph,
     forced,
+    is_any_forced,
     is_any_observing,
 )
 from maskwise.plan.explain import record
@@ -75,8 +76,8 @@ def dispatch(module: nn.Module, routes: Routes, x: Tensor, mask: Any, padded: Pa
     if is_tracing():
         run = decide_in_graph(Facts(op, (), x.dtype, x.device.type, traced=True, detail=padded), routes)
     else:
-        # What else there is to know of a call, its shape for one, decides nothing.
-        key = (op, type(module), padded, x.dtype, x.device.type, forced())
+        # Nothing else of a call, its shape for one, decides anything.
+        key = (op, type(module), padded, x.dtype, x.device.type, is_any_forced() and forced())
         decision = cache.get(key)
         if decision is None:
             decision = cache[key] = decide(Facts(op, (), x.dtype, x.device.type, detail=padded), routes)

@@ -16,9 +16,9 @@ from rich.markup import escape
 
 import maskwise as mw
 from benchmarks.run import Result, Verdict
+from maskwise.cli.doctor import version_of
 from maskwise.ops import backends
-from maskwise.plan.calibration import atomic_path
-from maskwise.plan.machine import cpu_model, version_of
+from maskwise.plan.calibration import atomic_path, cpu_model
 from maskwise.plan.measure import in_words
 
 if TYPE_CHECKING:

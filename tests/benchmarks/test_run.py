@@ -98,7 +98,7 @@ def test_csv_has_a_row_a_side_and_says_where_it_comes_from(result, tmp_path):
     read = list(csv.DictReader(path.read_text().splitlines()))
     assert [row["side"] for row in read] == ["mine", "slow", "fast", "leak"]
     assert float(read[1]["ratio"]) == 20.0
-    assert {row["command"] for row in read} == {"maskwise bench"}
+    assert {row["command"] for row in read} == {"python -m benchmarks"}
     assert read[0]["targets"].startswith("pass: at least 15 x faster than best peer; MISS: at least 16 x")
     assert [path.name for path in path.parent.iterdir()] == ["figures.csv"]
 

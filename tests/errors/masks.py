@@ -34,10 +34,10 @@ WITHOUT_DATA = Mask(torch.ones(2, 3, dtype=torch.bool, device="meta"))
 ROWS = [
     # -- without data
     Row("Mask.count", lambda: WITHOUT_DATA.count(), DeviceError, "mw.count(mask), whose result is a tensor"),
-    Row("Mask.indices", lambda: WITHOUT_DATA.indices(), DeviceError, "ask before the mask goes to meta"),
-    Row("Mask.to_numpy", lambda: WITHOUT_DATA.to_numpy(), DeviceError, "ask before the mask goes to meta"),
-    Row("Mask.to_cu_seqlens", lambda: WITHOUT_DATA.to_cu_seqlens(), DeviceError, "ask before the mask goes to meta"),
-    Row("Mask.to", lambda: WITHOUT_DATA.to("cpu"), DeviceError, "ask before the mask goes to meta"),
+    Row("Mask.indices", lambda: WITHOUT_DATA.indices(), DeviceError, "before the mask goes to meta"),
+    Row("Mask.to_numpy", lambda: WITHOUT_DATA.to_numpy(), DeviceError, "before the mask goes to meta"),
+    Row("Mask.to_cu_seqlens", lambda: WITHOUT_DATA.to_cu_seqlens(), DeviceError, "before the mask goes to meta"),
+    Row("Mask.to", lambda: WITHOUT_DATA.to("cpu"), DeviceError, "before the mask goes to meta"),
     # -- not dense
     Row("Mask", lambda: Mask(BITS.to_sparse()), ArgumentError, "bits.to_dense()"),
     Row("Mask.from_values", lambda: Mask.from_values(FLOATS.to_sparse(), 1), ArgumentError, "tokens.to_dense()"),

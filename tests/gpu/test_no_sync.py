@@ -166,9 +166,7 @@ def test_other_devices_are_served_by_plain_torch_which_says_why(device):
 
 
 def test_without_triton_plain_torch_serves_and_explain_says_so(monkeypatch):
-    from maskwise.ops.gpu import status
-
-    monkeypatch.setattr(status, "FOUND", False)
+    monkeypatch.setattr("maskwise.ops.backends._HAS_TRITON", False)
     with FakeTensorMode(), dispatch.force(None), mw.explain() as log:
         x = torch.empty(512, 512, device="cuda")
         mw.sum(x, torch.empty(512, 512, dtype=torch.bool, device="cuda"), 1)

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import maskwise as mw
-from maskwise import tracing
+from maskwise.ops import torch_private as tracing
 from maskwise.plan import dispatch
 from tests.laws.samples import UNDER_LAW, outputs
 from tests.laws.test_plain_tensors import caller, example

@@ -25,11 +25,11 @@ def invoke(*arguments):
 def cache(tmp_path, monkeypatch):
     """A cache directory of its own, and rates that are read anew before and after."""
     monkeypatch.setenv("MASKWISE_CACHE_DIR", str(tmp_path))
-    calibration.forget()
+    calibration.reload()
     dispatch.invalidate()
     yield tmp_path / "calibration.json"
     monkeypatch.undo()
-    calibration.forget()
+    calibration.reload()
     dispatch.invalidate()
 
 
@@ -58,7 +58,7 @@ def test_rates_of_another_machine_or_version_are_left_alone(name, monkeypatch):
     calibration.save({"cpu": SLOW_CALLS})
     other = {**calibration.identity(), name: "another"}
     monkeypatch.setattr(calibration, "identity", lambda: other)
-    calibration.forget()
+    calibration.reload()
     assert calibration.rates_for("cpu") == BUILT_IN["cpu"]
     # A second entry stands beside the first.
     calibration.save({"cpu": Rates(plain_call=7.0)})
@@ -109,7 +109,7 @@ def test_a_gpu_that_is_not_the_one_measured_has_built_in_rates(monkeypatch):
     for name, expected in (("Tesla", 9.0), ("Volta", BUILT_IN["cuda"].plain_call)):
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda name=name: name)
-        calibration.forget()
+        calibration.reload()
         assert (calibration.rates_for("cuda").plain_call, calibration.rates_for("cpu").plain_call) == (expected, 7.0)
 
 

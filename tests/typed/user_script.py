@@ -77,7 +77,16 @@ def masks() -> Mask:
     assert_type(mask.size(0), int)
     assert_type(mask.device, torch.device)
     assert_type(mask.dtype, torch.dtype)
-    facts = (mask.ndim, mask.dim(), mask.numel(), mask.is_full, mask.is_empty, mask.is_prefix, mask.facts.count)
+    facts = (
+        mask.ndim,
+        mask.dim(),
+        mask.numel(),
+        mask.is_full,
+        mask.is_empty,
+        mask.is_prefix,
+        mask.facts.count,
+        mask.operand,
+    )
     print(len(views), facts, hidden.sum(), blocks.density, [row.count() for row in mask])
     return mask
 

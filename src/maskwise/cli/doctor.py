@@ -9,6 +9,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -19,9 +20,21 @@ from rich.table import Table
 from maskwise import __version__
 from maskwise.ops import backends
 from maskwise.plan import calibration
-from maskwise.plan.machine import cpu_model, version_of
+from maskwise.plan.calibration import cpu_model
 
-__all__ = ["examine", "run"]
+__all__ = ["examine", "run", "version_of"]
+
+
+def version_of(package: str) -> str | None:
+    """The version of an installed package, without importing it; None where it is not installed.
+
+    >>> version_of("no-such-package") is None
+    True
+    """
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def run(*, json: bool = False) -> int:

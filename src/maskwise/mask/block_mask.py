@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 
 from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
 from maskwise.mask.structures import Function, Structure
-from maskwise.mask.views import subscript
+from maskwise.mask.structures.affine import subscript
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -63,7 +63,7 @@ def from_block_mask(cls: type[Mask], block_mask: BlockMask) -> Mask:
 
 
 def to_block_mask(mask: Mask, block_size: int = 128) -> BlockMask:
-    """Return the FlexAttention block mask, full blocks told apart from partial ones.
+    """Return the FlexAttention block mask, full blocks apart from partial ones.
 
     Unlike `create_block_mask` it looks at one row of blocks at a time, so it never needs all of Q x K.
 

@@ -1,4 +1,4 @@
-"""Checks of what constructors are given. Values are looked at only where that waits for no device."""
+"""Checks of what constructors are given. Values are read only where that takes no host-device sync."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ def need_dense(op: str, name: str, value: Any) -> None:
 def need_data(op: str, device: torch.device) -> None:
     """Raise for a mask on the meta device, where there are shapes and no values."""
     if device.type == "meta":
-        hint = "ask before the mask goes to meta, or mw.count(mask), whose result is a tensor"
+        hint = "call it before the mask goes to meta, or mw.count(mask), whose result is a tensor"
         raise DeviceError(say(op, "mask", must="be on a device that holds values", got="meta", hint=hint))
 
 
 def device_of(device: Device, source: Any) -> torch.device:
-    """Return the device that was asked for; else that of the source, if it is a tensor; else torch's default."""
+    """Return the device that was requested; else that of the source, if it is a tensor; else torch's default."""
     if device is not None:
         return torch.device(device)
     if isinstance(source, Tensor):
         return source.device
-    # Dynamo cannot trace the question, but it can trace a tensor that answers it.
+    # Dynamo cannot trace get_default_device, but it can trace a tensor that is made there.
     return torch.empty(0).device if is_tracing() else torch.get_default_device()
 
 

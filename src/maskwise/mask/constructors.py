@@ -1,4 +1,4 @@
-"""The ways to say what is kept. `Mask` carries each of these functions as a classmethod."""
+"""The constructors of masks. `Mask` has each of these functions as a class method."""
 
 # The first argument is the class itself, which the reader of a method never passes.
 # ruff: noqa: D417
@@ -231,7 +231,7 @@ def from_segments(
 
 
 def from_function(cls: type[Mask], fn: Callable[..., Tensor], shape: Shape, device: Device = None) -> Mask:
-    """Keep the positions where a function of the indices is True. It is asked only when it has to be.
+    """Keep the positions where a function of the indices is True. It is called only when it has to be.
 
     >>> from maskwise import Mask
     >>> checkers = Mask.from_function(lambda row, column: (row + column) % 2 == 0, (2, 4))

@@ -15,7 +15,7 @@ from torch import Tensor
 from maskwise.errors import ArgumentError, say
 from maskwise.mask.checks import need_data
 from maskwise.mask.structures import Indices, Intervals, Structure
-from maskwise.mask.views import normalize_dim, subscript
+from maskwise.mask.structures.affine import normalize_dim, subscript
 from maskwise.ops.torch_private import is_tracing
 
 if TYPE_CHECKING:
@@ -29,13 +29,13 @@ _PIECE = 1 << 26
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of a mask at no cost: reading it computes nothing and waits for no device.
+    """What is known of a mask at no cost: reading it computes nothing, and takes no host-device sync.
 
     Attributes:
         kind: the kind of structure: "dense", "constant", "intervals", "indices", "segments", "function", ...
         numel: how many positions there are.
-        count: how many are kept, or None where nobody has counted yet.
-        is_prefix: whether each row keeps a leading run, or None where nobody has looked yet.
+        count: how many are kept, or None where it was not counted yet.
+        is_prefix: whether each row keeps a leading run, or None where it was not computed yet.
         on_host: whether counting would read host memory only, never a device.
 
     """
@@ -53,7 +53,7 @@ class Facts:
 
 
 def facts(mask: Mask) -> Facts:
-    """Return what is known of a mask, by its structure or because it was asked for before."""
+    """Return what is known of a mask, by its structure or from its cache."""
     cache, structure = mask._cache, mask._structure
     here: Facts | None = cache.get("facts")
     if here is None:
@@ -114,16 +114,15 @@ def count_all(structure: Structure, bits: Tensor | None = None) -> int:
 
 def is_prefix(structure: Structure, bits: Tensor | None = None) -> bool:
     """Return whether each row keeps a leading run, which may be empty or the whole row."""
-    known = structure.known_prefix
-    if known is not None:
-        return known
+    if structure.known_prefix is not None:
+        return structure.known_prefix
     need_data("Mask.is_prefix", structure.device)
     if isinstance(structure, Intervals):
         return bool(structure.starts_at_zero().all())
     if not structure.shape:
         return True
     bits = structure.materialize() if bits is None else bits
-    # A leading run never turns from dropped to kept.
+    # A leading run never changes from dropped to kept.
     return not bool((~bits[..., :-1] & bits[..., 1:]).any())
 
 
@@ -168,7 +167,7 @@ def count(mask: Mask, dim: int | Sequence[int] | None = None, keepdim: bool = Fa
         total = rows.sum(dims[:-1], keepdim=True) if len(dims) > 1 else rows
     else:
         total = mask.to_bool().sum(dims, keepdim=True)
-    # The caller owns what is returned, so it is never the remembered tensor itself.
+    # The caller owns what is returned, so it is never the cached tensor itself.
     return total.clone() if keepdim else total.squeeze(dims).clone()
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
-from maskwise.mask import algebra, block_mask, constructors, convert, draw, interop, joining, shaping
-from maskwise.mask import facts as known
+from maskwise.mask import algebra, block_mask, constructors, conversions, display, indexing
+from maskwise.mask import facts as _facts
 from maskwise.mask.checks import bool_tensor, need_dense
 from maskwise.mask.facts import Facts
 from maskwise.mask.structures import Dense, Operand, Structure
@@ -36,7 +36,7 @@ class Mask:
     >>> torch.arange(5.0).masked_fill(~mask[1], 0.0)
     tensor([0., 1., 2., 3., 0.])
 
-    A mask holds a structure (lengths, indices, a function, ...) and becomes a bool tensor only when one is asked for.
+    A mask holds a structure (lengths, indices, a function, ...) and becomes a bool tensor only when one is needed.
     ``==`` compares identity, so masks are hashable; `Mask.equal` compares what is kept. ``len()`` is refused, because
     torch would take a mask with a length for a sequence of indices in ``x[mask]``.
 
@@ -47,7 +47,7 @@ class Mask:
     Raises:
         DtypeError: it is not a bool tensor; the hint names the converter to use.
         ArgumentError: they are nested or sparse.
-        StaleMaskError: the tensor was changed in place since; whatever is asked of the mask raises it.
+        StaleMaskError: the tensor was changed in place since; every use of the mask raises it.
 
     """
 
@@ -90,45 +90,45 @@ class Mask:
     window = classmethod(constructors.window)
     full = classmethod(constructors.full)
     none = classmethod(constructors.none)
-    cat = classmethod(joining.cat)
-    stack = classmethod(joining.stack)
+    cat = classmethod(algebra.cat)
+    stack = classmethod(algebra.stack)
 
     # -- the other conventions -----------------------------------------------------------------------------------------
-    from_key_padding = classmethod(convert.from_key_padding)
-    to_key_padding = convert.to_key_padding
-    from_attention_mask = classmethod(convert.from_attention_mask)
-    to_attention_mask = convert.to_attention_mask
-    from_additive = classmethod(convert.from_additive)
-    to_additive = convert.to_additive
-    from_cu_seqlens = classmethod(convert.from_cu_seqlens)
-    to_cu_seqlens = convert.to_cu_seqlens
+    from_key_padding = classmethod(conversions.from_key_padding)
+    to_key_padding = conversions.to_key_padding
+    from_attention_mask = classmethod(conversions.from_attention_mask)
+    to_attention_mask = conversions.to_attention_mask
+    from_additive = classmethod(conversions.from_additive)
+    to_additive = conversions.to_additive
+    from_cu_seqlens = classmethod(conversions.from_cu_seqlens)
+    to_cu_seqlens = conversions.to_cu_seqlens
     from_block_mask = classmethod(block_mask.from_block_mask)
     to_block_mask = block_mask.to_block_mask
-    from_numpy = classmethod(convert.from_numpy)
-    to_numpy = convert.to_numpy
-    to_masked_array = convert.to_masked_array
+    from_numpy = classmethod(conversions.from_numpy)
+    to_numpy = conversions.to_numpy
+    to_masked_array = conversions.to_masked_array
 
     # -- views and moves -----------------------------------------------------------------------------------------------
-    __getitem__ = shaping.subscript
-    unsqueeze = shaping.unsqueeze
-    squeeze = shaping.squeeze
-    expand = shaping.expand
-    expand_as = shaping.expand_as
-    permute = shaping.permute
-    transpose = shaping.transpose
-    movedim = shaping.movedim
-    reshape = shaping.reshape
-    view = shaping.reshape
-    flatten = shaping.flatten
-    to = shaping.to
-    cpu = shaping.cpu
-    cuda = shaping.cuda
-    pin_memory = shaping.pin_memory
-    clone = shaping.clone
-    contiguous = shaping.contiguous
+    __getitem__ = indexing.subscript
+    unsqueeze = indexing.unsqueeze
+    squeeze = indexing.squeeze
+    expand = indexing.expand
+    expand_as = indexing.expand_as
+    permute = indexing.permute
+    transpose = indexing.transpose
+    movedim = indexing.movedim
+    reshape = indexing.reshape
+    view = indexing.reshape
+    flatten = indexing.flatten
+    to = indexing.to
+    cpu = indexing.cpu
+    cuda = indexing.cuda
+    pin_memory = indexing.pin_memory
+    clone = indexing.clone
+    contiguous = indexing.contiguous
 
-    T = property(shaping.reversed_dims)
-    mT = property(shaping.last_two_swapped)  # noqa: N815 - torch spells it so
+    T = property(indexing.reversed_dims)
+    mT = property(indexing.last_two_swapped)  # noqa: N815 - torch spells it so
 
     def to_bool(self) -> Tensor:
         """Return the bool tensor, True where kept; computed once. It may be an expanded view: do not write into it.
@@ -187,7 +187,7 @@ class Mask:
         """
         return prod(self._structure.shape)
 
-    size = shaping.size
+    size = indexing.size
 
     @property
     def operand(self) -> Operand:
@@ -203,16 +203,16 @@ class Mask:
     # -- facts ---------------------------------------------------------------------------------------------------------
     @property
     def facts(self) -> Facts:
-        """What is known at no cost: reading this computes nothing and waits for no device.
+        """What is known at no cost: reading this computes nothing, and takes no host-device sync.
 
         >>> Mask.from_lengths([2, 4]).facts
         Facts(kind='intervals', numel=8, count=6, is_prefix=True, on_host=True)
         """
-        return known.facts(self)
+        return _facts.facts(self)
 
-    count = known.count
-    indices = known.indices
-    equal = known.equal
+    count = _facts.count
+    indices = _facts.indices
+    equal = _facts.equal
 
     @property
     def density(self) -> float:
@@ -245,7 +245,7 @@ class Mask:
         tensor([0, 2, 6], dtype=torch.int32)
         """
         return self._once(
-            "cu_seqlens", lambda: known.cumulative(self._host_lengths()).to(self.device, non_blocking=True)
+            "cu_seqlens", lambda: _facts.cumulative(self._host_lengths()).to(self.device, non_blocking=True)
         )
 
     @property
@@ -273,7 +273,7 @@ class Mask:
         >>> Mask.causal(4).is_prefix, Mask.window(4, left=1).is_prefix
         (True, False)
         """
-        return self._once("is_prefix", lambda: known.is_prefix(self._local, self._seen))
+        return self._once("is_prefix", lambda: _facts.is_prefix(self._local, self._seen))
 
     # -- algebra -------------------------------------------------------------------------------------------------------
     def __and__(self, other: Mask | Tensor) -> Mask:
@@ -304,7 +304,7 @@ class Mask:
         """Keep what this mask keeps and the other drops."""
         return self._combine("and", self._coerce(other, "-").logical_not(), "-")
 
-    # `tensor & mask` reaches these through __torch_function__ too; both ways give a Mask.
+    # `tensor & mask` reaches these through __torch_function__ too; both give a Mask.
     __rand__ = __and__
     __ror__ = __or__
     __rxor__ = __xor__
@@ -317,12 +317,12 @@ class Mask:
         right = self._coerce(other, symbol)
         return self._wrap(algebra.combine(op, self._structure, right._structure, symbol=symbol))
 
-    # -- what Python asks ----------------------------------------------------------------------------------------------
+    # -- Python's own methods ------------------------------------------------------------------------------------------
     def __repr__(self) -> str:
-        return draw.text(self)
+        return display.text(self)
 
     def _repr_html_(self) -> str:
-        return draw.html(self)
+        return display.html(self)
 
     def __bool__(self) -> bool:
         if self.numel() == 1:
@@ -333,7 +333,7 @@ class Mask:
         raise ArgumentError(say("bool(mask)", "mask", must=must, got=f"{self.numel()} positions", hint=hint))
 
     def __len__(self) -> NoReturn:
-        # torch asks for it in x[mask], and only an error tells it that a mask is no sequence of indices.
+        # torch calls it in x[mask], and only an error shows that a mask is no sequence of indices.
         raise DtypeError("len(mask): a Mask has no len(). Hint: mask.shape[0], or mask.count().")
 
     def __iter__(self) -> Iterator[Mask]:
@@ -359,11 +359,11 @@ class Mask:
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return interop.call(cls, func, args, kwargs or {})
+        return conversions.call(cls, func, args, kwargs or {})
 
     # -- the cache -----------------------------------------------------------------------------------------------------
     def _once(self, name: str, compute: Callable[[], Fact]) -> Fact:
-        """Return what was computed before under this name, or compute it and remember it."""
+        """Return what was computed before under this name, or compute and cache it."""
         # A graph that is recorded holds how a fact is computed, and not what it was: the next input has others.
         if is_tracing():
             return compute()
@@ -374,7 +374,7 @@ class Mask:
         if hit is not None and (hit[1] is None or hit[0]._version == hit[1]):
             return cast(Fact, hit[0])
         value = compute()
-        # There is more to know now.
+        # The facts hold more now.
         self._cache.pop("facts", None)
         if not isinstance(value, Tensor):
             self._cache[name] = (value, None)
@@ -398,7 +398,7 @@ class Mask:
         """Return the lengths where they were computed: on the host for host data, without any device."""
         if not self.ndim:
             raise ShapeError(say("Mask.lengths", "mask", must="have at least one dim", got=(), hint="mask[None]"))
-        counts = lambda: known.row_counts(self._local, self._seen).expand(self.shape[:-1]).contiguous()  # noqa: E731
+        counts = lambda: _facts.row_counts(self._local, self._seen).expand(self.shape[:-1]).contiguous()  # noqa: E731
         return self._once("host_lengths", counts)
 
 
@@ -408,4 +408,4 @@ def _fill(mask: Mask, structure: Structure) -> None:
     object.__setattr__(mask, "_cache", {})
 
 
-interop.register(Mask)
+conversions.register(Mask)

@@ -160,9 +160,9 @@ def kernel_routes(
             done = work(route, elements, facts.dtype.itemsize, facts.grad)
             # One FLOP per element and call; a kernel counts as one call.
             steps = done.calls if route == "plain" else 1
-            done = done if done.flops else replace(done, flops=elements * steps)
+            done = done if done.flops else done._replace(flops=elements * steps)
             # On a GPU every gradient is one kernel.
-            return done if route == "plain" or facts.device == "cpu" else replace(done, calls=1)
+            return done if route == "plain" or facts.device == "cpu" else done._replace(calls=1)
 
         return of
 

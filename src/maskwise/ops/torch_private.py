@@ -17,12 +17,17 @@ from torch.nn.modules import module as _modules
 from torch.utils._python_dispatch import TorchDispatchMode
 
 # The registry of containers of tensors that torch.compile, DataLoader and FSDP use; torch.utils.pytree cannot register.
-from torch.utils._pytree import register_pytree_node
+from torch.utils._pytree import SequenceKey, register_pytree_node
+
+# How DataLoader makes a batch of what is no tensor. torch.utils.data has default_collate, but not its map.
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 __all__ = [
+    "SequenceKey",
     "TorchDispatchMode",
     "are_saved_tensors_hooks_enabled",
     "assert_async",
+    "default_collate_fn_map",
     "flash_attention_for_cpu",
     "flash_attention_for_cpu_backward",
     "has_dispatch_modes",

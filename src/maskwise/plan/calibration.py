@@ -22,9 +22,21 @@ import torch
 
 from maskwise.errors import MaskwiseError
 from maskwise.plan.cost import BUILT_IN, Rates
-from maskwise.plan.machine import identity
+from maskwise.plan.machine import cpu_model, identity
 
-__all__ = ["Calibration", "atomic_path", "forget", "key", "path", "rates_for", "read", "reset", "save", "state"]
+__all__ = [
+    "Calibration",
+    "atomic_path",
+    "cpu_model",
+    "forget",
+    "key",
+    "path",
+    "rates_for",
+    "read",
+    "reset",
+    "save",
+    "state",
+]
 
 FILE = "calibration.json"
 #: The rates by kind of device; None until the first plan asks for them.
@@ -107,7 +119,7 @@ def rates_for(device: str) -> Rates:
     return _loaded.get(device) or _loaded["cpu"]
 
 
-def forget() -> None:
+def reload() -> None:
     """Read the file anew when the next plan is made."""
     global _loaded
     _loaded = None
@@ -149,7 +161,7 @@ def _invalidate() -> None:
     # Imported here: dispatch reads rates, and so imports this module.
     from maskwise.plan import dispatch
 
-    forget()
+    reload()
     dispatch.invalidate()
 
 

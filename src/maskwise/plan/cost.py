@@ -8,6 +8,7 @@ because of page faults: on the CPU, writing a temporary of 64 MB costs ten times
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 __all__ = ["BUILT_IN", "Rates", "Work", "microseconds"]
 
@@ -65,8 +66,7 @@ BUILT_IN = {
 }
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(NamedTuple):
     """The work of a route: torch calls, bytes and FLOPs."""
 
     calls: int = 0

@@ -223,14 +223,30 @@ class Plan:
     flops: int | None = None
 
 
-class Decision(NamedTuple):
-    """A cached choice: what runs, the arguments that the checks prepared, the plan, the route, and the facts."""
+class Decision:
+    """A cached choice: what runs, the arguments that the checks prepared, the route, the facts and the plan.
 
-    run: Callable[..., Any]
-    prepared: Any
-    plan: Plan
-    route: Route
-    facts: Facts | None = None
+    The plan is made when it is first read: a call that nobody observes does without one.
+    """
+
+    __slots__ = ("_plan", "facts", "prepared", "route", "run")
+
+    def __init__(
+        self,
+        run: Callable[..., Any],
+        prepared: Any,
+        plan: Plan | Callable[[], Plan],
+        route: Route,
+        facts: Facts | None = None,
+    ) -> None:
+        self.run, self.prepared, self.route, self.facts, self._plan = run, prepared, route, facts, plan
+
+    @property
+    def plan(self) -> Plan:
+        """Why the route is taken, and the others are not."""
+        if not isinstance(self._plan, Plan):
+            self._plan = self._plan()
+        return self._plan
 
 
 def decide(facts: Facts, routes: Sequence[Route], prepared: Any = None) -> Decision:
@@ -250,44 +266,50 @@ def decide(facts: Facts, routes: Sequence[Route], prepared: Any = None) -> Decis
         routes: those of the family, in order of preference; the last one is dense, and supports every call.
         prepared: arguments for ``run`` that are cached with the decision.
     """
-    # By position, not by name: routes for different facts may share a name.
-    reasons = [route.refuses(facts) for route in routes]
-    served = [route for route, why in zip(routes, reasons, strict=True) if why is None]
-    predictions = [route.predict(facts) for route in routes]
-    costs = {id(route): found[1] for route, found in zip(routes, predictions, strict=True) if found is not None}
+    served = [route for route in routes if route.refuses(facts) is None]
     best = required = _required(served)
     if best is None:
-        reasons = [route.pays(facts) if why is None else why for route, why in zip(routes, reasons, strict=True)]
-        served = [route for route, why in zip(routes, reasons, strict=True) if why is None]
+        served = [route for route in served if route.pays(facts) is None]
+        best = served[0]
         # Where the cost of the preferred route cannot be predicted, the order of the list decides.
-        known = [route for route in served if id(route) in costs]
-        best = min(known, key=lambda route: costs[id(route)]) if id(served[0]) in costs else served[0]
-    cost = costs.get(id(best))
+        if best.work is not None and len(served) > 1:
+            known = [(found[1], route) for route in served if (found := route.predict(facts)) is not None]
+            best = min(known, key=lambda each: each[0])[1]
+    plan = functools.partial(_plan, facts, routes, best, required is not None)
+    return Decision(best.run, prepared, plan, best, facts)
+
+
+def _plan(facts: Facts, routes: Sequence[Route], best: Route, is_forced: bool) -> Plan:
+    """The plan of a decision."""
+    predictions = [route.predict(facts) for route in routes]
+    best_found = predictions[routes.index(best)]
     refused = []
-    for route, why in zip(routes, reasons, strict=True):
+    for route, found in zip(routes, predictions, strict=True):
+        why = route.refuses(facts)
+        if why is None and not is_forced:
+            why = route.pays(facts)
         if route is best or why == NOT_APPLICABLE or (why is None and route.name == best.name):
             continue
         if why is not None:
             refused.append(Refusal(route.name, why))
-        elif required is not None:
+        elif is_forced:
             refused.append(Refusal(route.name, _OTHER_FORCED))
-        elif cost is not None and id(route) in costs:
-            refused.append(Refusal(route.name, f"predicted {costs[id(route)]:.0f} µs against {cost:.0f} µs"))
+        elif best_found is not None and found is not None:
+            refused.append(Refusal(route.name, f"predicted {found[1]:.0f} µs against {best_found[1]:.0f} µs"))
         else:
             refused.append(Refusal(route.name, _reason(best, facts)))
-    work, dense = predictions[routes.index(best)], predictions[-1]
-    plan = Plan(
+    dense = predictions[-1]
+    return Plan(
         facts.op,
         best.name,
-        _FORCED if required is not None else _reason(best, facts) or _by_elimination(refused),
-        cost or 0.0,
+        _FORCED if is_forced else _reason(best, facts) or _by_elimination(refused),
+        0.0 if best_found is None else best_found[1],
         tuple(refused),
-        None if work is None else work[0],
+        None if best_found is None else best_found[0],
         None if dense is None else dense[0],
         best.skips if isinstance(best.skips, Skips) else Skips.NOTHING,
         best.flops(facts) if callable(best.flops) else best.flops,
     )
-    return Decision(best.run, prepared, plan, best, facts)
 
 
 def decide_in_graph(facts: Facts, routes: Sequence[Route]) -> Callable[..., Any]:

@@ -7,24 +7,11 @@ import platform
 import subprocess
 import sys
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
-__all__ = ["cpu_model", "identity", "version_of"]
-
-
-def version_of(package: str) -> str | None:
-    """The version of an installed package, without importing it; None where it is not installed.
-
-    >>> version_of("no-such-package") is None
-    True
-    """
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+__all__ = ["cpu_model", "identity"]
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from maskwise.mask.structures import affine as affine
 from maskwise.mask.structures.affine import Affine
 from maskwise.mask.structures.base import Operand, Structure
 from maskwise.mask.structures.combination import Combination, Not
@@ -26,4 +27,5 @@ __all__ = [
     "Segments",
     "Structure",
     "View",
+    "affine",
 ]

@@ -68,20 +68,20 @@ class Structure(ABC):
 
     @property
     def known_count(self) -> int | None:
-        """How many are kept, if that can be told without any work."""
+        """How many are kept, if that takes no work."""
         return None
 
     @property
     def known_prefix(self) -> bool | None:
-        """Whether each row keeps a leading run, if that can be told without any work."""
+        """Whether each row keeps a leading run, if that takes no work."""
         return None
 
     def row_counts(self) -> Tensor | None:
-        """Return how many each row keeps, int64, broadcastable to shape[:-1]; None where only looking would tell."""
+        """Return how many each row keeps, int64, broadcastable to shape[:-1]; None where the bits must be read."""
         return None
 
     def closed_count(self) -> int | None:
-        """Return how many are kept in all; None where only looking would tell."""
+        """Return how many are kept in all; None where the bits must be read."""
         if self.known_count is not None:
             return self.known_count
         rows = self.row_counts()

@@ -17,7 +17,7 @@ __all__ = ["Function"]
 
 @dataclass(frozen=True, eq=False)
 class Function(Structure):
-    """A pure function of one index tensor a dim, asked only where an answer is needed."""
+    """A pure function of one index tensor per dim, called only where its result is needed."""
 
     kind: ClassVar[str] = "function"
     fn: Callable[..., Tensor]

@@ -1,4 +1,4 @@
-"""One run of kept positions a row: lengths, causal, windows, and whatever their intersections are."""
+"""One run of kept positions per row: lengths, causal, windows, and their intersections."""
 
 from __future__ import annotations
 
@@ -135,6 +135,6 @@ def _aligned(bound: Tensor | None, ndim: int) -> Tensor | None:
 
 
 def _at(bound: Tensor, rows: list[Tensor]) -> Tensor:
-    """Return a bound at the rows that are asked for; a dim of size 1 has one answer for all of them."""
+    """Return a bound at the requested rows; a dim of size 1 has one answer for all of them."""
     key = tuple(0 if size == 1 else row for size, row in zip(bound.shape, rows, strict=True))
     return bound[key] if key else bound

@@ -52,7 +52,7 @@ class View(Structure):
 
     @override
     def materialize(self) -> Tensor:
-        # Where all of the base is shown, viewing its bits is cheaper than asking for every index.
+        # Where all of the base is shown, viewing its bits is cheaper than computing every index.
         if self.affine.repeats(self.base.shape) is not None:
             return self.affine.apply(self.base.materialize()).expand(self.shape)
         return super().materialize()
@@ -63,7 +63,7 @@ class View(Structure):
 
     @override
     def invert(self) -> Structure:
-        # Only a base with a complement of its own kind is worth turning around.
+        # Only a base with a complement of its own kind is worth inverting.
         inverse = self.base.invert()
         return Not(self) if isinstance(inverse, Not) else inverse.view(self.affine)
 

@@ -73,7 +73,7 @@ class Call(NamedTuple):
     facts: Facts
     sizes: Sizes
     #: The index that gives the mask four dims.
-    index: Index
+    mask_index: Index
     #: Whether the mask is (B, keys).
     is_of_keys: bool
     is_causal: bool

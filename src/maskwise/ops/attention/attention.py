@@ -181,7 +181,7 @@ def _why_whole(facts: Facts) -> str:
 def _run_plain(
     q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, call: Call, dropout_p: float, scale: float | None
 ) -> Tensor:
-    return reference.attention(q, k, v, bits_of(mask, call.index, call.sizes), call.is_causal, dropout_p, scale)
+    return reference.attention(q, k, v, bits_of(mask, call.mask_index, call.sizes), call.is_causal, dropout_p, scale)
 
 
 def _flops(facts: Facts) -> int:
@@ -274,7 +274,7 @@ def _report(plan: Plan, q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, 
     pairs, total = q.new_empty(()).expand(sizes), math.prod(sizes)
     skipped, skipped_bytes = 0, 0
     if plan.route == "bare":
-        kept = kept_of(bits_of(mask, call.index, sizes), call.is_causal, sizes)
+        kept = kept_of(bits_of(mask, call.mask_index, sizes), call.is_causal, sizes)
         if kept is not None:
             skipped, unread = kernel.count_skipped(kept.expand(sizes), call.is_causal)
             skipped_bytes = unread * k.shape[1] * (k.shape[-1] + v.shape[-1]) * k.element_size()
@@ -282,5 +282,5 @@ def _report(plan: Plan, q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, 
     elif plan.route == "blocks" and plan.work is not None:
         # Blocks are scored as a whole, dropped pairs inside of them too.
         skipped = total - plan.work.attention_flops // max(4 * q.shape[-1], 1)
-    of_pairs = mask[call.index] if isinstance(mask, Mask) else mask
+    of_pairs = mask[call.mask_index] if isinstance(mask, Mask) else mask
     return record(plan, pairs, of_pairs, skipped=skipped, skipped_bytes=skipped_bytes)

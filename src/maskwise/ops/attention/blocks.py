@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Block", "BlockCount", "attend_blocks", "cost", "find", "pays", "reason", "run", "serves", "split", "work"]
 
-_forward, _backward = flash_attention_for_cpu, flash_attention_for_cpu_backward
+_forward: Any = flash_attention_for_cpu
+_backward: Any = flash_attention_for_cpu_backward
 _DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
 _TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
@@ -106,16 +107,17 @@ class BlockCount(NamedTuple):
 
 def find(mask: MaskLike | None, call: Call) -> tuple[tuple[Block, ...], BlockCount]:
     """The blocks of a call, and their count. A `Mask` caches them, for every layer of a model has the same."""
-
-    def found() -> tuple[tuple[Block, ...], BlockCount]:
-        blocks = tuple(split(None if mask is None else lift(mask, call.index, sizes), call.is_causal, sizes))
-        pairs = sum(block.pairs for block in blocks) * sizes.heads
-        return blocks, BlockCount(len(blocks), pairs, sum(block.gathered for block in blocks))
-
-    sizes = call.sizes
+    sizes, is_causal = call.sizes, call.is_causal
     if not isinstance(mask, Mask):
-        return found()
-    return mask._once(f"attention {call.index} {call.is_causal} {tuple(sizes)}", found)
+        return _count(None if mask is None else lift(mask, call.mask_index, sizes), is_causal, sizes)
+    name = f"attention {call.mask_index} {is_causal} {tuple(sizes)}"
+    return mask._once(name, lambda: _count(lift(mask, call.mask_index, sizes), is_causal, sizes))
+
+
+def _count(mask: MaskLike | None, is_causal: bool, sizes: Sizes) -> tuple[tuple[Block, ...], BlockCount]:
+    blocks = tuple(split(mask, is_causal, sizes))
+    pairs = sum(block.pairs for block in blocks) * sizes.heads
+    return blocks, BlockCount(len(blocks), pairs, sum(block.gathered for block in blocks))
 
 
 # -- when it is the route ----------------------------------------------------------------------------------------------
@@ -145,11 +147,13 @@ def pays(facts: Facts) -> str | None:
     """Why looking for blocks would not pay, or None."""
     if facts.detail.blocks is not None:
         return None
+    has_kernel = kernel.serves(facts) is None
+    if has_kernel and kernel.pays(facts) is not None:
+        # Few queries with many keys: all that is left to save is in the blocks.
+        return None
     if sdpa.is_small(facts):
         return "too small for blocks to pay"
-    if kernel.serves(facts) is None and kernel.pays(facts) is None and not kernel.may_skip_blocks(facts):
-        return kernel.REASON
-    return None
+    return kernel.REASON if has_kernel and not kernel.may_skip_blocks(facts) else None
 
 
 def work(facts: Facts) -> Work:
@@ -188,7 +192,7 @@ def run(
     drops = any(block.is_partial for block in call.blocks)
     if sdpa.is_sound(out, q, k, scale, drops=drops, recomputes=sdpa.requires_grad(q, k, v)):
         return out
-    kept = kept_of(bits_of(mask, call.index, call.sizes), call.is_causal, call.sizes)
+    kept = kept_of(bits_of(mask, call.mask_index, call.sizes), call.is_causal, call.sizes)
     return sdpa.attend_finite(attend, q, k, v, kept, 0.0, scale)
 
 

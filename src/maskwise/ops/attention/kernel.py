@@ -14,7 +14,7 @@ from torch import Tensor
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike
 from maskwise.ops.attention import reference, sdpa
-from maskwise.ops.attention.arguments import Call
+from maskwise.ops.attention.arguments import Call, Scores
 from maskwise.ops.backends import INTERPRETED, provide, why_not_served
 from maskwise.ops.operation import define, differentiate
 from maskwise.plan.cost import Work
@@ -95,7 +95,8 @@ def pays(facts: Facts) -> str | None:
 
 def may_skip_blocks(facts: Facts) -> bool:
     """Whether the mask may know of blocks of pairs that are all dropped, without its bits being made."""
-    return facts.detail.is_structured and facts.detail.has_pairs
+    scores: Scores = facts.detail
+    return scores.is_structured and scores.has_pairs
 
 
 def work(facts: Facts) -> Work:

@@ -37,7 +37,7 @@ def attend_packed(
     k: Any,
     v: Any,
     mask: MaskLike | None,
-    dense: Callable[..., Tensor],
+    dense: Callable[..., Any],
     *,
     is_causal: bool,
     dropout_p: float,
@@ -55,7 +55,7 @@ def attend_packed(
 
 
 def _by_sequences(
-    q: Packed, k: Packed, v: Packed, mask: None, dense: Callable[..., Tensor], options: dict[str, Any]
+    q: Packed, k: Packed, v: Packed, mask: None, dense: Callable[..., Any], options: dict[str, Any]
 ) -> Packed:
     lengths, key_lengths = _lengths(q), _lengths(k)
     out = attend(q.values, k.values, v.values, lengths, key_lengths=key_lengths, **options)
@@ -66,14 +66,14 @@ def _by_sequences(
 
 
 def _in_layout(
-    q: Packed, k: Packed, v: Packed, mask: MaskLike | None, dense: Callable[..., Tensor], options: dict[str, Any]
+    q: Packed, k: Packed, v: Packed, mask: MaskLike | None, dense: Callable[..., Any], options: dict[str, Any]
 ) -> Packed:
     """Attention in the layout that the tokens were packed from, where it takes its own route."""
     layouts = [x.unpack().transpose(1, 2) for x in (q, k, v)]
     keys = k.mask[:, None, None, :]
     out = dense(*layouts, keys if mask is None else keys & _four_dims(mask, k, layouts[0]), **options)
     if isinstance(out, Plan):
-        return out
+        return out  # type: ignore[return-value]
     return collect(out.transpose(1, 2), q.mask, capacity=q.capacity)
 
 
@@ -83,7 +83,7 @@ def _four_dims(mask: MaskLike, k: Packed, queries: Tensor) -> Mask:
 
 
 def _lengths(x: Packed) -> list[int]:
-    return x.mask.lengths.reshape(-1).tolist()  # type: ignore[no-any-return]
+    return x.mask.lengths.reshape(-1).tolist()
 
 
 # -- the routes --------------------------------------------------------------------------------------------------------

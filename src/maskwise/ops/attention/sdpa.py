@@ -84,7 +84,7 @@ def run(
     q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, call: Call, dropout_p: float, scale: float | None
 ) -> Tensor:
     """One call of SDPA for all pairs."""
-    bits, is_causal = bits_of(mask, call.index, call.sizes), call.is_causal
+    bits, is_causal = bits_of(mask, call.mask_index, call.sizes), call.is_causal
     attend, kept = _with_mask(bits, call, dropout_p, scale)
     out = attend(q, k, v)
     drops = kept is not None or is_causal
@@ -99,7 +99,7 @@ def run(
 
 def rerun(q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, call: Call, scale: float | None) -> Tensor:
     """The same for a call of which a kernel has found that something in it is not finite."""
-    bits = bits_of(mask, call.index, call.sizes)
+    bits = bits_of(mask, call.mask_index, call.sizes)
     attend, _ = _with_mask(bits, call, 0.0, scale)
     return attend_finite(attend, q, k, v, kept_of(bits, call.is_causal, call.sizes), 0.0, scale)
 
@@ -125,7 +125,7 @@ def run_without_sync(
     q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, call: Call, dropout_p: float, scale: float | None
 ) -> Tensor:
     """For devices, and for graphs: the values of a result are not looked at, so what is dropped is zero beforehand."""
-    kept = bits_of(mask, call.index, call.sizes)
+    kept = bits_of(mask, call.mask_index, call.sizes)
     return attend_without_sync(q, k, v, kept, is_causal=call.is_causal, dropout_p=dropout_p, scale=scale)
 
 

@@ -7,7 +7,6 @@ from maskwise.ops.linear.layouts import Block as Block
 from maskwise.ops.linear.layouts import SparseLayout as SparseLayout
 from maskwise.ops.linear.linear import linear as linear
 from maskwise.ops.linear.sparse import DeferredLayout as DeferredLayout
-from maskwise.ops.linear.sparse import Indices as Indices
 from maskwise.ops.linear.sparse import Product as Product
 from maskwise.ops.linear.sparse import decide_product as decide_product
 from maskwise.ops.linear.sparse import dense_cost as dense_cost
@@ -20,7 +19,6 @@ __all__ = [
     "BLOCKS",
     "Block",
     "DeferredLayout",
-    "Indices",
     "Product",
     "SparseLayout",
     "decide_product",

@@ -25,16 +25,13 @@ from maskwise.plan.dispatch import Decision, Facts, Route, Skips, decide, forced
 
 __all__ = [
     "DeferredLayout",
-    "Indices",
     "Product",
     "Saving",
     "decide_product",
     "dense_cost",
     "is_sparse_promising",
     "multiply",
-    "product",
     "product_routes",
-    "sampled",
     "sparse_linear",
 ]
 
@@ -48,36 +45,12 @@ _SPARSE = (
 )
 
 
-def fake_product(
-    x: Tensor,
-    values: Tensor,
-    starts: Tensor,
-    columns: Tensor,
-    bias: Tensor | None,
-    outputs: int,
-    rows: int,
-    width: int,
-) -> Tensor:
-    """The result without its data."""
-    return x.new_empty(x.shape[0], outputs)
-
-
-def fake_sampled(grad: Tensor, x: Tensor, starts: Tensor, columns: Tensor, rows: int, width: int) -> Tensor:
-    """One number for each value."""
-    return x.new_empty(columns.shape[0] * rows * width)
-
-
-def fake_sparse(x: Tensor, values: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
-    """The result without its data."""
-    return x.new_empty(x.shape[0], rest[5])
-
-
 define(
     "linear_product",
     "(Tensor x, Tensor values, Tensor starts, Tensor columns, Tensor? bias, int outputs, int rows, int width)"
     " -> Tensor",
     reference=reference.product,
-    fake=fake_product,
+    fake=lambda x, values, starts, columns, bias, outputs, rows, width: x.new_empty(x.shape[0], outputs),
     gpu=ON_GPU,
     gpu_from="maskwise.ops.linear.gpu:product",
 )
@@ -85,7 +58,7 @@ define(
     "linear_sampled",
     "(Tensor grad, Tensor x, Tensor starts, Tensor columns, int rows, int width) -> Tensor",
     reference=reference.sampled,
-    fake=fake_sampled,
+    fake=lambda grad, x, starts, columns, rows, width: x.new_empty(columns.shape[0] * rows * width),
     gpu=ON_GPU,
     gpu_from="maskwise.ops.linear.gpu:sampled",
 )
@@ -133,7 +106,7 @@ def sparse_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return of_x, of_values, of_bias, *[None] * 8
 
 
-define("linear_sparse", _SPARSE, reference=run_sparse, fake=fake_sparse)
+define("linear_sparse", _SPARSE, reference=run_sparse, fake=lambda x, *rest: x.new_empty(x.shape[0], rest[7]))
 differentiate("linear_sparse", sparse_backward, sparse_setup)
 backends.provide("linear", "cpu", DTYPES)
 backends.provide("linear", "cuda", ON_GPU)
@@ -344,12 +317,18 @@ class Saving(NamedTuple):
 def decide_product(facts: Facts, routes: tuple[Route, ...]) -> Decision:
     """The route of a product; with the `Saving` that it misses, where all that the sparse route lacks is its layout."""
     decision = decide(facts, routes)
-    plan = decision.plan
-    if any(refusal.reason == _NO_LAYOUT for refusal in plan.refused):
-        missed = plan.microseconds - _sparse_cost(facts, _NO_WORK, calibration.rates_for(facts.device))
+    chosen = decision.route.predict(facts)
+    # Nothing is missed where a route is forced.
+    if (
+        chosen is not None
+        and forced() is None
+        and routes[0].refuses(facts) is None
+        and _pays_sparse(facts) is _NO_LAYOUT
+    ):
+        missed = chosen[1] - _sparse_cost(facts, _NO_WORK, calibration.rates_for(facts.device))
         if missed > 0.0:
             weights, kept = facts.detail.inputs * facts.detail.outputs, facts.kept or 0
-            return decision._replace(prepared=Saving(missed, 50.0 + weights / _BUILT + kept / 20.0))
+            decision.prepared = Saving(missed, 50.0 + weights / _BUILT + kept / 20.0)
     return decision
 
 

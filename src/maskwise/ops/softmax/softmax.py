@@ -16,7 +16,7 @@ from maskwise.ops.primitives import copy_transposed
 from maskwise.ops.softmax import reference
 from maskwise.plan.cost import Work
 
-__all__ = ["check_floating", "define_backward", "log_softmax", "slicewise", "softmax", "softmin"]
+__all__ = ["log_softmax", "softmax", "softmin"]
 
 
 def softmax(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from maskwise.errors import StaleMaskError
 from maskwise.mask.structures import Structure
-from maskwise.mask.views import subscript
+from maskwise.mask.structures.affine import subscript
 
 if TYPE_CHECKING:
     from maskwise.mask.mask import Mask

@@ -1,4 +1,4 @@
-"""Views and moves of masks, by torch's names. `Mask` carries each of these functions as a method."""
+"""Indexing, views and moves of masks, by torch's names. `Mask` has each of these functions as a method."""
 
 # The first argument is the mask itself, which the reader of a method never passes.
 # ruff: noqa: D417
@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from maskwise.errors import ArgumentError, ShapeError, say
-from maskwise.mask import views
 from maskwise.mask.checks import need_data
-from maskwise.mask.structures import Dense
+from maskwise.mask.structures import Dense, affine
 from maskwise.mask.structures.base import assemble, take_apart
 
 if TYPE_CHECKING:
@@ -58,8 +57,8 @@ def subscript(mask: Mask, key: Any) -> Mask:
     """
     if mask._bits is not None:
         return mask._wrap(Dense(_gather(mask, key)))
-    if views.is_basic(key):
-        return mask._wrap(mask._structure.view(views.subscript(mask._structure.shape, key)))
+    if affine.is_basic(key):
+        return mask._wrap(mask._structure.view(affine.subscript(mask._structure.shape, key)))
     return mask._wrap(Dense(_gather(mask, key)))
 
 
@@ -81,7 +80,7 @@ def size(mask: Mask, dim: int | None = None) -> torch.Size | int:
         OutOfRangeError: there is no such dim.
 
     """
-    return mask.shape if dim is None else mask.shape[views.normalize_dim("Mask.size", dim, mask.ndim)]
+    return mask.shape if dim is None else mask.shape[affine.normalize_dim("Mask.size", dim, mask.ndim)]
 
 
 def unsqueeze(mask: Mask, dim: int) -> Mask:
@@ -97,7 +96,7 @@ def unsqueeze(mask: Mask, dim: int) -> Mask:
     Raises:
         OutOfRangeError: there is no such dim.
     """
-    return mask._wrap(mask._structure.view(views.unsqueeze(mask._structure.shape, dim)))
+    return mask._wrap(mask._structure.view(affine.unsqueeze(mask._structure.shape, dim)))
 
 
 def squeeze(mask: Mask, dim: int | Sequence[int] | None = None) -> Mask:
@@ -113,7 +112,7 @@ def squeeze(mask: Mask, dim: int | Sequence[int] | None = None) -> Mask:
     Raises:
         OutOfRangeError: there is no such dim.
     """
-    return mask._wrap(mask._structure.view(views.squeeze(mask._structure.shape, dim)))
+    return mask._wrap(mask._structure.view(affine.squeeze(mask._structure.shape, dim)))
 
 
 def expand(mask: Mask, *sizes: int | Sequence[int]) -> Mask:
@@ -130,7 +129,7 @@ def expand(mask: Mask, *sizes: int | Sequence[int]) -> Mask:
         ShapeError: a size other than 1 would change.
 
     """
-    return mask._wrap(mask._structure.view(views.expand(mask._structure.shape, _flat(sizes))))
+    return mask._wrap(mask._structure.view(affine.expand(mask._structure.shape, _flat(sizes))))
 
 
 def expand_as(mask: Mask, other: Tensor | Mask) -> Mask:
@@ -164,7 +163,7 @@ def permute(mask: Mask, *dims: int | Sequence[int]) -> Mask:
         ArgumentError: a dim is missing, or named twice.
         OutOfRangeError: there is no such dim.
     """
-    return mask._wrap(mask._structure.view(views.permute(mask._structure.shape, _flat(dims))))
+    return mask._wrap(mask._structure.view(affine.permute(mask._structure.shape, _flat(dims))))
 
 
 def transpose(mask: Mask, dim0: int, dim1: int) -> Mask:
@@ -182,7 +181,7 @@ def transpose(mask: Mask, dim0: int, dim1: int) -> Mask:
         OutOfRangeError: there is no such dim.
     """
     order = list(range(mask.ndim))
-    first, second = (views.normalize_dim("Mask.transpose", d, mask.ndim) for d in (dim0, dim1))
+    first, second = (affine.normalize_dim("Mask.transpose", d, mask.ndim) for d in (dim0, dim1))
     order[first], order[second] = order[second], order[first]
     return permute(mask, order)
 
@@ -221,7 +220,7 @@ def movedim(mask: Mask, source: int, destination: int) -> Mask:
     Raises:
         OutOfRangeError: there is no such dim.
     """
-    start, end = (views.normalize_dim("Mask.movedim", d, mask.ndim) for d in (source, destination))
+    start, end = (affine.normalize_dim("Mask.movedim", d, mask.ndim) for d in (source, destination))
     order = [d for d in range(mask.ndim) if d != start]
     order.insert(end, start)
     return permute(mask, order)
@@ -246,12 +245,12 @@ def reshape(mask: Mask, *shape: int | Sequence[int]) -> Mask:
     old = mask._structure.shape
     sizes = list(_flat(shape))
     if sizes.count(-1) == 1:
-        known = -prod(sizes)
-        sizes[sizes.index(-1)] = prod(old) // known if known else 0
+        others = -prod(sizes)
+        sizes[sizes.index(-1)] = prod(old) // others if others else 0
     if prod(sizes) != prod(old) or any(size < 0 for size in sizes):
         must = f"hold as many positions as {tuple(old)}, {prod(old)}"
         raise ShapeError(say("Mask.reshape", "shape", must=must, got=_flat(shape), hint="mask.reshape(-1)"))
-    view = views.reshape_ones(old, sizes)
+    view = affine.reshape_ones(old, sizes)
     return mask._wrap(Dense(mask.to_bool().reshape(sizes)) if view is None else mask._structure.view(view))
 
 
@@ -272,7 +271,7 @@ def flatten(mask: Mask, start_dim: int = 0, end_dim: int = -1) -> Mask:
     """
     if not mask.ndim:
         return reshape(mask, 1)
-    first, last = (views.normalize_dim("Mask.flatten", d, mask.ndim) for d in (start_dim, end_dim))
+    first, last = (affine.normalize_dim("Mask.flatten", d, mask.ndim) for d in (start_dim, end_dim))
     if first > last:
         must = f"not come after end_dim={end_dim}"
         raise ArgumentError(say("Mask.flatten", "start_dim", must=must, got=start_dim, hint="mask.flatten()"))
@@ -326,7 +325,7 @@ def cuda(mask: Mask, device: torch.device | str | int | None = None) -> Mask:
 
 
 def pin_memory(mask: Mask) -> Mask:
-    """Return the mask with its host tensors in pinned memory, as DataLoader(pin_memory=True) asks for."""
+    """Return the mask with its host tensors in pinned memory, as DataLoader(pin_memory=True) requires."""
     tensors, skeleton = take_apart(mask._structure)
     return mask._wrap(assemble(skeleton, [t.pin_memory() if t.device.type == "cpu" else t for t in tensors]))
 
@@ -357,14 +356,14 @@ def contiguous(mask: Mask) -> Mask:
 
 
 def _gather(mask: Mask, key: Any) -> Tensor:
-    """Return the bool tensor at ``key``; what torch refuses of a basic key is said in our own words."""
+    """Return the bool tensor at ``key``; for a basic key that torch refuses, the message is our own."""
     parts = key if isinstance(key, tuple) else (key,)
     plain = tuple([part.to_bool() if isinstance(part, type(mask)) else part for part in parts])
     try:
         return mask.to_bool()[plain]
     except (IndexError, ValueError):
-        if views.is_basic(key):
-            views.subscript(tuple(mask.shape), key)
+        if affine.is_basic(key):
+            affine.subscript(tuple(mask.shape), key)
         raise
 
 

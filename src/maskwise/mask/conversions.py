@@ -1,4 +1,7 @@
-"""The other conventions, as named converters both ways. `Mask` carries each of these functions as a method."""
+"""The other conventions, as named converters both ways; and what torch does with a Mask: functions, pytrees, batches.
+
+`Mask` has each of the converters as a method.
+"""
 
 # The first argument is the class or the mask itself, which the reader of a method never passes.
 # ruff: noqa: D417
@@ -6,7 +9,8 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +18,8 @@ from torch import Tensor
 from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
 from maskwise.mask.checks import as_ints, need_data, need_dense, readable
 from maskwise.mask.structures import Constant, Dense
+from maskwise.mask.structures.base import Skeleton, assemble, take_apart
+from maskwise.ops.torch_private import SequenceKey, default_collate_fn_map, register_pytree_node
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,11 +27,13 @@ if TYPE_CHECKING:
     from maskwise.mask.mask import Mask
 
 __all__ = [
+    "call",
     "from_additive",
     "from_attention_mask",
     "from_cu_seqlens",
     "from_key_padding",
     "from_numpy",
+    "register",
     "to_additive",
     "to_attention_mask",
     "to_cu_seqlens",
@@ -326,3 +334,78 @@ def _refuse(op: str, name: str, values: Tensor, *, odd: Tensor, must: str, hint:
         at = tuple(int(i) for i in odd.nonzero()[0])
         got = f"{values[at].item():g} at position {at[0] if len(at) == 1 else at}"
         raise ArgumentError(say(op, name, must=must, got=got, hint=hint))
+
+
+# -- torch functions, pytrees, DataLoader ------------------------------------------------------------------------------
+def call(cls: type[Mask], func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Run a torch function that was given a Mask: the set algebra and joins give masks, all else gets a bool tensor."""
+    if func in _ALGEBRA and not kwargs and len(args) == 2:
+        return _ALGEBRA[func](cls, *args)
+    if func in (torch.cat, torch.stack) and all(isinstance(m, cls) for m in args[0]):
+        return (cls.cat if func is torch.cat else cls.stack)(*args, **kwargs)
+    return func(*(_plain(cls, a) for a in args), **{k: _plain(cls, v) for k, v in kwargs.items()})
+
+
+# `tensor & mask` reaches torch first, which calls this; `tensor - mask` comes as Tensor.sub.
+_ALGEBRA: dict[Callable[..., Any], Callable[..., Any]] = {
+    Tensor.__and__: lambda cls, left, right: cls._coerce(left, "&") & right,
+    Tensor.__or__: lambda cls, left, right: cls._coerce(left, "|") | right,
+    Tensor.__xor__: lambda cls, left, right: cls._coerce(left, "^") ^ right,
+    Tensor.sub: lambda cls, left, right: cls._coerce(left, "-") - right,
+}
+
+
+def _plain(cls: type[Mask], value: Any) -> Any:
+    if isinstance(value, cls):
+        return value.to_bool()
+    if type(value) in (tuple, list):
+        return type(value)(_plain(cls, v) for v in value)
+    return value
+
+
+class _Context(NamedTuple):
+    """What a pytree keeps of a mask besides its tensors."""
+
+    skeleton: Skeleton
+    ndims: tuple[int, ...]
+    on_host: bool
+
+
+def _flatten(mask: Mask) -> tuple[list[Tensor], _Context]:
+    tensors, skeleton = take_apart(mask._structure)
+    plain = [t for t in tensors if isinstance(t, Tensor)]
+    ndims = tuple(t.ndim for t in plain)
+    return tensors, _Context(skeleton, ndims, all(t.device.type == "cpu" for t in plain))
+
+
+def _flatten_with_keys(mask: Mask) -> tuple[list[tuple[Any, Tensor]], _Context]:
+    tensors, context = _flatten(mask)
+    return [(SequenceKey(i), t) for i, t in enumerate(tensors)], context
+
+
+def _unflattener(cls: type[Mask]) -> Callable[[Iterable[Any], _Context], Mask]:
+    def unflatten(leaves: Iterable[Any], context: _Context) -> Mask:
+        tensors = list(leaves)
+        skeleton = context.skeleton
+        if skeleton.cls is not Dense:
+            for leaf, ndim in zip(tensors, context.ndims, strict=False):
+                if isinstance(leaf, Tensor) and leaf.ndim != ndim:
+                    must, hint = f"keep the {ndim} dims that the mask's structure has", "pass mask.to_bool() to vmap"
+                    raise ShapeError(say("Mask", "leaf", must=must, got=leaf.ndim, hint=hint))
+            moved = {t.device for t in tensors if isinstance(t, Tensor)}
+            # Leaves that were sent to another device take the mask along; host data for a device is left as it is.
+            if len(moved) == 1 and (not context.on_host or next(iter(moved)).type != "cpu"):
+                skeleton = skeleton.on(moved.pop())
+        return cls._wrap(assemble(skeleton, tensors))
+
+    return unflatten
+
+
+def register(cls: type[Mask]) -> None:
+    """Make a Mask a pytree node, and let the DataLoader stack masks."""
+    register_pytree_node(cls, _flatten, _unflattener(cls), flatten_with_keys_fn=_flatten_with_keys)
+
+    def collate(batch: Sequence[Mask], *, collate_fn_map: object = None) -> Mask:
+        return cls.stack(batch)
+
+    default_collate_fn_map[cls] = collate

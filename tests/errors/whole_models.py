@@ -22,8 +22,8 @@ from maskwise.models.compress import MissingSafetensorsError
 from maskwise.models.compress.files import FORMAT
 from maskwise.models.compress.guards import FoldedLinear, guard
 from maskwise.models.compress.report import CompressionReport, Measured
-from maskwise.models.hugging_face import interface
-from maskwise.models.hugging_face.frames import Frame, call
+from maskwise.models.hugging_face import attention
+from maskwise.models.hugging_face.calls import Frame, call
 from maskwise.models.hugging_face.layout import Layout
 from tests.errors.row import Row
 
@@ -127,7 +127,7 @@ def attend(mask: Any, **asked: Any) -> Callable[[], Any]:
 
     def run() -> None:
         with call(Frame(Layout.of(PACKING, limit=None))):
-            interface.attention("sdpa", nn.Identity(), TOKENS, TOKENS, TOKENS, mask, **asked)
+            attention.attention("sdpa", nn.Identity(), TOKENS, TOKENS, TOKENS, mask, **asked)
 
     return run
 
@@ -153,9 +153,9 @@ ROWS = [
     Row(
         "mw.models.unregister", lambda: mw.models.unregister("none"), ArgumentError, "list(maskwise.models.adapters())"
     ),
-    Row("hugging_face.interface", attend(None), UnsupportedModelError, "mw.models.repad(model)"),
+    Row("hugging_face.attention", attend(None), UnsupportedModelError, "mw.models.repad(model)"),
     Row(
-        "hugging_face.interface",
+        "hugging_face.attention",
         attend(PackedMask(PACKING), softcap=1.0),
         UnsupportedModelError,
         "mw.models.repad(model)",

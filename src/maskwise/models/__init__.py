@@ -1,4 +1,4 @@
-"""Whole models: without padding (``mw.unpad``), and with only the weights that are kept (``mw.compress``)."""
+"""Models: without padding (``mw.unpad``), and with only the weights that are kept (``mw.compress``)."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from maskwise.models.adapter import UnsupportedModelError as UnsupportedModelErr
 from maskwise.models.adapter import adapters as adapters
 from maskwise.models.adapter import register as register
 from maskwise.models.adapter import unregister as unregister
-from maskwise.models.attention import PackedMask as PackedMask
 from maskwise.models.compress import CompressionError as CompressionError
 from maskwise.models.compress import CompressionReport as CompressionReport
 from maskwise.models.compress import FoldedLayerError as FoldedLayerError
 from maskwise.models.compress import load_compressed as load_compressed
 from maskwise.models.compress import save_compressed as save_compressed
 from maskwise.models.hugging_face import HuggingFaceAdapter
+from maskwise.models.packing import PackedMask as PackedMask
 from maskwise.models.packing import Packing as Packing
-from maskwise.models.report import PaddedRunWarning as PaddedRunWarning
+from maskwise.models.routes import PaddedRunWarning as PaddedRunWarning
 from maskwise.models.torch_modules import ADAPTERS
 from maskwise.models.unpadding import repad as repad
 from maskwise.models.unpadding import unpad as unpad

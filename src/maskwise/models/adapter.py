@@ -1,15 +1,28 @@
-"""What an adapter is, and the registry of those there are: one a kind of model."""
+"""What an adapter is, the registry of those there are (one for each kind of model), and how one replaces a method."""
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+import inspect
+from collections.abc import Callable
+from types import CodeType
+from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
 from maskwise.errors import ArgumentError, MaskwiseError, say
 
-__all__ = ["MARK", "Adapter", "MixesTokens", "UnsupportedModelError", "adapters", "register", "unregister"]
-
+__all__ = [
+    "MARK",
+    "Adapter",
+    "MixesTokens",
+    "UnsupportedModelError",
+    "adapters",
+    "bind",
+    "is_bound",
+    "register",
+    "unbind",
+    "unregister",
+]
 
 MARK = "_maskwise_adapter"
 """The attribute that names the adapter which serves a module."""
@@ -34,7 +47,7 @@ class UnsupportedModelError(MaskwiseError, TypeError):
 class Adapter(Protocol):
     """How one kind of module runs on kept tokens only. Write one, and hand it to `maskwise.models.register`.
 
-    An adapter has no state of its own: one object serves every module of its kind. What it must remember of a module
+    An adapter has no state of its own: one object serves every module of its kind. What it has to keep about a module
     it leaves on the module, in a form that survives ``copy.deepcopy`` and ``pickle``.
 
     >>> import torch, maskwise as mw
@@ -62,20 +75,20 @@ class Adapter(Protocol):
     >>> mw.models.unregister("tower")
 
     Attributes:
-        name: what tells it from the others, and what errors call it.
+        name: unique, and what errors call it.
     """
 
     @property
     def name(self) -> str:
-        """What tells it from the others, and what errors call it; a plain attribute will do."""
+        """Unique, and what errors call it; a plain attribute will do."""
         ...
 
     def serves(self, module: nn.Module) -> tuple[bool, str]:
-        """Whether this very module can be served (its children are asked on their own), and the reason where not."""
+        """Whether this very module can be served (its children are checked on their own), and the reason where not."""
         ...
 
     def install(self, module: nn.Module) -> None:
-        """Make the module run on kept tokens only. Raise `UnsupportedModelError` if that turns out not to work."""
+        """Make the module run on kept tokens only. Raise `UnsupportedModelError` if that does not work."""
         ...
 
     def undo(self, module: nn.Module) -> None:
@@ -87,7 +100,7 @@ _ADAPTERS: dict[str, Adapter] = {}
 
 
 def register(adapter: Adapter) -> None:
-    """Add an adapter. The latest is asked first, so that it may serve a model better than those already there.
+    """Add an adapter. The latest is tried first, so that it may serve a model better than those already there.
 
     >>> import maskwise as mw
     >>> adapter = mw.models.adapters()["nn.TransformerEncoder"]
@@ -133,10 +146,89 @@ def unregister(name: str) -> None:
 
 
 def adapters() -> dict[str, Adapter]:
-    """The adapters by name, in the order in which they are asked.
+    """The adapters by name, in the order in which they are tried.
 
     >>> from maskwise.models import adapters
     >>> "nn.TransformerEncoder" in adapters()
     True
     """
     return dict(reversed(_ADAPTERS.items()))
+
+
+# -- a function in the place of a method -------------------------------------------------------------------------------
+REPLICATE = "_replicate_for_data_parallel"
+"""How ``nn.DataParallel`` copies a module: a shallow copy, whose attributes are the original's."""
+
+
+class Bound:
+    """A function with the module that it gets first.
+
+    ``copy.deepcopy`` and ``pickle`` take it along with its module. A bound method is unpickled as the class's own
+    method; a closure not at all. What looks for ``__func__``, as accelerate does, finds the function.
+    """
+
+    def __init__(self, function: Callable[..., Any], module: nn.Module, name: str) -> None:
+        self.__func__, self.__self__, self.__name__ = function, module, name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # accelerate binds what it finds a second time.
+        rest = args[1:] if args and args[0] is self.__self__ else args
+        return self.__func__(self.__self__, *rest, **kwargs)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(getattr(type(self.__self__), self.__name__).__get__(self.__self__))
+
+    @property
+    def __code__(self) -> CodeType:
+        # torch.export names the graph after it.
+        return self.__func__.__code__
+
+    def __repr__(self) -> str:
+        # Not that of the module, which is long and may print this one.
+        return f"<{self.__func__.__module__}.{self.__func__.__qualname__} of {type(self.__self__).__name__}>"
+
+
+def bind(module: nn.Module, name: str, function: Callable[..., Any]) -> None:
+    """Put ``function`` in front of the module's own method of that name; it gets the module first.
+
+    >>> import copy
+    >>> def forward(self, x):
+    ...     return x * self.factor
+    >>> double = nn.Identity()
+    >>> bind(double, "forward", forward)
+    >>> double.factor = 2
+    >>> twin = copy.deepcopy(double)
+    >>> twin.factor = 3
+    >>> double(1), twin(1), unbind(twin, "forward"), twin(1)
+    (2, 3, None, 1)
+
+    Args:
+        module: the module that is changed.
+        name: the method, such as ``"forward"``.
+        function: of a module of the package or the user's, so that pickle finds it by its name.
+    """
+    setattr(module, name, Bound(function, module, name))
+    setattr(module, REPLICATE, Bound(_replicate, module, REPLICATE))
+
+
+def unbind(module: nn.Module, name: str) -> None:
+    """Uncover the module's own method."""
+    vars(module).pop(name, None)
+    if [each for each, value in vars(module).items() if isinstance(value, Bound)] == [REPLICATE]:
+        del vars(module)[REPLICATE]
+
+
+def is_bound(module: nn.Module, name: str, function: Callable[..., Any]) -> bool:
+    """Whether that function is what a call of the method runs."""
+    found = vars(module).get(name)
+    return isinstance(found, Bound) and found.__func__ is function
+
+
+def _replicate(module: nn.Module) -> nn.Module:
+    """A replica whose functions are bound to itself."""
+    replica: nn.Module = type(module)._replicate_for_data_parallel(module)  # type: ignore[no-untyped-call]
+    for name, value in vars(module).items():
+        if isinstance(value, Bound):
+            vars(replica)[name] = Bound(value.__func__, replica, name)
+    return replica

@@ -1,4 +1,4 @@
-"""``mw.unpad(model)`` and its way back: find the parts that an adapter serves, and let it."""
+"""``mw.unpad(model)`` and ``mw.models.repad``: find the parts that an adapter serves, and install or undo it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 from maskwise.errors import ArgumentError, say
 from maskwise.models.adapter import MARK, Adapter, MixesTokens, UnsupportedModelError, adapters
-from maskwise.models.report import forget_warnings, warn_once
+from maskwise.models.routes import clear_warnings, warn_once
 from maskwise.nn.arguments import check_module
 
 __all__ = ["repad", "unpad"]
@@ -33,10 +33,10 @@ def unpad(model: Model) -> Model:
     The model is changed in place, and so is every part of it that an adapter serves: ``nn.TransformerEncoder``,
     ``nn.TransformerEncoderLayer``, ``nn.MultiheadAttention``, and Hugging Face models from their ``attention_mask``
     (also inside of a SentenceTransformer). Parameters, ``state_dict`` and signatures stay what they were. What cannot
-    run packed (no mask, a cache, requested attention weights) runs padded, as before; ``mw.explain()`` says which, and
+    run packed (no mask, a cache, requested attention weights) runs padded, as before; ``mw.explain()`` lists which, and
     where the caller can change it, the first such call warns with a `maskwise.models.PaddedRunWarning`.
 
-    Outputs are equal at every kept position. At a padded one, where a padded model computes what nobody should read,
+    Outputs are equal at every kept position. At a padded one, where a padded model computes what must not be read,
     there is 0.
 
     Args:
@@ -47,7 +47,7 @@ def unpad(model: Model) -> Model:
 
     Raises:
         DtypeError: ``model`` is not a module.
-        UnsupportedModelError: no adapter serves it or a part of it; says why, and how to write one.
+        UnsupportedModelError: no adapter serves it or a part of it; the message has the reasons.
     """
     check_module("unpad", model)
     refused: dict[str, str] = {}
@@ -107,7 +107,7 @@ def _install(module: nn.Module, path: str, refused: dict[str, str]) -> int:
 
 
 def _takes_padding(module: nn.Module) -> bool:
-    """Whether a module is called with tokens of which a mask says which are padding."""
+    """Whether a module is called with tokens and a mask of their padding."""
     names = set(inspect.signature(module.forward).parameters)
     return bool(names & {"input_ids", "src", "query"}) and any("mask" in name for name in names)
 
@@ -134,7 +134,7 @@ def _undo(model: nn.Module) -> int:
         if (name := vars(module).pop(MARK, None)) is not None:
             adapters()[name].undo(module)
     for module in model.modules():
-        forget_warnings(module)
+        clear_warnings(module)
     return len(served)
 
 

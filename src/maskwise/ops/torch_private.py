@@ -11,6 +11,10 @@ from typing import Any, TypeVar
 
 import torch
 from torch.autograd import forward_ad
+from torch.nn.modules import module as _modules
+
+# A mode that sees every operation. There is no public name.
+from torch.utils._python_dispatch import TorchDispatchMode
 
 # The registry of containers of tensors that torch.compile, DataLoader and FSDP use; torch.utils.pytree cannot register.
 from torch.utils._pytree import SequenceKey, register_pytree_node
@@ -20,12 +24,14 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 __all__ = [
     "SequenceKey",
+    "TorchDispatchMode",
     "are_saved_tensors_hooks_enabled",
     "assert_async",
     "default_collate_fn_map",
     "flash_attention_for_cpu",
     "flash_attention_for_cpu_backward",
     "has_dispatch_modes",
+    "has_output_hooks",
     "is_exporting",
     "is_forward_ad",
     "is_tracing",
@@ -125,6 +131,18 @@ def has_dispatch_modes() -> bool:
     False
     """
     return _dispatch_modes() > 0
+
+
+def has_output_hooks(module: torch.nn.Module) -> bool:
+    """Whether a hook may hold what a module returns, so that nothing may be written into it."""
+    return bool(
+        module._forward_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or _modules._global_forward_hooks
+        or _modules._global_backward_hooks
+        or _modules._global_backward_pre_hooks
+    )
 
 
 def are_saved_tensors_hooks_enabled() -> bool:

@@ -326,6 +326,9 @@ def _required(served: Sequence[Route]) -> Route | None:
     wanted = forced()
     if wanted is None:
         return None
+    if wanted == "plain":
+        # The dense route, which is the last one whatever its name.
+        return served[-1]
     return next((route for route in served if route.name == wanted or (wanted == "kernel" and route.is_kernel)), None)
 
 

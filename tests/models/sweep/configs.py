@@ -15,7 +15,11 @@ SPECIAL = 20
 
 # What an attribute is set to, where the config has it and it is not None.
 GROUPS = [
-    (VOCABULARY, "vocab_size text_vocab_size vocab_size_per_layer_input"),
+    (
+        VOCABULARY,
+        "vocab_size text_vocab_size vocab_size_per_layer_input shape_vocab_size pronunciation_vocab_size "
+        "unit_hifi_gan_vocab_size",
+    ),
     (
         HIDDEN,
         "hidden_size n_embd d_model dim embed_dim emb_dim embedding_size word_embed_proj_dim projection_dim "

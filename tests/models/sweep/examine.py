@@ -300,7 +300,7 @@ class Examination:
         return {**exact(), "by": max(worst, worst_gradient), **({"partly": route["why"]} if route["why"] else {})}
 
     def logged(self, run):
-        """What a call gives, whether it ran packed, why not, and whether it said so."""
+        """What a call gives, whether it ran packed, why not, and whether it warned."""
         import maskwise as mw
 
         with self.listening(), mw.explain() as log:
@@ -314,7 +314,7 @@ class Examination:
 
     @contextmanager
     def listening(self):
-        """Take down what Maskwise warns of. It says each thing once for a model, so what was said before counts."""
+        """Record what Maskwise warns of. It warns once for each model and reason, so earlier warnings count."""
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
             yield

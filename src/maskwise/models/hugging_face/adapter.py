@@ -8,23 +8,13 @@ from typing import Any
 from torch import nn
 
 from maskwise.models.adapter import UnsupportedModelError
-from maskwise.models.hugging_face import deberta, mpnet
+from maskwise.models.hugging_face.attention import ORIGINALS, family_of, of_home, register_for
+from maskwise.models.hugging_face.calls import PREFIX, STATE, State, packed_parts, state_of
 from maskwise.models.hugging_face.forwards import cover, uncover
-from maskwise.models.hugging_face.inputs import padding_aware_embeddings, takes
-from maskwise.models.hugging_face.interface import ORIGINALS, PREFIX, of_home, register_for
-from maskwise.models.hugging_face.mixing import mixing_module, quantized_module
-from maskwise.models.hugging_face.probe import check
-from maskwise.models.hugging_face.state import STATE, State, packed_parts, state_of
+from maskwise.models.hugging_face.layout import padding_aware_embeddings, takes
+from maskwise.models.hugging_face.probe import check, mixing_module, quantized_module
 
 __all__ = ["HuggingFaceAdapter"]
-
-SPECIAL = (mpnet, deberta)
-"""Families whose attention does not go through the interface: each module patches what its family needs."""
-
-
-def special(base: Any) -> Any:
-    """The module that knows this family, or None."""
-    return next((family for family in SPECIAL if family.knows(base)), None)
 
 
 def implementation(config: Any) -> str:
@@ -57,7 +47,7 @@ class HuggingFaceAdapter:
             return False, ""
         if (name := implementation(base.config)) not in ORIGINALS:
             return False, f"its attention is {name!r}; model.set_attn_implementation('sdpa') can be served"
-        if special(base) is None and of_home(base, "ALL_ATTENTION_FUNCTIONS") is None:
+        if family_of(base) is None and of_home(base, "ALL_ATTENTION_FUNCTIONS") is None:
             return False, "its attention does not go through transformers.AttentionInterface"
         return True, ""
 
@@ -71,19 +61,14 @@ class HuggingFaceAdapter:
         for config in _configs(base):
             if (original := implementation(config)) in ORIGINALS:
                 config._attn_implementation = {"": register_for(original)}
-        if (family := special(base)) is not None:
+        if (family := family_of(base)) is not None:
             family.patch(base)
         try:
-            if (quantized := quantized_module(base)) is not None:
-                raise UnsupportedModelError(quantized)
-            state = _state(base)
-            cover(base, state)
-            if base.device.type == "meta":
-                inner = tuple(f"{path}." for path, each in base.named_modules() if path and is_pretrained(each))
-                if family is None and (mixing := mixing_module(base, inner)) is not None:
-                    raise UnsupportedModelError(mixing)
-            else:
-                check(base)
+            if (reason := quantized_module(base)) is None:
+                cover(base, _state(base))
+                reason = _why_mixing(base) if base.device.type == "meta" else check(base)
+            if reason is not None:
+                raise UnsupportedModelError(reason)
             if module is not base:
                 self.enclose(module)
         except BaseException:
@@ -101,8 +86,9 @@ class HuggingFaceAdapter:
             return False
         cover(module, State(state_of(parts[0]).implementation, base=False))
         try:
-            if module.device.type != "meta":
-                check(module)
+            reason = None if module.device.type == "meta" else check(module)
+            if reason is not None:
+                raise UnsupportedModelError(reason)
         except BaseException:
             uncover(module)
             raise
@@ -113,7 +99,7 @@ class HuggingFaceAdapter:
         for each in packed_parts(module):
             for config in _configs(each):
                 config._attn_implementation = {"": implementation(config)}
-            if (family := special(each)) is not None:
+            if (family := family_of(each)) is not None:
                 family.unpatch(each)
         for each in module.modules():
             uncover(each)
@@ -125,10 +111,17 @@ def is_pretrained(module: nn.Module) -> bool:
     return transformers is not None and isinstance(module, transformers.PreTrainedModel)
 
 
+def _why_mixing(base: Any) -> str | None:
+    """Why a model without weights cannot be served: a module in it mixes tokens; None without one."""
+    inner = tuple(f"{path}." for path, each in base.named_modules() if path and is_pretrained(each))
+    return mixing_module(base, inner) if family_of(base) is None else None
+
+
 def _state(base: Any) -> State:
     ropes = {kind for each in base.modules() for kind in _names(getattr(each, "rope_type", None))}
     windows = any(getattr(base.config, each, None) for each in ("sliding_window", "local_attention", "layer_types"))
-    eager = implementation(base.config) == "eager" or special(base) is mpnet
+    family = family_of(base)
+    eager = implementation(base.config) == "eager" or (family is not None and family.eager)
     return State(
         base.config._attn_implementation,
         base=True,

@@ -11,23 +11,33 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from maskwise.models.adapter import MARK, UnsupportedModelError, adapters
-from maskwise.models.binding import bind, unbind
-from maskwise.models.hugging_face.frames import Frame, call, calls, is_recorded, layout_of, running
-from maskwise.models.hugging_face.inputs import BY_TOKEN, arguments, padded_reason, returns_cache, tokens_of
-from maskwise.models.hugging_face.outputs import unpacked
-from maskwise.models.hugging_face.probe import check
-from maskwise.models.hugging_face.state import (
+from maskwise.models.adapter import MARK, adapters, bind, unbind
+from maskwise.models.hugging_face.calls import (
     COVERED,
     STATE,
+    Frame,
     State,
+    call,
+    calls,
+    is_recorded,
     layout_for,
+    layout_of,
     original,
     packed_parts,
     run_packed,
+    running,
     state_of,
 )
-from maskwise.models.report import Padded, tell, warn_once
+from maskwise.models.hugging_face.layout import (
+    BY_TOKEN,
+    arguments,
+    padded_reason,
+    returns_cache,
+    tokens_of,
+    unpacked,
+)
+from maskwise.models.hugging_face.probe import check
+from maskwise.models.routes import Padded, dispatch, routes, warn_once
 from maskwise.ops.torch_private import is_tracing, is_transformed
 
 __all__ = ["cover", "uncover"]
@@ -46,20 +56,32 @@ def base_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
         return original(module, *args, **kwargs)
     if not check_once(module):
         return module.forward(*args, **kwargs)
-    state, named = state_of(module), arguments(module, args, kwargs)
-    padded = _padded(module, state, named)
-    if isinstance(tokens := tokens_of(named), Tensor) and not is_recorded():
-        tell(module, tokens, named.get("attention_mask"), *(padded or (None,)))
-    if padded is not None:
-        with call(Frame()):
-            return original(module, *args, **kwargs)
+    named = arguments(module, args, kwargs)
+    padded = _padded(module, state_of(module), named)
+    if is_recorded():
+        run = _run_packed if padded is None else _run_padded
+    else:
+        run = dispatch(module, ROUTES, tokens_of(named), named.get("attention_mask"), padded)
+    return run(module, named, args, kwargs)
+
+
+def _run_packed(module: Any, named: dict[str, Any], args: Any, kwargs: Any) -> Any:
     by_name = named.get("return_dict")
     as_tuple = not (module.config.return_dict if by_name is None else by_name)
     if as_tuple:
         named["return_dict"] = True
+    state = state_of(module)
     layout = layout_for(state, named["attention_mask"])
     output = unpacked(run_packed(module, named, layout), layout, state.kinds)
     return output.to_tuple() if as_tuple and hasattr(output, "to_tuple") else output
+
+
+def _run_padded(module: Any, named: dict[str, Any], args: Any, kwargs: Any) -> Any:
+    with call(Frame()):
+        return original(module, *args, **kwargs)
+
+
+ROUTES = routes(_run_packed, _run_padded)
 
 
 def _padded(module: Any, state: State, named: dict[str, Any]) -> Padded | None:
@@ -169,13 +191,12 @@ def check_once(module: nn.Module) -> bool:
     state = state_of(module)
     if state.checked or running() is not None or any(each.device.type == "meta" for each in module.parameters()):
         return True
-    try:
-        check(module)
-    except UnsupportedModelError as error:
-        adapters()[vars(module)[MARK]].undo(module)
-        warn_once(module, error.reason, "help(maskwise.models.Adapter) shows how to serve it")
-        return False
-    return True
+    reason = check(module)
+    if reason is None:
+        return True
+    adapters()[vars(module)[MARK]].undo(module)
+    warn_once(module, reason, "help(maskwise.models.Adapter) shows how to serve it")
+    return False
 
 
 class UnpackOutput:

@@ -1,16 +1,38 @@
-"""How packed tokens lie in the tensors of a Hugging Face model: rows of the model, folded from one long sequence."""
+"""How packed tokens lie in the arguments and outputs of a Hugging Face model: as rows, folded from one sequence."""
 
 from __future__ import annotations
 
+import inspect
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from maskwise.models.packing import Packing
+from maskwise.models.routes import Padded
+from maskwise.ops.torch_private import is_tracing, is_transformed
 
-__all__ = ["Layout", "flat", "folded"]
+__all__ = [
+    "BY_TOKEN",
+    "OTHER",
+    "Layout",
+    "arguments",
+    "flat",
+    "folded",
+    "kind_of",
+    "leaves",
+    "pack_arguments",
+    "padded_reason",
+    "padding_aware_embeddings",
+    "returns_cache",
+    "takes",
+    "tokens_of",
+    "unpacked",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +61,7 @@ class Layout:
 
         Args:
             packing: which tokens are computed.
-            limit: how many positions the model has; None where that is not known.
+            limit: how many positions the model has; None where the config has no limit.
             spare: how many places to leave at the end at the least.
         """
         length, tokens = packing.keep.shape[1], packing.tokens + spare
@@ -89,3 +111,252 @@ def folded(
         last = x[:1] if spare is None else spare[None]
         x = torch.cat([x, last.expand(missing, *x.shape[1:])])
     return x.reshape(rows, width, *x.shape[1:])
+
+
+# -- arguments ---------------------------------------------------------------------------------------------------------
+BY_TOKEN = {
+    "input_ids": 2,
+    "inputs_embeds": 3,
+    "position_ids": 2,
+    "token_type_ids": 2,
+    "task_type_ids": 2,
+    "input_shape_ids": 2,
+    "input_pronunciation_ids": 2,
+    "langs": 2,
+    "bbox": 3,
+    "xpath_tags_seq": 3,
+    "xpath_subs_seq": 3,
+}
+"""The arguments that have an entry for each token, and how many dims each has. By name: a tensor of the same sizes may
+belong to another sequence, as the encoder's output that a decoder attends to."""
+
+
+@cache
+def _signature(kind: Any) -> inspect.Signature:
+    """The signature of a class's forward; of the class it extends, where it hands everything on."""
+    for each in kind.__mro__:
+        if "forward" in vars(each):
+            signature = inspect.signature(each.forward)
+            kinds = {parameter.kind for parameter in list(signature.parameters.values())[1:]}
+            if kinds - {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
+                return signature
+    return inspect.signature(kind.forward)
+
+
+@cache
+def _names(kind: Any) -> frozenset[str]:
+    """The arguments that a class's forward takes by name, with those that it hands on to the class it extends."""
+    names: set[str] = set()
+    for each in kind.__mro__:
+        if "forward" in vars(each):
+            parameters = inspect.signature(each.forward).parameters
+            names |= set(parameters)
+            if all(parameter.kind is not inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+                break
+    return frozenset(names)
+
+
+def _kind(module: nn.Module) -> Any:
+    # Typed so that it counts as hashable.
+    return type(module)
+
+
+def arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name."""
+    bound = _signature(_kind(module)).bind_partial(module, *args, **kwargs)
+    named: dict[str, Any] = {}
+    for name, value in list(bound.arguments.items())[1:]:
+        if bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+            named.update(value)
+        else:
+            named[name] = value
+    return named
+
+
+def takes(module: nn.Module, name: str) -> bool:
+    """Whether the module's forward has an argument of this name."""
+    return name in _names(_kind(module))
+
+
+def tokens_of(named: dict[str, Any]) -> Any:
+    """The argument that has the tokens, as ids or embedded."""
+    tokens = named.get("input_ids")
+    return tokens if tokens is not None else named.get("inputs_embeds")
+
+
+def padded_reason(module: Any, named: dict[str, Any]) -> Padded | None:
+    """Why this call must run padded, or None where it can run packed.
+
+    Args:
+        module: the base model.
+        named: its arguments.
+    """
+    mask, tokens = named.get("attention_mask"), tokens_of(named)
+    if is_tracing():
+        return Padded("a graph that is being traced has no sizes that depend on data", "trace mw.models.repad(model)")
+    if is_transformed():
+        return Padded("torch.func looks through the call", "torch.autograd.grad, or mw.models.repad(model)")
+    if (cache := named.get("past_key_values")) is not None and (
+        not hasattr(cache, "get_seq_length") or cache.get_seq_length()
+    ):
+        return Padded("the call continues from a cache")
+    if mask is None:
+        return Padded("no attention_mask was given")
+    if not isinstance(mask, Tensor) or not isinstance(tokens, Tensor) or mask.shape != tokens.shape[:2]:
+        return Padded(
+            "attention_mask is not one flag for each token of the input", "an attention_mask of (batch, length)"
+        )
+    if named.get("output_attentions") or (named.get("output_attentions") is None and module.config.output_attentions):
+        return Padded("the attention weights are requested", "output_attentions=False")
+    if named.get("labels") is not None:
+        return Padded("it computes its loss inside of the packed part", "a loss of the logits outside of the model")
+    for name, value in named.items():
+        if name != "attention_mask" and not _fits(name, value, mask):
+            return Padded(
+                f"{name} is not known to have an entry for each token",
+                f"a call without {name}, or mw.models.repad(model)",
+            )
+    if bool(mask.all()):
+        return Padded("nothing is dropped")
+    if not bool(mask.any()):
+        return Padded("nothing is kept")
+    return None
+
+
+def returns_cache(module: Any, named: dict[str, Any], *, labelled: bool) -> Padded | None:
+    """Why a decoder must run padded for the sake of its cache, or None.
+
+    A cache that no argument requests is left out where nothing reads it: in training, and beside a loss.
+    """
+    requested = named.get("use_cache")
+    # A model around this one may hand it an empty cache to fill.
+    by_default = named.get("past_key_values") is not None or getattr(module.config, "use_cache", False)
+    if requested or (requested is None and by_default and not (labelled or module.training)):
+        return Padded("it returns a cache of keys and values", "use_cache=False, or model.config.use_cache = False")
+    return None
+
+
+def _fits(name: str, value: Any, mask: Tensor) -> bool:
+    """Whether an argument has an entry for each token, or none for any."""
+    if isinstance(value, (list, tuple)):
+        return False
+    if not isinstance(value, Tensor) or value.numel() == 1:
+        return True
+    if name == "position_ids" and value.dim() == 3:
+        # Several axes, as text beside images has them: (axes, B, L).
+        return value.shape[1:] == mask.shape
+    sizes = (mask.shape, torch.Size((1, mask.shape[1])))
+    return value.dim() == BY_TOKEN.get(name) and value.shape[:2] in sizes
+
+
+def pack_arguments(module: nn.Module, named: dict[str, Any], layout: Layout, embeddings: str | None) -> dict[str, Any]:
+    """The arguments of the packed call: all kept tokens, each with the position that it had."""
+    shape = layout.packing.keep.shape
+    if named.get("position_ids") is None:
+        named = {**named, "position_ids": _positions(module, named, layout, embeddings)}
+    packed = {}
+    for name, value in named.items():
+        if name == "attention_mask":
+            # All ones, not None: without a mask transformers looks for packed sequences in the position ids.
+            packed[name] = value.new_ones((layout.rows, layout.width))
+        elif name == "past_key_values":
+            packed[name] = None
+        elif not isinstance(value, Tensor) or value.numel() == 1:
+            packed[name] = value
+        elif name == "position_ids":
+            # The spare places have the last position of the padded batch: frequencies may depend on it.
+            axes = value[None] if value.dim() == 2 else value
+            folds = torch.stack([layout.fold(axis.expand(shape), axis.max()) for axis in axes])
+            packed[name] = folds[0] if value.dim() == 2 else folds
+        else:
+            packed[name] = layout.fold(value.expand(*shape, *value.shape[2:]))
+    if takes(module, "use_cache"):
+        packed["use_cache"] = False
+    return packed
+
+
+def padding_aware_embeddings(module: nn.Module) -> str | None:
+    """The path of the embeddings that number only tokens which are not padding, as RoBERTa's; None without such."""
+    for path, child in module.named_modules():
+        if hasattr(child, "position_embeddings") and hasattr(child, "padding_idx") and _numbering(child):
+            return str(path)
+    return None
+
+
+def _numbering(embeddings: nn.Module) -> Any:
+    name = "create_position_ids_from_input_ids"
+    own = getattr(embeddings, name, None)
+    homes = (sys.modules[kind.__module__] for kind in type(embeddings).__mro__)
+    return own or next((found for home in homes if (found := getattr(home, name, None)) is not None), None)
+
+
+def _positions(module: nn.Module, named: dict[str, Any], layout: Layout, path: str | None) -> Tensor:
+    """The position ids that the padded model would make, (B, L)."""
+    keep = layout.packing.keep
+    columns = torch.arange(keep.shape[1], device=keep.device).expand(keep.shape)
+    if path is None:
+        return columns
+    embeddings = module.get_submodule(path)
+    padding: int = embeddings.padding_idx  # type: ignore[assignment]
+    if named.get("input_ids") is None:
+        return columns + padding + 1
+    positions: Tensor = _numbering(embeddings)(named["input_ids"], padding)
+    return positions
+
+
+# -- outputs -----------------------------------------------------------------------------------------------------------
+TOKENS, FLAT, OTHER = "tokens", "flat", "other"
+"""(rows, width, ...), which becomes (B, L, ...); (rows * width, ...), which becomes (B * L, ...); and the others."""
+
+
+def leaves(output: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of an output with its path, such as ``hidden_states.2``."""
+    if isinstance(output, Tensor):
+        yield path, output
+    elif isinstance(output, (dict, tuple, list)):
+        for name, value in output.items() if isinstance(output, dict) else enumerate(output):
+            yield from leaves(value, f"{path}.{name}" if path else str(name))
+
+
+def _map(output: Any, function: Callable[[str, Tensor], Tensor], path: str = "") -> Any:
+    """The output with a function of every tensor in its place."""
+    if isinstance(output, Tensor):
+        return function(path, output)
+    if isinstance(output, dict):
+        for name in list(output):
+            output[name] = _map(output[name], function, f"{path}.{name}" if path else str(name))
+        return output
+    if isinstance(output, (tuple, list)):
+        found = [_map(each, function, f"{path}.{index}" if path else str(index)) for index, each in enumerate(output)]
+        # Fields of a named tuple are arguments of their own.
+        return type(output)(*found) if hasattr(output, "_fields") else type(output)(found)
+    return output
+
+
+def kind_of(padded: Tensor, packed: Tensor, layout: Layout) -> str | None:
+    """How an output lies, from the shapes that it has padded and packed; None if that cannot be unpacked."""
+    batch, length = layout.packing.keep.shape
+    if padded.dim() >= 2 and padded.shape[:2] == (batch, length) and layout.holds(packed):
+        return TOKENS
+    if padded.dim() >= 2 and padded.shape[0] == batch * length and packed.shape[:1] == (layout.size,):
+        return FLAT
+    return OTHER if padded.shape == packed.shape else None
+
+
+def unpacked(output: Any, layout: Layout, kinds: dict[str, str]) -> Any:
+    """The output in the padded layout.
+
+    Args:
+        output: what the packed call gave.
+        layout: where its tokens lie.
+        kinds: how each tensor lies, by its path; one that is not named counts as by token if it looks so.
+    """
+
+    def unpack(path: str, value: Tensor) -> Tensor:
+        kind = kinds.get(path)
+        if kind == FLAT:
+            return layout.packing.unpack(value[: layout.tokens]).flatten(0, 1)
+        by_token = kind == TOKENS or (kind is None and value.dim() == 3)
+        return layout.unfold(value) if by_token and layout.holds(value) else value
+
+    return _map(output, unpack)

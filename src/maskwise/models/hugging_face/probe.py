@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,15 +15,23 @@ from torch.func import functional_call
 
 from maskwise.errors import caller_level
 from maskwise.models.adapter import UnsupportedModelError
-from maskwise.models.hugging_face.frames import Frame, call, recording
-from maskwise.models.hugging_face.inputs import takes
-from maskwise.models.hugging_face.layout import Layout
-from maskwise.models.hugging_face.mixing import MixingError, MixingWatch
-from maskwise.models.hugging_face.outputs import OTHER, kind_of, leaves, unpacked
-from maskwise.models.hugging_face.state import State, layout_for, original, packed_parts, run_packed, state_of
-from maskwise.models.report import Padded
+from maskwise.models.hugging_face.calls import (
+    Frame,
+    State,
+    call,
+    layout_for,
+    original,
+    packed_parts,
+    recording,
+    run_packed,
+    state_of,
+)
+from maskwise.models.hugging_face.layout import OTHER, Layout, kind_of, leaves, takes, unpacked
+from maskwise.models.routes import Padded
+from maskwise.ops.torch_private import TorchDispatchMode
+from maskwise.plan.dispatch import force
 
-__all__ = ["check"]
+__all__ = ["check", "mixing_module", "quantized_module"]
 
 LENGTH = 13
 """Of the padded batch: a size that hardly anything else has, and so is the number of tokens that it keeps, 43."""
@@ -34,48 +43,60 @@ SCALED_PARAMETERS = 400_000_000
 PROBE = Padded("a probe")
 
 
-class _NoReferenceError(Exception):
-    """The padded model itself cannot run a small batch of text with these weights."""
+class NoReference(str):
+    """Why the padded model itself cannot run a small batch of text with these weights."""
+
+    __slots__ = ()
 
 
-def check(module: Any) -> None:
+def check(module: Any) -> str | None:
     """Compare a covered model, packed and padded: every output, right-padded, left-padded, with holes and full.
 
-    What is found on the way (how outputs lie, whether first tokens and router logits come out the same) goes into the
+    What the comparison finds (how outputs lie, whether first tokens and router logits come out the same) goes into the
     model's state. The weights are random ones, of a size at which mixed tokens show, unless the model is large.
 
-    Raises:
-        UnsupportedModelError: it does not give the same.
+    Returns:
+        Why the model cannot be served, or None. It depends on the model and its weights alone: inputs and random
+        weights have a seed of their own.
     """
     state = state_of(module)
-    compare = _compare_base if state.base else _compare_around
     for each in packed_parts(module):
-        if each is not module and not state_of(each).checked:
-            check(each)
+        if each is not module and not state_of(each).checked and (reason := check(each)) is not None:
+            return reason
+    compare = _compare_base if state.base else _compare_around
     state.checked = True
     try:
-        with torch.no_grad(), _unchanged(module), recording(), torch.autocast(module.device.type, enabled=False):
+        with (
+            torch.no_grad(),
+            _unchanged(module),
+            recording(),
+            force(None),
+            torch.autocast(module.device.type, enabled=False),
+        ):
             module.eval()
-            if not _scaled(module, compare):
-                compare(module)
-    except _NoReferenceError as error:
-        if compare is _compare_base:
-            state.checked = False
-            raise UnsupportedModelError(f"a small batch of text, padded, raised {error}") from error.__cause__
-        if not type(module).__module__.startswith("transformers."):
-            warnings.warn(
-                f"unpad: this {type(module).__name__} could not be compared with its padded self, because a small "
-                f"batch of text raised {error}. Where a token is dropped, it finds 0. Hint: compare a batch of yours.",
-                stacklevel=caller_level(),
-            )
+            found = _with_random_weights(module, compare)
+            if isinstance(found, NoReference):
+                found = compare(module)
     except BaseException:
         state.checked = False
         raise
+    if isinstance(found, NoReference) and state.base:
+        found = f"a small batch of text, padded, raised {found}"
+    elif isinstance(found, NoReference):
+        if not type(module).__module__.startswith("transformers."):
+            warnings.warn(
+                f"unpad: this {type(module).__name__} could not be compared with its padded self, because a small "
+                f"batch of text raised {found}. Where a token is dropped, it finds 0. Hint: compare a batch of yours.",
+                stacklevel=caller_level(),
+            )
+        found = None
+    state.checked = found is None
+    return found
 
 
 @contextmanager
 def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Take back what a call leaves on modules: their mode, cached frequencies, hooks that capture outputs."""
+    """Restore what a call leaves on modules: their mode, cached frequencies, hooks that capture outputs."""
     modules = list(model.modules())
     before = [[dict(each) for each in _attributes(module)] for module in modules]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
@@ -94,131 +115,139 @@ def _attributes(module: nn.Module) -> list[dict[Any, Any]]:
     return [module._buffers, module._forward_hooks, module._forward_pre_hooks, vars(module)]
 
 
-def _compare_base(base: Any) -> None:
-    """A model without its head, and what is to be known of its outputs."""
+# -- what is compared: each returns why not, a `NoReference`, or None --------------------------------------------------
+def _compare_base(base: Any) -> str | None:
+    """A model without its head; what its calls need to know of its outputs goes into its state."""
     state, keep = state_of(base), _masks(base.device)
     named = _inputs(base, keep)
+    if named is None:
+        return _NO_VOCABULARY
     padded = _reference(base, named)
+    if isinstance(padded, NoReference):
+        return padded
     layout = layout_for(state, keep)
     narrow = Layout(layout.packing, 5, -(-layout.tokens // 5))
+    packed = None
     for each in (layout, narrow):
         # In one row, the size of the tokens' dim is one that nothing else has.
-        watch = MixingWatch(layout.width) if each is layout else nullcontext()
-        with _refusing(), watch:
-            packed = run_packed(base, named, each)
-        state.kinds = _kinds(padded, packed, each)
-        packed = unpacked(packed, each, state.kinds)
-        _equal(padded, packed, keep)
-    state.computes_first = not state.causal and _same_first(padded, packed, state)
+        packed, why = _packed(partial(run_packed, base, named, each), layout.width if each is layout else None)
+        if why is not None:
+            return why
+        kinds = _kinds(padded, packed, each)
+        if isinstance(kinds, str):
+            return kinds
+        state.kinds = kinds
+        packed = unpacked(packed, each, kinds)
+        if (why := _difference_of(padded, packed, keep)) is not None:
+            return why
+    state.computes_first = not state.causal and _is_first_same(padded, packed, state)
     if _accepts(base, "output_router_logits") and hasattr(base.config, "output_router_logits"):
-        state.routers = _same_routers(base, {**named, "output_router_logits": True}, layout, keep)
+        state.routers = _are_routers_same(base, {**named, "output_router_logits": True}, layout, keep)
+    return None
 
 
-def _same_first(padded: Any, packed: Any, state: State) -> bool:
+def _is_first_same(padded: Any, packed: Any, state: State) -> bool:
     """Whether dropped first tokens come out the same, as those do that find a key in their window."""
     first = torch.zeros(4, LENGTH, dtype=torch.bool)
     first[:, 0] = True
-    return not _differences(padded, packed, first) and not state.empty_windows
+    return _difference_of(padded, packed, first) is None and not state.empty_windows
 
 
-def _same_routers(base: Any, named: dict[str, Any], layout: Layout, keep: Tensor) -> bool:
-    """Whether router logits come out the same; remembers how they lie."""
-    state = state_of(base)
-    try:
-        padded = _reference(base, named)
-        with _refusing():
-            packed = run_packed(base, named, layout)
-        kinds = _kinds(padded, packed, layout)
-        _equal(padded, unpacked(packed, layout, kinds), keep)
-    except (_NoReferenceError, UnsupportedModelError):
+def _are_routers_same(base: Any, named: dict[str, Any], layout: Layout, keep: Tensor) -> bool:
+    """Whether router logits come out the same; stores how they lie."""
+    state, padded = state_of(base), _reference(base, named)
+    if isinstance(padded, NoReference):
+        return False
+    packed, why = _packed(partial(run_packed, base, named, layout))
+    kinds = _kinds(padded, packed, layout) if why is None else why
+    if isinstance(kinds, str) or _difference_of(padded, unpacked(packed, layout, kinds), keep) is not None:
         return False
     state.kinds = {**kinds, **state.kinds}
     return True
 
 
-def _compare_around(model: Any) -> None:
+def _compare_around(model: Any) -> str | None:
     """A model around others that are packed: its head, or a composite of which only the language model is."""
     keep = _masks(model.device)
     if not all(state_of(each).causal or state_of(each).computes_first for each in packed_parts(model)):
         keep[1] = keep[0]
     named = _inputs(model, keep)
-    _same_around(model, named, keep)
+    if named is None:
+        return _NO_VOCABULARY
+    if (why := _compare_call(model, named, keep)) is not None:
+        return why
     if takes(model, "output_router_logits"):
-        try:
-            _same_around(model, {**named, "output_router_logits": True}, keep)
-        except (_NoReferenceError, UnsupportedModelError):
-            state_of(model).routers = False
+        state_of(model).routers = _compare_call(model, {**named, "output_router_logits": True}, keep) is None
+    return None
 
 
-def _same_around(model: Any, named: dict[str, Any], keep: Tensor) -> None:
+def _compare_call(model: Any, named: dict[str, Any], keep: Tensor) -> str | None:
     padded = _reference(model, named)
-    with _refusing(), recording() as frames:
-        packed = model.forward(**named)
+    if isinstance(padded, NoReference):
+        return padded
+    with recording() as frames:
+        packed, why = _packed(partial(model.forward, **named))
+    if why is not None:
+        return why
     if all(frame.layout is None for frame in frames):
-        raise UnsupportedModelError("a batch of padded text runs padded: its parts get masks that are made elsewhere")
-    _kinds(padded, packed, None)
-    _equal(padded, packed, keep)
+        return "a batch of padded text runs padded: its parts get masks that are made elsewhere"
+    kinds = _kinds(padded, packed, None)
+    return kinds if isinstance(kinds, str) else _difference_of(padded, packed, keep)
 
 
 # -- running ----------------------------------------------------------------------------------------------------------
-
-
 def _reference(model: Any, named: dict[str, Any]) -> Any:
+    """What the padded model gives, or a `NoReference`."""
     try:
         with call(Frame(padded=PROBE)):
             padded = original(model, **named)
     except Exception as error:
-        raise _NoReferenceError(f"{type(error).__name__}: {error}") from error
-    if not all(
-        bool(each.isfinite().all()) for path, each in leaves(padded) if each.is_floating_point() and "hidden" in path
-    ):
-        raise _NoReferenceError("values that are not finite")
-    return padded
+        return NoReference(f"{type(error).__name__}: {error}")
+    hidden = (each for path, each in leaves(padded) if each.is_floating_point() and "hidden" in path)
+    return padded if all(bool(each.isfinite().all()) for each in hidden) else NoReference("values that are not finite")
 
 
-@contextmanager
-def _refusing() -> Iterator[None]:
-    """Any error of a packed call is a reason to refuse the model."""
+def _packed(run: Callable[[], Any], width: int | None = None) -> tuple[Any, str | None]:
+    """The output of a packed call, or why there is none: any error of a model is a reason to refuse it.
+
+    Args:
+        run: the call.
+        width: the size of the tokens' dim, where operations along it are looked for.
+    """
+    watch, why, output = MixingWatch(width), None, None
     try:
-        yield
-    except UnsupportedModelError:
-        raise
-    except MixingError as error:
-        raise UnsupportedModelError(f"{error}, across the sequences of a batch") from error
+        with nullcontext() if width is None else watch:
+            output = run()
+    except UnsupportedModelError as error:
+        why = error.reason
     except Exception as error:
+        why = f"a small batch of text, packed, raised {type(error).__name__}: {error}"
         if "PackedMask" in str(error):
-            raise UnsupportedModelError("it reads its attention mask itself, beside transformers' interface") from error
-        raise UnsupportedModelError(f"a small batch of text, packed, raised {type(error).__name__}: {error}") from error
+            why = "it reads its attention mask itself, beside transformers' interface"
+    return output, why if watch.found is None else f"{watch.found}, across the sequences of a batch"
 
 
 class _Caller(nn.Module):
     """Runs a function of a module, so that ``functional_call`` can lend the module other weights for that time."""
 
-    def __init__(self, module: nn.Module, function: Callable[[nn.Module], None]) -> None:
+    def __init__(self, module: nn.Module, function: Callable[[nn.Module], str | None]) -> None:
         super().__init__()
         self.module, self.function = module, function
 
-    def forward(self) -> None:
-        self.function(self.module)
+    def forward(self) -> str | None:
+        return self.function(self.module)
 
 
-def _scaled(module: nn.Module, compare: Callable[[Any], None]) -> bool:
-    """Compare with random weights, whose products are about as large as what they multiply.
-
-    Returns:
-        Whether that was possible.
-    """
+def _with_random_weights(module: nn.Module, compare: Callable[[Any], str | None]) -> str | None:
+    """Compare with random weights, whose products are about as large as what they multiply, where that is possible."""
     parameters = dict(module.named_parameters())
     plain = all(type(each) is nn.Parameter and each.is_floating_point() for each in parameters.values())
     if not plain or sum(each.numel() for each in parameters.values()) > SCALED_PARAMETERS:
-        return False
+        return NoReference("no random weights")
     generator = torch.Generator().manual_seed(0)
     weights = {f"module.{name}": _random(each, generator) for name, each in parameters.items()}
-    try:
-        functional_call(_Caller(module, compare), weights, ())
-    except _NoReferenceError:
-        return False
-    return True
+    found: str | None = functional_call(_Caller(module, compare), weights, ())
+    return found
 
 
 def _random(parameter: Tensor, generator: torch.Generator) -> Tensor:
@@ -230,6 +259,7 @@ def _random(parameter: Tensor, generator: torch.Generator) -> Tensor:
 
 
 # -- inputs and outputs ------------------------------------------------------------------------------------------------
+_NO_VOCABULARY = "it has no vocabulary, so that no text could be tried"
 
 
 def _masks(device: torch.device) -> Tensor:
@@ -240,8 +270,8 @@ def _masks(device: torch.device) -> Tensor:
     return keep
 
 
-def _inputs(model: Any, keep: Tensor) -> dict[str, Any]:
-    """A batch of text: ordinary tokens where they are kept, the padding token elsewhere."""
+def _inputs(model: Any, keep: Tensor) -> dict[str, Any] | None:
+    """A batch of text: ordinary tokens where they are kept, the padding token elsewhere; None without a vocabulary."""
     config = model.config.get_text_config()
     try:
         tokens = model.get_input_embeddings().num_embeddings
@@ -250,11 +280,11 @@ def _inputs(model: Any, keep: Tensor) -> dict[str, Any]:
     special = _token_ids(model.config.to_dict())
     ordinary = torch.tensor([each for each in range(min(tokens, 5000)) if each not in special])
     if not len(ordinary):
-        raise UnsupportedModelError("it has no vocabulary, so that no text could be tried")
+        return None
     generator = torch.Generator().manual_seed(0)
     ids = ordinary[torch.randint(len(ordinary), keep.shape, generator=generator)].to(keep.device)
     if isinstance(mask_token := getattr(config, "mask_token_id", None), int) and 0 <= mask_token < tokens:
-        # Some models weigh a whole row by how many of its tokens are masked for training.
+        # Some models weigh a row by how many of its tokens are masked for training.
         ids[0, 2] = mask_token
     if isinstance(padding := getattr(config, "pad_token_id", None), int) and 0 <= padding < tokens:
         ids[~keep] = padding
@@ -281,41 +311,40 @@ def _token_ids(config: dict[str, Any]) -> set[int]:
     return found
 
 
-def _kinds(padded: Any, packed: Any, layout: Layout | None) -> dict[str, str]:
-    """How each output lies, by its path."""
+def _accepts(model: nn.Module, name: str) -> bool:
+    return takes(model, name) or takes(model, "kwargs")
+
+
+def _kinds(padded: Any, packed: Any, layout: Layout | None) -> dict[str, str] | str:
+    """How each output lies, by its path; or why they cannot be unpacked."""
     wanted, found = dict(leaves(padded)), dict(leaves(packed))
     if wanted.keys() != found.keys():
         names = ", ".join(sorted(wanted.keys() ^ found.keys()))
-        raise UnsupportedModelError(f"it has other outputs when tokens are packed: {names}")
+        return f"it has other outputs when tokens are packed: {names}"
     kinds = {}
     for path, value in wanted.items():
         same = OTHER if value.shape == found[path].shape else None
         kind = same if layout is None else kind_of(value, found[path], layout)
         if kind is None:
             shapes = f"{tuple(found[path].shape)} packed and {tuple(value.shape)} padded"
-            raise UnsupportedModelError(f"its {path} is computed from all tokens of a batch: {shapes}")
+            return f"its {path} is computed from all tokens of a batch: {shapes}"
         kinds[path] = kind
     return kinds
 
 
-def _equal(padded: Any, packed: Any, keep: Tensor) -> None:
-    if differences := _differences(padded, packed, keep):
-        # The first output that differs, not the one that differs most: rounding would choose between two alike.
-        path, difference = next(iter(differences.items()))
-        raise UnsupportedModelError(
-            f"its {path or 'output'} changes when tokens are packed, by {difference:.0e} of the largest: "
-            "something other than attention reads more than one token"
-        )
+def _difference_of(padded: Any, packed: Any, keep: Tensor) -> str | None:
+    """The reason to refuse a model for the first output that differs, or None.
 
-
-def _differences(padded: Any, packed: Any, keep: Tensor) -> dict[str, float]:
-    """The outputs that differ, by path, each by how much of its largest value."""
-    found = {}
+    Not of the one that differs most: rounding would choose between two that are alike.
+    """
     for (path, wanted), (_, value) in zip(leaves(padded), leaves(packed), strict=True):
-        kept = [_kept(each, keep) for each in (wanted, value)]
-        if (difference := _difference(*kept)) > TOLERANCES.get(wanted.dtype, HALF_TOLERANCE):
-            found[path] = difference
-    return found
+        difference = _difference(_kept(wanted, keep), _kept(value, keep))
+        if difference > TOLERANCES.get(wanted.dtype, HALF_TOLERANCE):
+            return (
+                f"its {path or 'output'} changes when tokens are packed, by {difference:.0e} of the largest: "
+                "something other than attention reads more than one token"
+            )
+    return None
 
 
 def _kept(value: Tensor, keep: Tensor) -> Tensor:
@@ -335,5 +364,75 @@ def _difference(padded: Tensor, packed: Tensor) -> float:
     return float(apart.max() / size)
 
 
-def _accepts(model: nn.Module, name: str) -> bool:
-    return takes(model, name) or takes(model, "kwargs")
+# -- what mixes tokens besides attention: convolutions, recurrences, norms over time, running sums ---------------------
+aten = torch.ops.aten
+CONVOLUTIONS = {aten.convolution.default, aten._convolution.default, aten.mkldnn_convolution.default}
+NORMS = {
+    aten.native_batch_norm.default,
+    aten._native_batch_norm_legit.default,
+    aten._native_batch_norm_legit.no_stats,
+    aten._native_batch_norm_legit_no_training.default,
+    aten.native_group_norm.default,
+}
+SCANS = {aten.cumsum.default, aten.cumprod.default, aten.logcumsumexp.default}
+
+
+class MixingWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Finds the first operation of a packed call that mixes along its tokens.
+
+    The tokens are found by the size of their dim, which should be a size that nothing else has.
+
+    Attributes:
+        found: what that operation does, or None.
+    """
+
+    def __init__(self, width: int | None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.width = width
+        self.found: str | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.found is None:
+            self.found = self._mixing(func, args)
+        return func(*args, **(kwargs or {}))
+
+    def _mixing(self, func: Any, args: Any) -> str | None:
+        if func in CONVOLUTIONS and self._is_along_tokens(*args[:2]):
+            return "a convolution reads neighbouring tokens"
+        if func in NORMS and self.width in (args[0].shape[2:] if args[0].dim() > 2 else args[0].shape[:1]):
+            return "a norm counts all tokens of a batch"
+        if func in SCANS and args[0].is_floating_point() and args[0].shape[args[1]] == self.width:
+            return "a running sum goes over the tokens"
+        return None
+
+    def _is_along_tokens(self, x: Tensor, weight: Tensor) -> bool:
+        width: int = self.width  # type: ignore[assignment]
+        # Some are padded beforehand, on one side or on both.
+        return any(
+            kernel > 1 and width <= size <= width + 2 * (kernel - 1)
+            for size, kernel in zip(x.shape[2:], weight.shape[2:], strict=False)
+        )
+
+
+def mixing_module(model: nn.Module, inner: tuple[str, ...] = ()) -> str | None:
+    """The module that mixes tokens in a model that has no weights to run with; None without one.
+
+    Args:
+        model: the model without its head.
+        inner: the paths of models in it, such as those of images and sounds, which have no tokens of text to mix.
+    """
+    for path, module in model.named_modules():
+        if path.startswith(inner):
+            continue
+        wide = isinstance(module, (nn.Conv1d, nn.ConvTranspose1d)) and module.kernel_size != (1,)
+        if wide or isinstance(module, (nn.RNNBase, nn.BatchNorm1d, nn.InstanceNorm1d)):
+            return f"{path}, a {type(module).__name__}, mixes tokens"
+    return None
+
+
+def quantized_module(model: nn.Module) -> str | None:
+    """The module whose inputs are quantized by the largest of a batch, so that all tokens count; None without one."""
+    for path, module in model.named_modules():
+        if type(module).__module__.startswith(("torch.ao.nn.quantized", "torch.ao.quantization")):
+            return f"{path}, a {type(module).__name__}, quantizes a token by the largest of all"
+    return None

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "scan_layout.h"
-#include "turn.h"
+#include "transpose.h"
 
 namespace maskwise {
 
@@ -151,7 +151,7 @@ struct ElementWalk {
       if (gathered(o)) {
         down[o] = w * bytes;
         if (rows.stride[o] == bytes)
-          turn_tile(bytes, at[o], inner.stride[o], h, w, places[o], down[o]);
+          transpose_tile(bytes, at[o], inner.stride[o], h, w, places[o], down[o]);
         else
           for (int64_t r = 0; r < h; ++r)
             copy_strided(bytes, places[o] + r * down[o], bytes, at[o] + r * rows.stride[o], inner.stride[o], w);

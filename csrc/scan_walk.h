@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "scan_layout.h"
-#include "turn.h"
+#include "transpose.h"
 
 namespace maskwise {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "common.h"
-#include "turn.h"
+#include "transpose.h"
 
 namespace maskwise {
 

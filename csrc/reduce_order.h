@@ -1,5 +1,5 @@
-// How the extrema see values, so that one kernel serves the greatest, the least, and the magnitudes of both: as
-// (x & bits) ^ flip, of which the least is looked for. Included once a SIMD level, inside its namespace.
+// The keys by which extrema compare values, so that one kernel serves the greatest, the least, and the magnitudes of
+// both: (x & bits) ^ flip, of which the least is looked for. Included once a SIMD level, inside its namespace.
 
 // A is float, double or a signed integer. Complementing an integer turns its order around, as does the sign of a float;
 // flipping the top bit of an unsigned integer makes it a signed one of the same order.
@@ -18,16 +18,16 @@ struct Order {
     if (is_unsigned) order.flip = Bits(order.flip ^ kTop);
     return order;
   }
-  Vec<A> see(Vec<A> x) const { return (Vec<A>)(((LaneMask<A>)x & bits) ^ flip); }
+  Vec<A> key(Vec<A> x) const { return (Vec<A>)(((LaneMask<A>)x & bits) ^ flip); }
   // Back to a value of x: the same again, but the sign that a magnitude lost.
-  A show(A seen) const {
+  A value(A key) const {
     Bits raw;
-    std::memcpy(&raw, &seen, sizeof(A));
+    std::memcpy(&raw, &key, sizeof(A));
     raw = Bits(raw ^ flip);
-    std::memcpy(&seen, &raw, sizeof(A));
-    return seen;
+    std::memcpy(&key, &raw, sizeof(A));
+    return key;
   }
-  // What no value that was seen is above.
+  // What no key is above.
   static constexpr A last() {
     return kFloating ? std::numeric_limits<A>::infinity() : std::numeric_limits<A>::max();
   }
@@ -55,7 +55,7 @@ inline bool is_unsigned(ScalarType dtype) { return dtype == ScalarType::Byte; }
 
 // The extremum, in an order.
 template <class T>
-struct Extremum {
+struct Extremum : ReduceOp<Extremum<T>> {
   using In = T;
   using A = Compared<T>;
   using Out = T;
@@ -72,21 +72,20 @@ struct Extremum {
   Order<A> order;
   T empty;
 
-  Lanes nothing() const { return {splat<A>(Order<A>::last()), LaneMask<A>{}, LaneMask<A>{}}; }
+  Lanes init() const { return {splat<A>(Order<A>::last()), LaneMask<A>{}, LaneMask<A>{}}; }
   template <int R>
-  void see(Lanes& lanes, Vec<A> (&x)[R], const LaneMask<A> (&kept)[R], BitsOf<A>) const {
+  void accumulate(Lanes& lanes, Vec<A> (&x)[R], const LaneMask<A> (&kept)[R], BitsOf<A>) const {
     const Vec<A> last = splat<A>(Order<A>::last());
     LaneMask<A> nan[R];
     for (int r = 0; r < R; ++r) {
       nan[r] = is_nan<A>(x[r]) & kept[r];
-      x[r] = kept[r] ? order.see(x[r]) : last;
+      x[r] = kept[r] ? order.key(x[r]) : last;
     }
     // Of a NaN and a number this takes the second, of which there always is one: it must not win here.
     lanes.least = better<false, A>(tree<R>(x, [](Vec<A> a, Vec<A> b) { return better<false, A>(a, b); }), lanes.least);
     lanes.nan |= tree<R>(nan, [](LaneMask<A> a, LaneMask<A> b) { return a | b; });
     lanes.some |= tree<R>(kept, [](LaneMask<A> a, LaneMask<A> b) { return a | b; });
   }
-  void row(State& s, const T* x, const uint8_t* m, int64_t n, int64_t) const { see_row(*this, s, x, m, n); }
   void collect(State& s, const Lanes& lanes) const {
     for (int i = 0; i < kLanes<A>; ++i) s.least = std::min<A>(s.least, lanes.least[i]);
     s.nan |= any_lane(lanes.nan);
@@ -95,14 +94,13 @@ struct Extremum {
   State lane(const Lanes& lanes, int64_t i, int64_t) const {
     return {lanes.least[i], lanes.nan[i] != 0, lanes.some[i] != 0};
   }
-  void merge(State& s, const State& other) const {
+  void combine(State& s, const State& other) const {
     s.least = std::min<A>(s.least, other.least);
     s.nan |= other.nan;
     s.some |= other.some;
   }
-  bool done(const State&) const { return false; }
-  Out finish(const State& s) const {
+  Out finalize(const State& s) const {
     if (s.nan) return static_cast<T>(std::numeric_limits<float>::quiet_NaN());
-    return s.some ? static_cast<T>(order.show(s.least)) : empty;
+    return s.some ? static_cast<T>(order.value(s.least)) : empty;
   }
 };

@@ -5,10 +5,10 @@
 // A fold is a struct F with
 //   A, kInputs, kStates   the lane type, how many vectors a step consumes, how many the state has
 //   scan()                the operands; the functions are filled in here (see Scan)
-//   start(k)              the first value of a state vector
-//   enter(at, i, in)      the inputs of kLanes elements
-//   step(state, in)       one step of kLanes lines: its results
-//   leave(at, i, v)       writes the results of kLanes elements
+//   init(k)               the first value of a state vector
+//   load_inputs(at, i, in)  the inputs of kLanes elements
+//   accumulate(state, in) one step of kLanes lines: its results
+//   store_results(at, i, v) writes the results of kLanes elements
 // and, where an operand is wanted one step earlier as the last input, Previous (its type) and kBefore (what stands
 // before the first step).
 
@@ -23,11 +23,11 @@ struct At {
 };
 
 template <class F>
-void fold_start(void* state, int64_t columns) {
+void fold_init(void* state, int64_t columns) {
   using A = typename F::A;
   auto* states = static_cast<A*>(state);
   const int64_t lanes = ceil_div(columns, kLanes<A>) * kLanes<A>;
-  for (int k = 0; k < F::kStates; ++k) std::fill_n(states + k * kScanColumns, lanes, F::start(k));
+  for (int k = 0; k < F::kStates; ++k) std::fill_n(states + k * kScanColumns, lanes, F::init(k));
 }
 
 // kLanes steps of kLanes rows; only `count` of the steps are done.
@@ -40,7 +40,7 @@ inline void fold_block(Vec<typename F::A>* state, char* const* at, int64_t i, bo
   for (int r = 0; r < L; ++r) {
     const At row{at + r, kRows};
     Vec<A> in[F::kInputs];
-    F::enter(row, i, in);
+    F::load_inputs(row, i, in);
     if constexpr (scan.previous >= 0) {
       const auto* p = row.of<const typename F::Previous>(scan.previous) + i;
       in[F::kInputs - 1] = before ? load<A>(p - 1) : shift_up<A>(F::kBefore, load<A>(p));
@@ -52,10 +52,10 @@ inline void fold_block(Vec<typename F::A>* state, char* const* at, int64_t i, bo
     const int s = scan.reverse ? (kFull ? L : count) - 1 - t : t;
     Vec<A> in[F::kInputs];
     for (int k = 0; k < F::kInputs; ++k) in[k] = v[k][s];
-    v[0][s] = F::step(state, in);
+    v[0][s] = F::accumulate(state, in);
   }
   transpose<A>(v[0]);
-  for (int r = 0; r < L; ++r) F::leave(At{at + r, kRows}, i, v[0][r]);
+  for (int r = 0; r < L; ++r) F::store_results(At{at + r, kRows}, i, v[0][r]);
 }
 
 // The same at the end of rows, on copies that are filled up.
@@ -64,9 +64,9 @@ void fold_tail(Vec<typename F::A>* state, char* const* at, int64_t i, bool befor
   using A = typename F::A;
   constexpr int L = kLanes<A>;
   constexpr Scan scan = F::scan();
-  // One vector, after room for the element that stands before it.
-  constexpr int kRoom = L * 8 + 8;
-  alignas(64) char space[kOperands][L][kRoom];
+  // One vector, after the element that stands before it.
+  constexpr int kBuffer = L * 8 + 8;
+  alignas(64) char space[kOperands][L][kBuffer];
   char* copies[kOperands * kRows];
   for (int o = 0; o < scan.operands; ++o) {
     for (int r = 0; r < L; ++r) {
@@ -113,12 +113,12 @@ inline void fold_lanes(typename F::A* states, char* const* at, const int64_t* ne
   for (int o = 0; o < scan.operands; ++o) here[o] = at[o];
   for (int k = 0; k < F::kStates; ++k) s[k] = load_raw<Vec<A>>(states + k * kScanColumns);
   for (int64_t i = 0; i < count; ++i) {
-    F::enter(At{here, 1}, j, in);
+    F::load_inputs(At{here, 1}, j, in);
     if constexpr (scan.previous >= 0) {
       using P = typename F::Previous;
       in[F::kInputs - 1] = previous != nullptr ? load<A>(reinterpret_cast<const P*>(previous) + j) : splat<A>(F::kBefore);
     }
-    F::leave(At{here, 1}, j, F::step(s, in));
+    F::store_results(At{here, 1}, j, F::accumulate(s, in));
     for (int o = 0; o < scan.operands; ++o) here[o] += next[o];
   }
   for (int k = 0; k < F::kStates; ++k) std::memcpy(states + k * kScanColumns, &s[k], sizeof(s[k]));
@@ -157,7 +157,7 @@ template <class F>
 Scan fold() {
   Scan scan = F::scan();
   scan.rows = kLanes<typename F::A>;
-  scan.start = [](void* state, int64_t columns) { fold_start<F>(state, std::max<int64_t>(columns, kLanes<typename F::A>)); };
+  scan.init = [](void* state, int64_t columns) { fold_init<F>(state, std::max<int64_t>(columns, kLanes<typename F::A>)); };
   scan.row = &fold_rows<F>;
   scan.columns = &fold_columns<F>;
   return scan;

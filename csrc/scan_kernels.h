@@ -17,12 +17,12 @@ struct CumSum {
   using A = ScanAcc<T>;
   static constexpr int kInputs = 1, kStates = 1;
   static constexpr Scan scan() { return {3, 1, {sizeof(T), 1, sizeof(ScanOut<T>)}, 1, -1, false}; }
-  static A start(int) { return A{0}; }
-  static void enter(At at, int64_t i, Vec<A>* in) {
+  static A init(int) { return A{0}; }
+  static void load_inputs(At at, int64_t i, Vec<A>* in) {
     in[0] = keep<A>(load<A>(at.of<const T>(0) + i), load_mask<A>(at.of<const uint8_t>(1) + i));
   }
-  static Vec<A> step(Vec<A>* s, const Vec<A>* in) { return s[0] += in[0]; }
-  static void leave(At at, int64_t i, Vec<A> v) { put<A>(at.of<ScanOut<T>>(2) + i, v); }
+  static Vec<A> accumulate(Vec<A>* s, const Vec<A>* in) { return s[0] += in[0]; }
+  static void store_results(At at, int64_t i, Vec<A> v) { put<A>(at.of<ScanOut<T>>(2) + i, v); }
 };
 
 // Operands: gradient of the result, mask, gradient of x. Each kept value is in every later sum.
@@ -31,10 +31,10 @@ struct CumSumBackward {
   using A = ScanAcc<T>;
   static constexpr int kInputs = 1, kStates = 1;
   static constexpr Scan scan() { return {3, 1, {sizeof(T), 1, sizeof(T)}, 1, -1, true}; }
-  static A start(int) { return A{0}; }
-  static void enter(At at, int64_t i, Vec<A>* in) { in[0] = load<A>(at.of<const T>(0) + i); }
-  static Vec<A> step(Vec<A>* s, const Vec<A>* in) { return s[0] += in[0]; }
-  static void leave(At at, int64_t i, Vec<A> v) {
+  static A init(int) { return A{0}; }
+  static void load_inputs(At at, int64_t i, Vec<A>* in) { in[0] = load<A>(at.of<const T>(0) + i); }
+  static Vec<A> accumulate(Vec<A>* s, const Vec<A>* in) { return s[0] += in[0]; }
+  static void store_results(At at, int64_t i, Vec<A> v) {
     put<A>(at.of<T>(2) + i, keep<A>(v, load_mask<A>(at.of<const uint8_t>(1) + i)));
   }
 };
@@ -44,13 +44,13 @@ struct CumProd {
   using A = ScanAcc<T>;
   static constexpr int kInputs = 1, kStates = 1;
   static constexpr Scan scan() { return {3, 1, {sizeof(T), 1, sizeof(ScanOut<T>)}, 1, -1, false}; }
-  static A start(int) { return A{1}; }
-  static void enter(At at, int64_t i, Vec<A>* in) {
+  static A init(int) { return A{1}; }
+  static void load_inputs(At at, int64_t i, Vec<A>* in) {
     const Vec<A> x = load<A>(at.of<const T>(0) + i);
     in[0] = load_mask<A>(at.of<const uint8_t>(1) + i) ? x : splat<A>(A{1});
   }
-  static Vec<A> step(Vec<A>* s, const Vec<A>* in) { return s[0] *= in[0]; }
-  static void leave(At at, int64_t i, Vec<A> v) { put<A>(at.of<ScanOut<T>>(2) + i, v); }
+  static Vec<A> accumulate(Vec<A>* s, const Vec<A>* in) { return s[0] *= in[0]; }
+  static void store_results(At at, int64_t i, Vec<A> v) { put<A>(at.of<ScanOut<T>>(2) + i, v); }
 };
 
 // Operands: gradient of the result, x, mask, result, gradient of x. With P the product before k,
@@ -64,22 +64,22 @@ struct CumProdBackward {
   static constexpr A kBefore = 1;
   static constexpr int kInputs = 4, kStates = 3;
   static constexpr Scan scan() { return {5, 1, {sizeof(T), sizeof(T), 1, sizeof(T), sizeof(T)}, 2, 3, true}; }
-  static A start(int k) { return k == 2 ? A{1} : A{0}; }
-  static void enter(At at, int64_t i, Vec<A>* in) {
+  static A init(int k) { return k == 2 ? A{1} : A{0}; }
+  static void load_inputs(At at, int64_t i, Vec<A>* in) {
     const Vec<A> x = load<A>(at.of<const T>(1) + i);
     in[0] = load<A>(at.of<const T>(0) + i);
     in[1] = load_mask<A>(at.of<const uint8_t>(2) + i) ? x : splat<A>(A{1});
     in[2] = load<A>(at.of<const T>(3) + i);
   }
   // States: the sum of g * out, the nested form, and x of the step after.
-  static Vec<A> step(Vec<A>* s, const Vec<A>* in) {
+  static Vec<A> accumulate(Vec<A>* s, const Vec<A>* in) {
     const Vec<A> none = {};
     s[0] += in[0] * in[2];
     s[1] = s[2] == none ? in[0] : in[0] + s[2] * s[1];
     s[2] = in[1];
     return in[1] == none ? in[3] * s[1] : s[0] / in[1];
   }
-  static void leave(At at, int64_t i, Vec<A> v) {
+  static void store_results(At at, int64_t i, Vec<A> v) {
     put<A>(at.of<T>(4) + i, keep<A>(v, load_mask<A>(at.of<const uint8_t>(2) + i)));
   }
 };
@@ -94,13 +94,13 @@ struct LogCumSumExp {
   static constexpr int kInputs = 1, kStates = 3;
   static constexpr Scan scan() { return {3, 1, {sizeof(T), 1, sizeof(T)}, 1, -1, false}; }
   // The reference starts finite: a difference of two infinities would be NaN.
-  static A start(int k) { return k == 0 ? std::numeric_limits<A>::lowest() : k == 1 ? A{0} : -kInf; }
-  static void enter(At at, int64_t i, Vec<A>* in) {
+  static A init(int k) { return k == 0 ? std::numeric_limits<A>::lowest() : k == 1 ? A{0} : -kInf; }
+  static void load_inputs(At at, int64_t i, Vec<A>* in) {
     const Vec<A> x = load<A>(at.of<const T>(0) + i);
     in[0] = load_mask<A>(at.of<const uint8_t>(1) + i) ? x : splat<A>(-kInf);
   }
   // States: the reference, the sum, and the result so far.
-  static Vec<A> step(Vec<A>* s, const Vec<A>* in) {
+  static Vec<A> accumulate(Vec<A>* s, const Vec<A>* in) {
     const Vec<A> x = in[0], none = {};
     if (!any_lane(x != -kInf)) return s[2];
     // Equal infinities have no difference.
@@ -115,7 +115,7 @@ struct LogCumSumExp {
     const Vec<A> out = s[0] + vlog<A>(s[1]);
     return s[2] = out;
   }
-  static void leave(At at, int64_t i, Vec<A> v) { put<A>(at.of<T>(2) + i, v); }
+  static void store_results(At at, int64_t i, Vec<A> v) { put<A>(at.of<T>(2) + i, v); }
 };
 
 // Operands: gradient of the result, x, mask, result, gradient of x. With Q_k = g_k + Q_{k+1} * exp(out_k - out_{k+1}),
@@ -126,20 +126,20 @@ struct LogCumSumExpBackward {
   static constexpr A kInf = std::numeric_limits<A>::infinity();
   static constexpr int kInputs = 2, kStates = 2;
   static constexpr Scan scan() { return {5, 1, {sizeof(T), sizeof(T), 1, sizeof(T), sizeof(T)}, 2, -1, true}; }
-  static A start(int k) { return k == 0 ? A{0} : kInf; }
-  static void enter(At at, int64_t i, Vec<A>* in) {
+  static A init(int k) { return k == 0 ? A{0} : kInf; }
+  static void load_inputs(At at, int64_t i, Vec<A>* in) {
     in[0] = load<A>(at.of<const T>(0) + i);
     in[1] = load<A>(at.of<const T>(3) + i);
   }
   // States: Q and the result of the step after.
-  static Vec<A> step(Vec<A>* s, const Vec<A>* in) {
+  static Vec<A> accumulate(Vec<A>* s, const Vec<A>* in) {
     const LaneMask<A> same = in[1] == s[1];
     // A dropped step repeats the result: then nothing is to be scaled.
     if (any_lane(~same)) s[0] = same ? s[0] : s[0] * vexp_nonpositive<A>(in[1] - s[1]);
     s[1] = in[1];
     return s[0] += in[0];
   }
-  static void leave(At at, int64_t i, Vec<A> v) {
+  static void store_results(At at, int64_t i, Vec<A> v) {
     const Vec<A> x = load<A>(at.of<const T>(1) + i), out = load<A>(at.of<const T>(3) + i);
     // Before anything finite was kept there is nothing that x could have a part in.
     const LaneMask<A> kept = load_mask<A>(at.of<const uint8_t>(2) + i) & (x != -kInf);

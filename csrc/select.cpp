@@ -1,5 +1,6 @@
 // Selection: pack moves the kept rows of x together, unpack puts them back. Pure movement of bytes, so one code path
 // serves every dtype and every CPU. Arguments were checked in Python: x has the mask's dims first, then those of a row.
+#include "layout.h"
 #include "select_mask.h"
 
 namespace maskwise {

@@ -1,7 +1,7 @@
 // A mask as selection reads it: eight positions at a time. Knows nothing of what is moved.
 #pragma once
 
-#include "layout.h"
+#include "common.h"
 
 namespace maskwise {
 

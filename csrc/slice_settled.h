@@ -209,7 +209,7 @@ void walk_settled_columns(const Op& op, const SliceLayout& layout, const Operand
         const auto* from = reinterpret_cast<const char*>(o.mask);
         auto* rows = reinterpret_cast<char*>(turned.get());
         if (row.mask == 1)
-          turn_tile<uint8_t>(from, column_loop.mask, layout.length, w, rows, w);
+          transpose_tile<uint8_t>(from, column_loop.mask, layout.length, w, rows, w);
         else
           for (int64_t r = 0; r < layout.length; ++r)
             copy_strided<uint8_t>(rows + r * w, 1, from + r * row.mask, column_loop.mask, w);

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "fresh.h"
-#include "turn.h"
+#include "transpose.h"
 
 namespace maskwise {
 

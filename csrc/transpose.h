@@ -1,36 +1,36 @@
-// What lies across in memory, turned: the rows of a matrix become what a walk over its columns reads. Squares are turned
-// in registers, so that each cache line is asked for once and not for every row.
+// Transposes and strided copies of elements that are only bytes. Squares are transposed in registers, so that each cache
+// line is read once and not once for every row.
 #pragma once
 
 #include "common.h"
 
 namespace maskwise {
 
-// A vector of 16 bytes, which every CPU has; wider ones would not turn squares faster than memory delivers them.
+// A vector of 16 bytes, which every CPU has; wider ones would not transpose faster than memory delivers them.
 template <class T>
 struct Packed16 {
   typedef T type __attribute__((vector_size(16)));
 };
 
-// Lanes of a and b by turns, of their lower or upper halves.
+// Lanes of a and b alternately, of their lower or upper halves.
 template <bool kUpper, class V, size_t... I>
 inline V zip(V a, V b, std::index_sequence<I...>) {
   constexpr size_t N = sizeof...(I);
   return __builtin_shufflevector(a, b, static_cast<int>(I % 2 * N + I / 2 + (kUpper ? N / 2 : 0))...);
 }
 
-// The side of the squares that are turned at once.
+// The side of the squares that are transposed in registers.
 template <class T>
 constexpr int kSquare = sizeof(T) == 1 ? 8 : 16 / static_cast<int>(sizeof(T));
 
 // Row j of a square of T is at from + j * across; it becomes column j of the rows at to + k * pitch. In bytes.
 template <class T>
-inline void turn_square(const char* from, int64_t across, char* to, int64_t pitch) {
+inline void transpose_square(const char* from, int64_t across, char* to, int64_t pitch) {
   using V = typename Packed16<T>::type;
   constexpr int N = kSquare<T>;
   constexpr auto kLanes = std::make_index_sequence<16 / sizeof(T)>{};
   if constexpr (sizeof(T) == 1) {
-    // Half vectors: the first round leaves four whole ones, each with the bytes of two rows by turns.
+    // Half vectors: the first round leaves four whole ones, each with alternate bytes of two rows.
     using W = Packed16<uint16_t>::type;
     using D = Packed16<uint32_t>::type;
     constexpr auto kWords = std::make_index_sequence<8>{};
@@ -45,19 +45,19 @@ inline void turn_square(const char* from, int64_t across, char* to, int64_t pitc
     for (int j = 0; j < 4; ++j) pairs[j] = (W)zip<false>(rows[2 * j], rows[2 * j + 1], kLanes);
     const D low[] = {(D)zip<false>(pairs[0], pairs[1], kWords), (D)zip<false>(pairs[2], pairs[3], kWords)};
     const D high[] = {(D)zip<true>(pairs[0], pairs[1], kWords), (D)zip<true>(pairs[2], pairs[3], kWords)};
-    const D turned[] = {zip<false>(low[0], low[1], kDoubles), zip<true>(low[0], low[1], kDoubles),
+    const D zipped[] = {zip<false>(low[0], low[1], kDoubles), zip<true>(low[0], low[1], kDoubles),
                         zip<false>(high[0], high[1], kDoubles), zip<true>(high[0], high[1], kDoubles)};
     for (int k = 0; k < 8; ++k)
-      std::memcpy(to + k * pitch, reinterpret_cast<const char*>(turned) + 8 * k, 8);
+      std::memcpy(to + k * pitch, reinterpret_cast<const char*>(zipped) + 8 * k, 8);
   } else {
-    V rows[N], turned[N];
+    V rows[N], zipped[N];
     for (int j = 0; j < N; ++j) std::memcpy(&rows[j], from + j * across, 16);
     for (int step = 1; step < N; step *= 2) {
       for (int j = 0; j < N / 2; ++j) {
-        turned[2 * j] = zip<false>(rows[j], rows[j + N / 2], kLanes);
-        turned[2 * j + 1] = zip<true>(rows[j], rows[j + N / 2], kLanes);
+        zipped[2 * j] = zip<false>(rows[j], rows[j + N / 2], kLanes);
+        zipped[2 * j + 1] = zip<true>(rows[j], rows[j + N / 2], kLanes);
       }
-      for (int j = 0; j < N; ++j) rows[j] = turned[j];
+      for (int j = 0; j < N; ++j) rows[j] = zipped[j];
     }
     for (int k = 0; k < N; ++k) std::memcpy(to + k * pitch, &rows[k], 16);
   }
@@ -65,14 +65,14 @@ inline void turn_square(const char* from, int64_t across, char* to, int64_t pitc
 
 // `height` rows of w elements, to + k * pitch: element j of row k is at from + k * sizeof(T) + j * across. In bytes.
 template <class T>
-inline void turn_tile(const char* from, int64_t across, int64_t height, int64_t w, char* to, int64_t pitch) {
+inline void transpose_tile(const char* from, int64_t across, int64_t height, int64_t w, char* to, int64_t pitch) {
   constexpr int64_t kSize = sizeof(T);
   constexpr int N = kSquare<T>;
   int64_t j = 0;
   for (; j + N <= w; j += N) {
     int64_t k = 0;
     for (; k + N <= height; k += N)
-      turn_square<T>(from + k * kSize + j * across, across, to + k * pitch + j * kSize, pitch);
+      transpose_square<T>(from + k * kSize + j * across, across, to + k * pitch + j * kSize, pitch);
     for (; k < height; ++k)
       for (int64_t c = j; c < j + N; ++c)
         std::memcpy(to + k * pitch + c * kSize, from + k * kSize + c * across, kSize);
@@ -87,12 +87,12 @@ struct Pair16 {
   uint64_t parts[2];
 };
 
-inline void turn_tile(int bytes, const char* from, int64_t across, int64_t height, int64_t w, char* to, int64_t pitch) {
+inline void transpose_tile(int bytes, const char* from, int64_t across, int64_t height, int64_t w, char* to, int64_t pitch) {
   switch (bytes) {
-    case 1: return turn_tile<uint8_t>(from, across, height, w, to, pitch);
-    case 2: return turn_tile<uint16_t>(from, across, height, w, to, pitch);
-    case 4: return turn_tile<uint32_t>(from, across, height, w, to, pitch);
-    case 8: return turn_tile<uint64_t>(from, across, height, w, to, pitch);
+    case 1: return transpose_tile<uint8_t>(from, across, height, w, to, pitch);
+    case 2: return transpose_tile<uint16_t>(from, across, height, w, to, pitch);
+    case 4: return transpose_tile<uint32_t>(from, across, height, w, to, pitch);
+    case 8: return transpose_tile<uint64_t>(from, across, height, w, to, pitch);
     default:
       for (int64_t j = 0; j < w; ++j)
         for (int64_t k = 0; k < height; ++k)
@@ -116,12 +116,18 @@ inline void copy_strided(int bytes, char* to, int64_t to_stride, const char* fro
   }
 }
 
-// Rows of a mask that are turned at once.
-constexpr int kTurned = 8;
+// Rows of a mask that are transposed together.
+constexpr int kTransposedRows = 8;
 
-// kTurned rows of w bytes, to rows + k * pitch; byte k of column j is at m[k + j * stride].
+// kTransposedRows rows of w bytes, to rows + k * pitch; byte k of column j is at m[k + j * stride].
+inline void transpose_rows(const uint8_t* m, int64_t stride, int64_t w, uint8_t* rows, int64_t pitch) {
+  transpose_tile<uint8_t>(reinterpret_cast<const char*>(m), stride, kTransposedRows, w, reinterpret_cast<char*>(rows), pitch);
+}
+
+// The names that order_slices.h still uses.
+constexpr int kTurned = kTransposedRows;
 inline void turn(const uint8_t* m, int64_t stride, int64_t w, uint8_t* rows, int64_t pitch) {
-  turn_tile<uint8_t>(reinterpret_cast<const char*>(m), stride, kTurned, w, reinterpret_cast<char*>(rows), pitch);
+  transpose_rows(m, stride, w, rows, pitch);
 }
 
 }  // namespace maskwise

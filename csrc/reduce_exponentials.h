@@ -3,12 +3,11 @@
 #include "reduce_kernel.h"
 #include "reduce_gradients.h"
 #include "reduce_order.h"
-#include "reduce_ties.h"
 #include "vector_math.h"
 
 // One pass: the sum of exp(x - peak), where the peak grows as larger values come, and the sum shrinks by as much.
 template <class T>
-struct LogSumExp : ReduceOp<LogSumExp<T>> {
+struct LogSumExpOp : ReduceOp<LogSumExpOp<T>> {
   using In = T;
   using A = Acc<T>;
   using Out = T;
@@ -119,7 +118,7 @@ struct Norm : ReduceOp<Norm<T, kAny>> {
 };
 
 inline void logsumexp(ScalarType dtype, const ReduceNest& nest, const void* x, const void* m, void* out) {
-  with_floating(dtype, [&](auto t) { reduce(LogSumExp<decltype(t)>{}, nest, x, m, out); });
+  with_floating(dtype, [&](auto t) { reduce(LogSumExpOp<decltype(t)>{}, nest, x, m, out); });
 }
 
 inline void norm(ScalarType dtype, const ReduceNest& nest, const void* x, const void* m, void* out, double ord) {
@@ -138,7 +137,7 @@ inline void norm(ScalarType dtype, const ReduceNest& nest, const void* x, const 
 
 // grad * exp(x - logsumexp)
 template <class T>
-struct Softmax {
+struct LogSumExpGradient {
   using In = T;
   using A = Acc<T>;
   Vec<A> operator()(Vec<A> x, Vec<A> grad, Vec<A> out) const { return grad * vexp<A>(x - out); }
@@ -171,7 +170,7 @@ inline void logsumexp_backward(const GradientCall& call, const void* of) {
       params.a[i] = static_cast<Acc<T>>(grad[i]);
       params.b[i] = static_cast<Acc<T>>(static_cast<const T*>(of)[i]);
     }
-    write_gradient(Softmax<T>{}, call, params);
+    write_gradient(LogSumExpGradient<T>{}, call, params);
   });
 }
 

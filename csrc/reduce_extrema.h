@@ -2,7 +2,6 @@
 #include "reduce_kernel.h"
 #include "reduce_gradients.h"
 #include "reduce_order.h"
-#include "reduce_ties.h"
 
 // Where the extremum is.
 template <class T>

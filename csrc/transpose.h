@@ -1,4 +1,4 @@
-// Transposes and strided copies of elements that are only bytes. Squares are transposed in registers, so that each cache
+// Transposes, gathers and scatters of elements that are only bytes. Squares are transposed in registers, so that each cache
 // line is read once and not once for every row.
 #pragma once
 
@@ -101,18 +101,34 @@ inline void transpose_tile(int bytes, const char* from, int64_t across, int64_t 
 }
 
 template <class T>
-inline void copy_strided(char* to, int64_t to_stride, const char* from, int64_t from_stride, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) std::memcpy(to + i * to_stride, from + i * from_stride, sizeof(T));
+inline void gather(char* to, const char* from, int64_t stride, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) std::memcpy(to + i * sizeof(T), from + i * stride, sizeof(T));
 }
 
-// n elements of any size, from and to any stride in bytes.
-inline void copy_strided(int bytes, char* to, int64_t to_stride, const char* from, int64_t from_stride, int64_t n) {
+// n elements of any size next to each other, from any stride in bytes.
+inline void gather(int bytes, char* to, const char* from, int64_t stride, int64_t n) {
   switch (bytes) {
-    case 1: return copy_strided<uint8_t>(to, to_stride, from, from_stride, n);
-    case 2: return copy_strided<uint16_t>(to, to_stride, from, from_stride, n);
-    case 4: return copy_strided<uint32_t>(to, to_stride, from, from_stride, n);
-    case 8: return copy_strided<uint64_t>(to, to_stride, from, from_stride, n);
-    default: return copy_strided<Pair16>(to, to_stride, from, from_stride, n);
+    case 1: return gather<uint8_t>(to, from, stride, n);
+    case 2: return gather<uint16_t>(to, from, stride, n);
+    case 4: return gather<uint32_t>(to, from, stride, n);
+    case 8: return gather<uint64_t>(to, from, stride, n);
+    default: return gather<Pair16>(to, from, stride, n);
+  }
+}
+
+template <class T>
+inline void scatter(char* to, int64_t stride, const char* from, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) std::memcpy(to + i * stride, from + i * sizeof(T), sizeof(T));
+}
+
+// The inverse of gather.
+inline void scatter(int bytes, char* to, int64_t stride, const char* from, int64_t n) {
+  switch (bytes) {
+    case 1: return scatter<uint8_t>(to, stride, from, n);
+    case 2: return scatter<uint16_t>(to, stride, from, n);
+    case 4: return scatter<uint32_t>(to, stride, from, n);
+    case 8: return scatter<uint64_t>(to, stride, from, n);
+    default: return scatter<Pair16>(to, stride, from, n);
   }
 }
 

@@ -4,7 +4,7 @@
 #include "layout.h"
 
 #define MASKWISE_KERNELS "cross_entropy_kernels.h"
-#include "foreach_isa.h"
+#include "foreach_target.h"
 
 namespace maskwise {
 namespace {
@@ -120,13 +120,10 @@ struct Call {
 };
 
 void write(const Tensor& out, int64_t i, double value) {
-  void* p = out.mutable_data_ptr();
-  switch (out.scalar_type()) {
-    case ScalarType::Double: static_cast<double*>(p)[i] = value; return;
-    case ScalarType::Half: static_cast<Half*>(p)[i] = static_cast<Half>(static_cast<float>(value)); return;
-    case ScalarType::BFloat16: static_cast<BFloat16*>(p)[i] = static_cast<BFloat16>(static_cast<float>(value)); return;
-    default: static_cast<float*>(p)[i] = static_cast<float>(value);
-  }
+  dispatch_floating(out.scalar_type(), [&](auto t) {
+    using T = decltype(t);
+    static_cast<T*>(out.mutable_data_ptr())[i] = static_cast<T>(static_cast<Acc<T>>(value));
+  });
 }
 
 // The loss; the log of the sum of exponentials at each position that counts, which the gradient needs; and two numbers:
@@ -182,7 +179,7 @@ std::tuple<Tensor, Tensor, Tensor> cross_entropy(const Tensor& x, const Tensor& 
   return {out, sums, facts};
 }
 
-// Room for the gradient of x: with the classes next to each other if x has them so, else contiguous.
+// An uninitialised tensor for the gradient of x: with the classes next to each other if x has them so, else contiguous.
 Tensor gradient_like(const Tensor& x, const Call& call) {
   const auto all = x.sizes();
   const std::vector<int64_t> sizes(all.begin(), all.end());

@@ -2,12 +2,6 @@
 #include "slice_store.h"
 #include "vector_math.h"
 
-template <class A>
-inline Vec<A> magnitude(Vec<A> v) {
-  constexpr BitsOf<A> kSign = std::numeric_limits<BitsOf<A>>::min();
-  return (Vec<A>)((LaneMask<A>)v & ~kSign);
-}
-
 // -1, 0 or 1; NaN for NaN.
 template <class A>
 inline Vec<A> sign(Vec<A> v) {

@@ -3,11 +3,6 @@
 #include "slice_kernel.h"
 
 template <class A>
-inline Vec<A> magnitude(Vec<A> x) {
-  return (Vec<A>)((LaneMask<A>)x & std::numeric_limits<BitsOf<A>>::max());
-}
-
-template <class A>
 inline Vec<A> square_root(Vec<A> x) {
   for (int i = 0; i < kLanes<A>; ++i) x[i] = std::sqrt(x[i]);
   return x;

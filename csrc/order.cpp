@@ -4,7 +4,7 @@
 #include "order_entry.h"
 
 #define MASKWISE_KERNELS "order_kernels.h"
-#include "foreach_isa.h"
+#include "foreach_target.h"
 
 namespace maskwise {
 namespace {
@@ -35,7 +35,7 @@ void run(const Tensor& x, const Tensor& mask, const Dims& dim, bool best, int64_
   void* vs = values == nullptr ? nullptr : values->mutable_data_ptr();
   auto* is = static_cast<int64_t*>(indices.mutable_data_ptr());
   const int64_t inner = inner_of(x, dim[0]);
-  MASKWISE_AT_ISA(ordering::order(dtype, best, layout, xs, ms, {vs, is, size, inner, descending}));
+  MASKWISE_AT_ISA(order(dtype, best, layout, xs, ms, {vs, is, size, inner, descending}));
 }
 
 int64_t size_of(const Tensor& x, int64_t dim) { return x.dim() == 0 ? 1 : x.size(dim); }
@@ -106,17 +106,11 @@ Tensor order_scatter(const Tensor& grad, const Tensor& indices, Dims dim, int64_
   const int64_t inner = inner_of(grad, dim[0]);
   if (layout.outputs == 0 || size == 0) return out;
   const auto* is = static_cast<const int64_t*>(indices.const_data_ptr());
-  const auto go = [&](auto bits) {
+  dispatch_bytes(grad.element_size(), [&](auto bits) {
     using Bits = decltype(bits);
     scatter(layout, static_cast<const Bits*>(grad.const_data_ptr()), is, static_cast<Bits*>(out.mutable_data_ptr()), size,
             inner);
-  };
-  switch (grad.element_size()) {
-    case 2: go(uint16_t{}); break;
-    case 4: go(uint32_t{}); break;
-    case 8: go(uint64_t{}); break;
-    default: STD_TORCH_CHECK(false, "maskwise: a gradient has a dtype that has no kernel");
-  }
+  });
   return out;
 }
 

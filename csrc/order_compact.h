@@ -1,9 +1,18 @@
 // Moving what is kept, and nothing else: a slice of x becomes the entries of its kept elements, and a list of entries
-// shrinks to those within bounds. Included once a SIMD level, inside its namespace, after order_keys.h.
+// shrinks to those within bounds. Compiled once a target, for the order family.
 //
 // Every function here may write up to kSlack entries beyond the ones that it counts.
+#include "order_keys.h"
+#if defined(MASKWISE_ORDER_COMPACT_H) == defined(MASKWISE_TARGET_TOGGLE)
+#ifdef MASKWISE_TARGET_TOGGLE
+#undef MASKWISE_ORDER_COMPACT_H
+#else
+#define MASKWISE_ORDER_COMPACT_H
+#endif
+
+namespace maskwise::MASKWISE_TARGET {
+
 #undef MASKWISE_COMPACT
-namespace ordering {
 constexpr int64_t kSlack = 16;
 
 #if MASKWISE_VECTOR_BYTES == 32 && defined(MASKWISE_F16C)
@@ -72,44 +81,53 @@ inline int64_t store_placed(uint64_t* out, Vec<uint32_t> keys, Vec<uint32_t> pla
 }
 #endif
 
-// Appends to out the entries of x's kept elements whose key is at most `limit`, and returns how many. The elements are
-// contiguous; m is null where all are kept; `place` is where the first of them stands.
-template <class Kind, bool Limited, class T>
-int64_t compact(typename Kind::E* out, const T* x, const uint8_t* m, int64_t n, int64_t place, KeyOf<T> flip,
-                KeyOf<T> limit) {
-  using K = KeyOf<T>;
-  int64_t count = 0, i = 0;
+// Appends to out the entries of the kept elements whose key is at most `limit`, and returns how many. The elements are
+// contiguous; m is null where all are kept; `place` is where the first of them stands. Where nothing is kept nothing is
+// read.
+template <class Kind, bool kLimited>
+int64_t compact(typename Kind::E* out, const Elements<typename Kind::K>& x, const uint8_t* m, int64_t n, int64_t place,
+                typename Kind::K flip, typename Kind::K limit) {
+  using K = typename Kind::K;
+  constexpr int64_t kGroup = 64;
+  alignas(64) K keys[kGroup];
+  int64_t count = 0;
+  for (int64_t i = 0; i < n; i += kGroup) {
+    const int64_t size = std::min(kGroup, n - i);
+    if (m != nullptr && size == kGroup && none_of<kGroup>(m + i)) continue;
+    x.load(i, size, flip, keys);
+    int64_t k = 0;
 #if defined(MASKWISE_COMPACT)
-  constexpr int L = kLanes<K>;
-  if constexpr (!std::is_same_v<typename Kind::E, WideEntry>) {
-    Vec<uint32_t> places{};
-    for (int l = 0; l < kLanes<uint32_t>; ++l) places[l] = static_cast<uint32_t>(place + l);
-    const auto step = [&](int64_t at, unsigned bits) {
-      const Vec<K> keys = load_keys<Kind::placed>(x + at, flip);
-      if constexpr (Limited) {
-        bits &= bits_of<K>((LaneMask<K>)(keys <= limit));
-        if (bits == 0) return;
-      }
-      if constexpr (Kind::placed)
-        count += store_placed(out + count, keys, places + static_cast<uint32_t>(at), bits);
-      else
-        count += store_chosen(out + count, keys, bits);
-    };
-    constexpr unsigned all = (1u << L) - 1;
-    // lane_bits reads MASKWISE_COMPACT bytes, of which the narrower steps of 64-bit keys use some.
-    for (; i + 32 <= n; i += 32) {
-      if (m != nullptr && none_of_32(m + i)) continue;
-      for (int s = 0; s < 32; s += MASKWISE_COMPACT) {
-        const unsigned bits = m == nullptr ? ~0u : lane_bits(m + i + s);
-        for (int l = 0; l < MASKWISE_COMPACT; l += L) step(i + s + l, bits >> l & all);
+    if constexpr (!std::is_same_v<typename Kind::E, WideEntry>) {
+      constexpr int L = kLanes<K>;
+      constexpr unsigned kAll = (1u << L) - 1;
+      Vec<uint32_t> places{};
+      for (int l = 0; l < kLanes<uint32_t>; ++l) places[l] = static_cast<uint32_t>(place + i + l);
+      for (; k + MASKWISE_COMPACT <= size; k += MASKWISE_COMPACT) {
+        if (m != nullptr && k % 32 == 0 && k + 32 <= size && none_of<32>(m + i + k)) {
+          k += 32 - MASKWISE_COMPACT;
+          continue;
+        }
+        // MASKWISE_COMPACT bytes, of which the narrower steps of 64-bit keys use some each.
+        const unsigned kept = m == nullptr ? ~0u : lane_bits(m + i + k);
+        for (int l = 0; l < MASKWISE_COMPACT; l += L) {
+          const auto v = load_raw<Vec<K>>(keys + k + l);
+          unsigned bits = kept >> l & kAll;
+          if constexpr (kLimited) {
+            bits &= bits_of<K>((LaneMask<K>)(v <= limit));
+            if (bits == 0) continue;
+          }
+          if constexpr (Kind::kPlaced)
+            count += store_placed(out + count, v, places + static_cast<uint32_t>(k + l), bits);
+          else
+            count += store_chosen(out + count, v, bits);
+        }
       }
     }
-  }
 #endif
-  for (; i < n; ++i) {
-    const K key = key_of<Kind::placed>(x[i], flip);
-    out[count] = Kind::make(key, place + i);
-    count += (m == nullptr || is_kept(m[i])) && (!Limited || key <= limit);
+    for (; k < size; ++k) {
+      out[count] = Kind::make(keys[k], place + i + k);
+      count += (m == nullptr || m[i + k] != 0) && (!kLimited || keys[k] <= limit);
+    }
   }
   return count;
 }
@@ -143,4 +161,5 @@ int64_t within(E* out, const E* from, int64_t n, E lo, E hi, int64_t& less) {
   return count;
 }
 
-}  // namespace ordering
+}  // namespace maskwise::MASKWISE_TARGET
+#endif  // toggle

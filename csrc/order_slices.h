@@ -1,16 +1,25 @@
-// Slices as lists of entries: how the kept elements behind each output are collected, by rows or by columns. Included
-// once a SIMD level, inside its namespace, after order_select.h.
-namespace ordering {
+// Slices as lists of entries: how the kept elements behind each output are collected, by rows or by columns. Compiled
+// once a target, for the order family.
+#include "layout.h"
+#include "order_select.h"
+#if defined(MASKWISE_ORDER_SLICES_H) == defined(MASKWISE_TARGET_TOGGLE)
+#ifdef MASKWISE_TARGET_TOGGLE
+#undef MASKWISE_ORDER_SLICES_H
+#else
+#define MASKWISE_ORDER_SLICES_H
+#endif
+
+namespace maskwise::MASKWISE_TARGET {
 
 // Uninitialised memory: it is filled as far as something is kept, so what is not kept is not even touched.
 template <class E>
-struct Room {
-  explicit Room(int64_t n) : data(static_cast<E*>(std::malloc(std::max<int64_t>(1, n) * sizeof(E)))) {
+struct Buffer {
+  explicit Buffer(int64_t n) : data(static_cast<E*>(std::malloc(std::max<int64_t>(1, n) * sizeof(E)))) {
     STD_TORCH_CHECK(data != nullptr, "maskwise: no memory for the kept elements of a slice");
   }
-  ~Room() { std::free(data); }
-  Room(const Room&) = delete;
-  Room& operator=(const Room&) = delete;
+  ~Buffer() { std::free(data); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
   E* data;
 };
 
@@ -51,25 +60,25 @@ inline Blocks make_blocks(const Layout& layout, int64_t columns_width, int64_t r
 
 // Calls piece(x, m, n, place) for stretches of at most `most` contiguous elements of one slice. m is null where all are
 // kept; stretches of which nothing is kept may be left out.
-template <class T, class Piece>
-void for_each_piece(const Layout& layout, const T* x, const uint8_t* m, int64_t most, const Piece& piece) {
+template <class K, class Piece>
+void for_each_piece(const Layout& layout, const Elements<K>& x, const uint8_t* m, int64_t most, const Piece& piece) {
   const Loop inner = layout.reduced.empty() ? Loop{1, 1, 1} : layout.reduced.back();
   const bool direct = inner.x == 1 && (inner.mask == 1 || inner.mask == 0);
   constexpr int64_t kStage = 512;
-  T values[kStage];
+  char values[kStage * 8];
   uint8_t kept[kStage];
   int64_t place = 0;
   for_each_run(layout.reduced, 0, layout.length, [&](Offset at, int64_t count) {
-    const T* xs = x + at.x;
+    const Elements<K> xs = x.at(at.x);
     const uint8_t* ms = m + at.mask;
     const int64_t first = place;
     place += count;
-    if (inner.mask == 0 && !is_kept(*ms)) return;
+    if (inner.mask == 0 && *ms == 0) return;
     const int64_t step = direct ? most : std::min(most, kStage);
     for (int64_t i = 0; i < count; i += step) {
       const int64_t n = std::min(step, count - i);
       if (direct) {
-        piece(xs + i, inner.mask == 0 ? nullptr : ms + i, n, first + i);
+        piece(xs.at(i), inner.mask == 0 ? nullptr : ms + i, n, first + i);
         continue;
       }
       if (inner.mask != 0) {
@@ -77,8 +86,9 @@ void for_each_piece(const Layout& layout, const T* x, const uint8_t* m, int64_t 
         for (int64_t k = 0; k < n; ++k) any |= kept[k] = ms[(i + k) * inner.mask];
         if (any == 0) continue;
       }
-      for (int64_t k = 0; k < n; ++k) values[k] = xs[(i + k) * inner.x];
-      piece(static_cast<const T*>(values), inner.mask == 0 ? nullptr : static_cast<const uint8_t*>(kept), n, first + i);
+      const int bytes = static_cast<int>(x.type.bytes);
+      copy_strided(bytes, values, bytes, xs.at(i * inner.x).data, inner.x * bytes, n);
+      piece(Elements<K>{x.type, values}, inner.mask == 0 ? nullptr : static_cast<const uint8_t*>(kept), n, first + i);
     }
   });
 }
@@ -88,7 +98,7 @@ inline int64_t count_kept(const uint8_t* m, int64_t n) {
   int64_t total = 0;
   for (int64_t i = 0; i < n; i += 4096) {
     uint32_t part = 0;
-    for (int64_t k = i; k < std::min(i + 4096, n); ++k) part += is_kept(m[k]);
+    for (int64_t k = i; k < std::min(i + 4096, n); ++k) part += m[k] != 0;
     total += part;
   }
   return total;
@@ -101,26 +111,26 @@ inline int64_t count_kept(const Layout& layout, const uint8_t* m) {
   for_each_run(layout.reduced, 0, layout.length, [&](Offset at, int64_t count) {
     const uint8_t* ms = m + at.mask;
     if (inner.mask == 0) {
-      total += is_kept(*ms) ? count : 0;
+      total += *ms != 0 ? count : 0;
     } else if (inner.mask == 1) {
       total += count_kept(ms, count);
     } else {
-      for (int64_t i = 0; i < count; ++i) total += is_kept(ms[i * inner.mask]);
+      for (int64_t i = 0; i < count; ++i) total += ms[i * inner.mask] != 0;
     }
   });
   return total;
 }
 
-// The room that one slice wants. To count what is kept is cheap, but dearer than a little memory.
-inline int64_t room_for(const Layout& layout, const uint8_t* m) {
+// The entries that one slice needs. To count what is kept is cheap, but dearer than a little memory.
+inline int64_t entries_for(const Layout& layout, const uint8_t* m) {
   return (layout.length <= 65536 ? layout.length : count_kept(layout, m)) + kSlack;
 }
 
-template <class Kind, class T>
-int64_t fill_row(typename Kind::E* out, const Layout& layout, const T* x, const uint8_t* m, KeyOf<T> flip) {
+template <class Kind, class K = typename Kind::K>
+int64_t fill_row(typename Kind::E* out, const Layout& layout, const Elements<K>& x, const uint8_t* m, K flip) {
   int64_t count = 0;
-  for_each_piece(layout, x, m, layout.length, [&](const T* xs, const uint8_t* ms, int64_t n, int64_t place) {
-    count += compact<Kind, false>(out + count, xs, ms, n, place, flip, KeyOf<T>{0});
+  for_each_piece(layout, x, m, layout.length, [&](const Elements<K>& xs, const uint8_t* ms, int64_t n, int64_t place) {
+    count += compact<Kind, false>(out + count, xs, ms, n, place, flip, K{0});
   });
   return count;
 }
@@ -129,10 +139,10 @@ constexpr int64_t kWidest = 64;
 
 // How many slices of n entries to take at once: as many as a second-level cache holds when half is kept, but enough
 // that whole cache lines are read.
-template <class E, class T>
-int64_t block_width(int64_t n) {
+template <class E>
+int64_t block_width(int64_t n, int64_t bytes) {
   const int64_t fit = (int64_t{1} << 20) / (std::max<int64_t>(1, n) * static_cast<int64_t>(sizeof(E)));
-  return std::clamp<int64_t>(fit / 8 * 8, std::min<int64_t>(64 / sizeof(T), kWidest), kWidest);
+  return std::clamp<int64_t>(fit / 8 * 8, std::min<int64_t>(64 / bytes, kWidest), kWidest);
 }
 
 constexpr int64_t kAhead = 12;
@@ -142,12 +152,10 @@ inline void prefetch(const void* p, int64_t bytes) {
   for (uintptr_t line = at & ~uintptr_t{63}; line < at + bytes; line += 64) __builtin_prefetch((const void*)line);
 }
 
-// Calls row(x, kept, place) for every row of a block of w columns of which anything may be kept: the keys of the w
-// elements, padded to whole vectors, and their mask bytes.
-template <class T, bool OneZero, class Row>
-void for_each_row(const Layout& layout, const T* x, const uint8_t* m, int64_t w, KeyOf<T> flip, const Row& row) {
-  using K = KeyOf<T>;
-  constexpr int L = kLanes<K>;
+// Calls row(keys, kept, place) for every row of a block of w columns of which anything may be kept: the keys of the w
+// elements, and their mask bytes.
+template <class K, class Row>
+void for_each_row(const Layout& layout, const Elements<K>& x, const uint8_t* m, int64_t w, K flip, const Row& row) {
   const Loop inner = layout.kept.back();
   const Loop loop = layout.reduced.empty() ? Loop{1, 0, 0} : layout.reduced.back();
   alignas(64) K keys[kWidest];
@@ -156,13 +164,13 @@ void for_each_row(const Layout& layout, const T* x, const uint8_t* m, int64_t w,
   int64_t place = 0;
   for_each_run(layout.reduced, 0, layout.length, [&](Offset at, int64_t count) {
     for (int64_t r = 0; r < count; ++r, ++place) {
-      const T* xs = x + at.x + r * loop.x;
+      const Elements<K> xs = x.at(at.x + r * loop.x);
       const uint8_t* ms = m + at.mask + r * loop.mask;
       // Rows lie pages apart, where no hardware prefetcher looks. One that is beyond the end does no harm.
-      prefetch(xs + kAhead * loop.x, w * int64_t{sizeof(T)});
+      prefetch(xs.at(kAhead * loop.x).data, w * x.type.bytes);
       if (inner.mask == 1) prefetch(ms + kAhead * loop.mask, w);
       if (inner.mask == 0) {
-        if (!is_kept(*ms)) continue;
+        if (*ms == 0) continue;
         ms = staged[0];
       } else if (inner.mask != 1) {
         const int64_t ahead = loop.mask == 1 && r - r % kTurned + kTurned <= count ? r % kTurned : -1;
@@ -171,43 +179,39 @@ void for_each_row(const Layout& layout, const T* x, const uint8_t* m, int64_t w,
           for (int64_t j = 0; j < w; ++j) staged[0][j] = ms[j * inner.mask];
         ms = staged[std::max<int64_t>(ahead, 0)];
       }
-      int64_t j = 0;
-      for (; j + L <= w; j += L) {
-        const Vec<K> v = load_keys<OneZero>(xs + j, flip);
-        std::memcpy(keys + j, &v, sizeof(v));
-      }
-      for (; j < w; ++j) keys[j] = key_of<OneZero>(xs[j], flip);
+      xs.load(0, w, flip, keys);
       row(static_cast<const K*>(keys), ms, place);
     }
   });
 }
 
 // The entries of w columns, the ones of column j from out + j * stride on.
-template <class Kind, class T>
-void fill_columns(typename Kind::E* out, int64_t stride, int64_t* counts, const Layout& layout, const T* x,
-                  const uint8_t* m, int64_t w, KeyOf<T> flip) {
+template <class Kind, class K = typename Kind::K>
+void fill_columns(typename Kind::E* out, int64_t stride, int64_t* counts, const Layout& layout, const Elements<K>& x,
+                  const uint8_t* m, int64_t w, K flip) {
   std::fill_n(counts, w, 0);
-  for_each_row<T, Kind::placed>(layout, x, m, w, flip, [&](const KeyOf<T>* keys, const uint8_t* ms, int64_t place) {
+  for_each_row(layout, x, m, w, flip, [&](const K* keys, const uint8_t* ms, int64_t place) {
     for (int64_t j = 0; j < w; ++j) {
       out[j * stride + counts[j]] = Kind::make(keys[j], place);
-      counts[j] += is_kept(ms[j]);
+      counts[j] += ms[j] != 0;
     }
   });
 }
 
 // Fills a block of slices, by rows or by columns.
-template <class Kind, class T>
+template <class Kind, class K = typename Kind::K>
 void fill_block(typename Kind::E* out, int64_t stride, int64_t* counts, const Blocks& blocks, const Layout& layout,
-                const T* x, const uint8_t* m, int64_t first, int64_t w, KeyOf<T> flip) {
+                const Elements<K>& x, const uint8_t* m, int64_t first, int64_t w, K flip) {
   if (blocks.columns) {
     const Offset at = offset_of(layout.kept, first);
-    fill_columns<Kind>(out, stride, counts, layout, x + at.x, m + at.mask, w, flip);
+    fill_columns<Kind>(out, stride, counts, layout, x.at(at.x), m + at.mask, w, flip);
     return;
   }
   for (int64_t j = 0; j < w; ++j) {
     const Offset at = offset_of(layout.kept, first + j);
-    counts[j] = fill_row<Kind>(out + j * stride, layout, x + at.x, m + at.mask, flip);
+    counts[j] = fill_row<Kind>(out + j * stride, layout, x.at(at.x), m + at.mask, flip);
   }
 }
 
-}  // namespace ordering
+}  // namespace maskwise::MASKWISE_TARGET
+#endif  // toggle

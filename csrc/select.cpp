@@ -264,22 +264,6 @@ void unpack_words(const Word* values, const MaskBytes& mask, const std::vector<i
   });
 }
 
-struct Word16 {
-  uint64_t low, high;
-};
-
-// Calls f with a null pointer to the word of this many bytes.
-template <class F>
-void with_word(size_t bytes, const F& f) {
-  switch (bytes) {
-    case 1: return f(static_cast<uint8_t*>(nullptr));
-    case 2: return f(static_cast<uint16_t*>(nullptr));
-    case 4: return f(static_cast<uint32_t*>(nullptr));
-    case 8: return f(static_cast<uint64_t*>(nullptr));
-    default: return f(static_cast<Word16*>(nullptr));
-  }
-}
-
 // A tensor of rows: the sizes of a row, and how many elements it has.
 struct RowSizes {
   std::vector<int64_t> sizes;
@@ -316,8 +300,8 @@ struct Selection {
 };
 
 void pack_into(const Selection& s, const Tensor& x, const Tensor& mask, const Tensor& out) {
-  with_word(x.element_size(), [&](auto* word) {
-    using Word = std::remove_pointer_t<decltype(word)>;
+  dispatch_bytes(x.element_size(), [&](auto word) {
+    using Word = decltype(word);
     const Rows<Word> rows(x.const_data_ptr(), loops_of(x, 0, mask.dim()), loops_of(x, mask.dim(), x.dim()),
                           s.row.elements, s.mask.rows);
     if (s.row.elements > 0) pack_words(rows, s.mask, s.starts, static_cast<Word*>(out.mutable_data_ptr()));
@@ -326,8 +310,8 @@ void pack_into(const Selection& s, const Tensor& x, const Tensor& mask, const Te
 
 void unpack_into(const Selection& s, const Tensor& values, const Tensor& mask, const Tensor& other, const Tensor& out) {
   STD_TORCH_CHECK(values.size(0) >= s.starts.back(), "maskwise: unpack was called with fewer rows than the mask keeps");
-  with_word(values.element_size(), [&](auto* word) {
-    using Word = std::remove_pointer_t<decltype(word)>;
+  dispatch_bytes(values.element_size(), [&](auto word) {
+    using Word = decltype(word);
     const size_t lead = mask.dim();
     const auto sizes = s.row.with(sizes_of(mask));
     const Rows<Word> rows(other.const_data_ptr(), broadcast_loops(other, sizes, 0, lead),
@@ -348,7 +332,7 @@ Tensor pack_rows(const Tensor& x, const Tensor& mask) {
 // Into memory that is there: contiguous, of x's dtype, and with as many rows as are kept.
 void pack_rows_out(const Tensor& x, const Tensor& mask, Tensor out) {
   const Selection s(mask, x, mask.dim());
-  STD_TORCH_CHECK(out.size(0) == s.starts.back(), "maskwise: pack was called with room for another number of rows");
+  STD_TORCH_CHECK(out.size(0) == s.starts.back(), "maskwise: pack was called with an `out` of another number of rows");
   pack_into(s, x, mask, out);
 }
 

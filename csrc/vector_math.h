@@ -1,6 +1,15 @@
 // exp and log of whole vectors, float and double: within 2 units in the last place, subnormals, infinities and NaN
-// included. Included once a SIMD level, inside its namespace, after simd.h, by the kernel headers that need it.
-// The polynomials are minimax fits (Remez) made for this file. (Not called math.h: it would hide the one of the C library.)
+// included. The polynomials are minimax fits (Remez) made for this file. (Not called math.h: it would hide the one of the
+// C library.) Compiled once a target: see foreach_target.h.
+#include "simd.h"
+#if defined(MASKWISE_VECTOR_MATH_H) == defined(MASKWISE_TARGET_TOGGLE)
+#ifdef MASKWISE_TARGET_TOGGLE
+#undef MASKWISE_VECTOR_MATH_H
+#else
+#define MASKWISE_VECTOR_MATH_H
+#endif
+
+namespace maskwise::MASKWISE_TARGET {
 
 // The constants that a type's exponent arithmetic needs.
 template <class A>
@@ -112,3 +121,6 @@ inline Vec<A> vlog(Vec<A> x) {
       x == none ? splat<A>(-kInf) : (x < none ? splat<A>(std::numeric_limits<A>::quiet_NaN()) : x);
   return (x > none) & (x < kInf) ? out : special;
 }
+
+}  // namespace maskwise::MASKWISE_TARGET
+#endif  // toggle

@@ -4,11 +4,11 @@ import inspect
 import re
 
 import pytest
+from maskwise.plan.asking import plan
 
 import maskwise as mw
 from maskwise import Mask, Packed
 from maskwise.nn import schedule
-from maskwise.plan.asking import plan
 
 #: What needs a GPU, and what torch warns of, since sparse CSR tensors are in beta.
 NO_EXAMPLE = {"Mask.pin_memory", "Packed.to_sparse_csr"}

@@ -15,9 +15,9 @@ def main(arguments: list[str]) -> int:
     """Check the extension, then hand over to pytest."""
     import pytest
 
-    from maskwise.ops import extension
+    from maskwise.ops import backends
 
-    status = extension.status()
+    status = backends.status()
     wanted = os.environ["MASKWISE_EXTENSION"]
     assert status.loaded, status
     assert status.path is not None

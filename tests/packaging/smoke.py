@@ -19,7 +19,7 @@ def main(expected: str) -> None:
         import torch
 
         import maskwise as mw
-        from maskwise.ops import extension
+        from maskwise.ops import backends
 
         x = torch.arange(12.0).reshape(3, 4).requires_grad_()
         mask = mw.Mask.from_lengths([2, 4, 0], max_len=4)
@@ -36,7 +36,7 @@ def main(expected: str) -> None:
     (gradient,) = torch.autograd.grad(result.sum(), x)
     assert torch.equal(gradient.bool(), mask.to_bool())
 
-    status = extension.status()
+    status = backends.status()
     told = [str(w.message) for w in caught if "maskwise" in str(w.message).lower()]
     if expected == "compiled":
         assert status.loaded, status

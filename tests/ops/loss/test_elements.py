@@ -8,6 +8,7 @@ import torch
 import maskwise as mw
 from maskwise.ops.backends import FLOATING, status
 from maskwise.ops.loss.registered import REDUCTIONS, SERVED, elements, unreduced
+from tests.simd import SIMD_LEVELS
 
 pytestmark = [
     pytest.mark.kernel,
@@ -48,7 +49,7 @@ def exact(code, x, target, dtype=torch.float64):
     return out.detach(), torch.autograd.grad(out, leaf, above)[0]
 
 
-@pytest.mark.parametrize("level", [0, 1, 2])
+@pytest.mark.parametrize("level", SIMD_LEVELS)
 @pytest.mark.parametrize("dtype", FLOATING)
 @every_code
 def test_every_dtype_and_simd_level_agrees_with_float64(code, dtype, level):

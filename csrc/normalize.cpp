@@ -2,7 +2,7 @@
 #include "slice_loops.h"
 
 #define MASKWISE_KERNELS "normalize_kernels.h"
-#include "foreach_isa.h"
+#include "foreach_target.h"
 
 namespace maskwise {
 namespace {

@@ -1,12 +1,13 @@
-// normalize and its gradient. Included once a SIMD level, inside its namespace, by foreach_isa.h
-// (through normalize.cpp).
-#include "slice_kernel.h"
+// normalize and its gradient. Compiled once a target, through normalize.cpp.
+#include "standardize_kernels.h"
+#if defined(MASKWISE_NORMALIZE_KERNELS_H) == defined(MASKWISE_TARGET_TOGGLE)
+#ifdef MASKWISE_TARGET_TOGGLE
+#undef MASKWISE_NORMALIZE_KERNELS_H
+#else
+#define MASKWISE_NORMALIZE_KERNELS_H
+#endif
 
-template <class A>
-inline Vec<A> square_root(Vec<A> x) {
-  for (int i = 0; i < kLanes<A>; ++i) x[i] = std::sqrt(x[i]);
-  return x;
-}
+namespace maskwise::MASKWISE_TARGET {
 
 // x to the power p, lane by lane, for the norms that are rarely used.
 template <class A>
@@ -193,4 +194,5 @@ inline void normalize_backward(const SliceCall& call, double p, double eps) {
   });
 }
 
-#include "standardize_kernels.h"
+}  // namespace maskwise::MASKWISE_TARGET
+#endif  // toggle

@@ -1,6 +1,15 @@
 // The keys by which extrema compare values, so that one kernel serves the greatest, the least, and the magnitudes of
-// both: (x & bits) ^ flip, of which the least is looked for; the extremum by such a key, and its gradient. Included once a
-// SIMD level, inside its namespace.
+// both: (x & bits) ^ flip, of which the least is looked for; the extremum by such a key, and its gradient.
+#include "reduce_gradients.h"
+#include "reduce_kernel.h"
+#if defined(MASKWISE_REDUCE_ORDER_H) == defined(MASKWISE_TARGET_TOGGLE)
+#ifdef MASKWISE_TARGET_TOGGLE
+#undef MASKWISE_REDUCE_ORDER_H
+#else
+#define MASKWISE_REDUCE_ORDER_H
+#endif
+
+namespace maskwise::MASKWISE_TARGET {
 
 // A is float, double or a signed integer. Complementing an integer reverses its order, as does the sign of a float;
 // flipping the top bit of an unsigned integer makes it a signed one of the same order.
@@ -48,7 +57,7 @@ using Compared = std::conditional_t<std::is_same_v<T, Bool>, int8_t, std::condit
 // Calls call(T{}) for the dtype: a floating type, bool, or the signed integer that is as wide.
 template <class Call>
 void with_order(ScalarType dtype, const Call& call) {
-  if (is_floating(dtype)) return with_floating(dtype, call);
+  if (is_floating(dtype)) return dispatch_floating(dtype, call);
   if (dtype == ScalarType::Bool) return call(Bool{});
   with_width(dtype, call);
 }
@@ -182,3 +191,6 @@ void share_gradient(const GradientCall& call, const void* of, bool greatest, boo
   }
   write_gradient(Share<T>{magnitudes}, call, params);
 }
+
+}  // namespace maskwise::MASKWISE_TARGET
+#endif  // toggle

@@ -3,7 +3,7 @@
 
 #define MASKWISE_COMPUTE_BOUND
 #define MASKWISE_KERNELS "softmax_kernels.h"
-#include "foreach_isa.h"
+#include "foreach_target.h"
 
 namespace maskwise {
 namespace {

@@ -1,7 +1,14 @@
-// Softmax, softmin, log_softmax and their gradients. Included once a SIMD level, inside its namespace, by foreach_isa.h
-// (through softmax.cpp).
-#include "vector_math.h"
+// Softmax, softmin, log_softmax and their gradients. Compiled once a target, through softmax.cpp.
 #include "slice_kernel.h"
+#include "vector_math.h"
+#if defined(MASKWISE_SOFTMAX_KERNELS_H) == defined(MASKWISE_TARGET_TOGGLE)
+#ifdef MASKWISE_TARGET_TOGGLE
+#undef MASKWISE_SOFTMAX_KERNELS_H
+#else
+#define MASKWISE_SOFTMAX_KERNELS_H
+#endif
+
+namespace maskwise::MASKWISE_TARGET {
 
 // What is common to the forward passes: the largest value, and the sum of exponentials below it, in one pass. The sum is
 // rescaled once a group rather than once an element.
@@ -155,3 +162,6 @@ inline void softmax_backward(const SliceCall& call, bool negate) {
 inline void log_softmax_backward(const SliceCall& call) {
   map_floating_slices(call, [](auto t) { return LogSoftmaxBackward<decltype(t)>{}; });
 }
+
+}  // namespace maskwise::MASKWISE_TARGET
+#endif  // toggle

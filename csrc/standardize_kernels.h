@@ -1,4 +1,19 @@
-// standardize and its gradient. Included after normalize_kernels.h, whose square root it shares.
+// standardize and its gradient. Compiled once a target, through normalize.cpp.
+#include "slice_kernel.h"
+#if defined(MASKWISE_STANDARDIZE_KERNELS_H) == defined(MASKWISE_TARGET_TOGGLE)
+#ifdef MASKWISE_TARGET_TOGGLE
+#undef MASKWISE_STANDARDIZE_KERNELS_H
+#else
+#define MASKWISE_STANDARDIZE_KERNELS_H
+#endif
+
+namespace maskwise::MASKWISE_TARGET {
+
+template <class A>
+inline Vec<A> square_root(Vec<A> x) {
+  for (int i = 0; i < kLanes<A>; ++i) x[i] = std::sqrt(x[i]);
+  return x;
+}
 
 // What each lane accumulates of a slice: how many values, one of them (the pivot), how far their mean is from it, and the
 // sum of squared deviations from the mean. Large values with small differences so lose no digits; and values that are
@@ -142,3 +157,6 @@ inline void standardize_backward(const SliceCall& call, double correction, doubl
     return StandardizeBackward<decltype(t)>{{}, {{}, static_cast<A>(correction), static_cast<A>(eps)}};
   });
 }
+
+}  // namespace maskwise::MASKWISE_TARGET
+#endif  // toggle

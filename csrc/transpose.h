@@ -67,37 +67,26 @@ inline void transpose_square(const char* from, int64_t across, char* to, int64_t
 template <class T>
 inline void transpose_tile(const char* from, int64_t across, int64_t height, int64_t w, char* to, int64_t pitch) {
   constexpr int64_t kSize = sizeof(T);
-  constexpr int N = kSquare<T>;
   int64_t j = 0;
-  for (; j + N <= w; j += N) {
-    int64_t k = 0;
-    for (; k + N <= height; k += N)
-      transpose_square<T>(from + k * kSize + j * across, across, to + k * pitch + j * kSize, pitch);
-    for (; k < height; ++k)
-      for (int64_t c = j; c < j + N; ++c)
-        std::memcpy(to + k * pitch + c * kSize, from + k * kSize + c * across, kSize);
+  // Elements of 16 bytes (complex128) have no lanes.
+  if constexpr (kSize <= 8) {
+    constexpr int N = kSquare<T>;
+    for (; j + N <= w; j += N) {
+      int64_t k = 0;
+      for (; k + N <= height; k += N)
+        transpose_square<T>(from + k * kSize + j * across, across, to + k * pitch + j * kSize, pitch);
+      for (; k < height; ++k)
+        for (int64_t c = j; c < j + N; ++c)
+          std::memcpy(to + k * pitch + c * kSize, from + k * kSize + c * across, kSize);
+    }
   }
   for (; j < w; ++j)
     for (int64_t k = 0; k < height; ++k)
       std::memcpy(to + k * pitch + j * kSize, from + k * kSize + j * across, kSize);
 }
 
-// 16 bytes, for complex128, which has no lanes of its own.
-struct Pair16 {
-  uint64_t parts[2];
-};
-
 inline void transpose_tile(int bytes, const char* from, int64_t across, int64_t height, int64_t w, char* to, int64_t pitch) {
-  switch (bytes) {
-    case 1: return transpose_tile<uint8_t>(from, across, height, w, to, pitch);
-    case 2: return transpose_tile<uint16_t>(from, across, height, w, to, pitch);
-    case 4: return transpose_tile<uint32_t>(from, across, height, w, to, pitch);
-    case 8: return transpose_tile<uint64_t>(from, across, height, w, to, pitch);
-    default:
-      for (int64_t j = 0; j < w; ++j)
-        for (int64_t k = 0; k < height; ++k)
-          std::memcpy(to + k * pitch + j * sizeof(Pair16), from + k * sizeof(Pair16) + j * across, sizeof(Pair16));
-  }
+  dispatch_bytes(bytes, [&](auto t) { transpose_tile<decltype(t)>(from, across, height, w, to, pitch); });
 }
 
 template <class T>
@@ -107,13 +96,7 @@ inline void gather(char* to, const char* from, int64_t stride, int64_t n) {
 
 // n elements of any size next to each other, from any stride in bytes.
 inline void gather(int bytes, char* to, const char* from, int64_t stride, int64_t n) {
-  switch (bytes) {
-    case 1: return gather<uint8_t>(to, from, stride, n);
-    case 2: return gather<uint16_t>(to, from, stride, n);
-    case 4: return gather<uint32_t>(to, from, stride, n);
-    case 8: return gather<uint64_t>(to, from, stride, n);
-    default: return gather<Pair16>(to, from, stride, n);
-  }
+  dispatch_bytes(bytes, [&](auto t) { gather<decltype(t)>(to, from, stride, n); });
 }
 
 template <class T>
@@ -123,13 +106,7 @@ inline void scatter(char* to, int64_t stride, const char* from, int64_t n) {
 
 // The inverse of gather.
 inline void scatter(int bytes, char* to, int64_t stride, const char* from, int64_t n) {
-  switch (bytes) {
-    case 1: return scatter<uint8_t>(to, stride, from, n);
-    case 2: return scatter<uint16_t>(to, stride, from, n);
-    case 4: return scatter<uint32_t>(to, stride, from, n);
-    case 8: return scatter<uint64_t>(to, stride, from, n);
-    default: return scatter<Pair16>(to, stride, from, n);
-  }
+  dispatch_bytes(bytes, [&](auto t) { scatter<decltype(t)>(to, stride, from, n); });
 }
 
 // Rows of a mask that are transposed together.
@@ -138,12 +115,6 @@ constexpr int kTransposedRows = 8;
 // kTransposedRows rows of w bytes, to rows + k * pitch; byte k of column j is at m[k + j * stride].
 inline void transpose_rows(const uint8_t* m, int64_t stride, int64_t w, uint8_t* rows, int64_t pitch) {
   transpose_tile<uint8_t>(reinterpret_cast<const char*>(m), stride, kTransposedRows, w, reinterpret_cast<char*>(rows), pitch);
-}
-
-// The names that order_slices.h still uses.
-constexpr int kTurned = kTransposedRows;
-inline void turn(const uint8_t* m, int64_t stride, int64_t w, uint8_t* rows, int64_t pitch) {
-  transpose_rows(m, stride, w, rows, pitch);
 }
 
 }  // namespace maskwise

@@ -1,7 +1,7 @@
 // Cross entropy as registered ops. Arguments were checked in Python: x is (N, C, ...), with its classes next to each
 // other or else contiguous; target is int64, (N, ...); mask is bool and broadcasts to it; weight has x's dtype, (C,).
 #include "cross_entropy.h"
-#include "layout.h"
+#include "loops.h"
 
 #define MASKWISE_KERNELS "cross_entropy_kernels.h"
 #include "foreach_target.h"
@@ -37,19 +37,19 @@ class Dense {
         std::equal(sizes.begin(), sizes.end(), own_sizes.begin()))
       return;
     // It is small beside x, which has all the classes.
-    std::vector<Loop> loops;
+    Loops<1> loops;
     const size_t shift = sizes.size() - own_sizes.size();
     int64_t count = 1;
     for (size_t d = 0; d < sizes.size(); ++d) {
       const bool broadcast = d < shift || own_sizes[d - shift] != sizes[d];
-      loops.push_back({sizes[d], broadcast ? 0 : own_strides[d - shift], 0});
+      loops.push_back({sizes[d], {broadcast ? 0 : own_strides[d - shift]}});
       count *= sizes[d];
     }
     coalesce(loops);
     copy_.reserve(count);
-    for_each_run(loops, 0, count, [&](Offset offset, int64_t n) {
-      const int64_t stride = loops.empty() ? 0 : loops.back().x;
-      for (int64_t i = 0; i < n; ++i) copy_.push_back(at_[offset.x + i * stride]);
+    for_each_run(loops, 0, count, [&](const Offset<1>& offset, int64_t n) {
+      const int64_t stride = loops.empty() ? 0 : loops.back().stride[0];
+      for (int64_t i = 0; i < n; ++i) copy_.push_back(at_[offset[0] + i * stride]);
     });
     at_ = copy_.data();
   }
@@ -74,7 +74,7 @@ struct Call {
   Dense<int64_t> target;
   Dense<uint8_t> mask;
   int64_t ignored;
-  std::vector<Loop> loops;
+  Loops<1> loops;
 
   Call(const Tensor& x, const Tensor& target, const Tensor& mask, const std::optional<Tensor>& weight, int64_t ignored,
        const std::vector<int64_t>& sizes)
@@ -91,7 +91,7 @@ struct Call {
         ignored(ignored) {
     const auto strides = x.strides();
     for (size_t d = 0; d < sizes.size(); ++d) {
-      loops.push_back({sizes[d], strides[d == 0 ? 0 : d + 1], 0});
+      loops.push_back({sizes[d], {strides[d == 0 ? 0 : d + 1]}});
       positions *= sizes[d];
     }
     coalesce(loops);
@@ -108,11 +108,11 @@ struct Call {
   void run(const Block& block) const {
     parallel(positions, classes, [&](int64_t begin, int64_t end) {
       int64_t p = begin;
-      for_each_run(loops, begin, end, [&](Offset offset, int64_t count) {
-        const int64_t apart = loops.empty() ? 0 : loops.back().x;
+      for_each_run(loops, begin, end, [&](const Offset<1>& offset, int64_t count) {
+        const int64_t apart = loops.empty() ? 0 : loops.back().stride[0];
         for (int64_t done = 0, n = 0; done < count; done += n, p += n) {
           n = rows ? 1 : std::min(kColumns, count - done);
-          block(p, x + (offset.x + done * apart) * bytes, n);
+          block(p, x + (offset[0] + done * apart) * bytes, n);
         }
       });
     });

@@ -40,6 +40,11 @@ using BitsOf = std::conditional_t<
 template <class T>
 using Acc = std::conditional_t<kIntegral<T>, int64_t, std::conditional_t<sizeof(T) == 8, double, float>>;
 
+inline bool is_floating(ScalarType dtype) {
+  return dtype == ScalarType::Float || dtype == ScalarType::Double || dtype == ScalarType::Half ||
+         dtype == ScalarType::BFloat16;
+}
+
 // Calls call(T{}) for the dtype, among the floating types.
 template <class Call>
 void dispatch_floating(ScalarType dtype, const Call& call) {

@@ -137,7 +137,7 @@ class Elementwise {
         n = std::min(n, kGathered);
         for (int o = 0; o < of.count; ++o) {
           if (!gathered[o]) continue;
-          copy_strided(of.bytes[o], buffers[o], of.bytes[o], at[o], inner.stride[o], n);
+          gather(of.bytes[o], buffers[o], at[o], inner.stride[o], n);
           at[o] = buffers[o];
         }
       }
@@ -170,15 +170,17 @@ class Elementwise {
           transpose_tile(bytes, at[o], inner.stride[o], h, w, buffers[o], pitch[o]);
         else
           for (int64_t r = 0; r < h; ++r)
-            copy_strided(bytes, buffers[o] + r * pitch[o], bytes, at[o] + r * rows.stride[o], inner.stride[o], w);
+            gather(bytes, buffers[o] + r * pitch[o], at[o] + r * rows.stride[o], inner.stride[o], w);
         at[o] = buffers[o];
       }
       one_run = one_run && pitch[o] == w * stride[o];
     }
-    if (one_run) return run(task, kept_of_run(at[of.mask], stride[of.mask]), at, stride, h * w);
+    const int mask = of.mask, count = of.count;
+    const int64_t bit_step = stride[mask];
+    if (one_run) return run(task, kept_of_run(at[mask], bit_step), at, stride, h * w);
     for (int64_t r = 0; r < h; ++r) {
-      run(task, kept_of_run(at[of.mask], stride[of.mask]), at, stride, w);
-      for (int o = 0; o < of.count; ++o) at[o] += pitch[o];
+      run(task, kept_of_run(at[mask], bit_step), at, stride, w);
+      for (int o = 0; o < count; ++o) at[o] += pitch[o];
     }
   }
 

@@ -3,7 +3,7 @@
 #include "elementwise.h"
 
 #define MASKWISE_KERNELS "fill_kernels.h"
-#include "foreach_isa.h"
+#include "foreach_target.h"
 
 namespace maskwise {
 namespace {

@@ -1,5 +1,14 @@
-// Selecting by a mask, for any element by its size alone. Included once a SIMD level, inside its namespace, by
-// foreach_isa.h (through fill.cpp).
+// Selecting by a mask, for any element by its size alone. Compiled once a target, through fill.cpp.
+#include "elementwise.h"
+#include "simd.h"
+#if defined(MASKWISE_FILL_KERNELS_H) == defined(MASKWISE_TARGET_TOGGLE)
+#ifdef MASKWISE_TARGET_TOGGLE
+#undef MASKWISE_FILL_KERNELS_H
+#else
+#define MASKWISE_FILL_KERNELS_H
+#endif
+
+namespace maskwise::MASKWISE_TARGET {
 
 // One run of n elements. Strides are in bytes, of one element or 0; operands: x, mask, value, result.
 template <class T>
@@ -41,12 +50,11 @@ void fill_run(Kept kept, char* const* at, const int64_t* stride, int64_t n) {
 }
 
 using FillRun = void (*)(Kept, char* const*, const int64_t*, int64_t);
-inline FillRun fill_of(size_t bytes) {
-  switch (bytes) {
-    case 1: return &fill_run<uint8_t>;
-    case 2: return &fill_run<uint16_t>;
-    case 4: return &fill_run<uint32_t>;
-    case 8: return &fill_run<uint64_t>;
-    default: return &fill_run<Pair16>;
-  }
+inline FillRun fill_of(int64_t bytes) {
+  FillRun run;
+  dispatch_bytes(bytes, [&](auto t) { run = &fill_run<decltype(t)>; });
+  return run;
 }
+
+}  // namespace maskwise::MASKWISE_TARGET
+#endif  // toggle

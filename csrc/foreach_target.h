@@ -28,7 +28,7 @@
 #if !defined(__x86_64__) || defined(MASKWISE_PORTABLE)
 #define MASKWISE_TARGET baseline
 #define MASKWISE_VECTOR_BYTES 16
-#include "target_kernels.h"
+#include MASKWISE_KERNELS
 #undef MASKWISE_VECTOR_BYTES
 #undef MASKWISE_TARGET
 #else
@@ -37,7 +37,7 @@
 #define MASKWISE_TARGET avx2
 #define MASKWISE_VECTOR_BYTES 32
 MASKWISE_TARGET_PUSH("avx2,fma,f16c,bmi,bmi2")
-#include "target_kernels.h"
+#include MASKWISE_KERNELS
 MASKWISE_TARGET_POP
 #undef MASKWISE_VECTOR_BYTES
 #undef MASKWISE_TARGET
@@ -48,7 +48,7 @@ MASKWISE_TARGET_POP
 #define MASKWISE_TARGET avx512
 #define MASKWISE_VECTOR_BYTES 64
 MASKWISE_TARGET_PUSH("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2")
-#include "target_kernels.h"
+#include MASKWISE_KERNELS
 MASKWISE_TARGET_POP
 #undef MASKWISE_VECTOR_BYTES
 #undef MASKWISE_TARGET

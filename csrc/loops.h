@@ -72,12 +72,12 @@ template <int N>
 void coalesce(Loops<N>& loops) {
   size_t count = 0;
   for (size_t l = 0; l < loops.size(); ++l) {
-    const Loop<N> loop = loops[l];
+    const Loop<N>& loop = loops[l];
     if (loop.size == 1) continue;
     bool merges = count > 0;
     for (int o = 0; merges && o < N; ++o) merges = loops[count - 1].stride[o] == loop.stride[o] * loop.size;
     const int64_t size = merges ? loops[--count].size * loop.size : loop.size;
-    loops[count] = loop;
+    if (count != l) loops[count] = loop;
     loops[count++].size = size;
   }
   loops.resize(count);
@@ -179,6 +179,16 @@ struct ConstantMask {
   }
 };
 inline constexpr ConstantMask kAllKept(1), kNoneKept(0);
+
+// Uninitialised memory, aligned for any vector.
+struct Buffer {
+  std::unique_ptr<char[]> bytes;
+  char* data = nullptr;
+  Buffer() = default;
+  explicit Buffer(int64_t size) : bytes(new char[size + 63]) {
+    data = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(bytes.get()) + 63) & ~uintptr_t{63});
+  }
+};
 
 // The sizes of x reduced along `dims`, which are sorted.
 inline std::vector<int64_t> reduced_sizes(const Tensor& x, const Dims& dims, bool keepdim) {

@@ -22,9 +22,9 @@ struct Ordered {
 
 // Writes w sorted lists of entries, and the tail where a list is shorter than the result.
 template <class Kind, class K = typename Kind::K>
-void write_sorted(const Ordered& o, const Layout& layout, typename Kind::E* const* lists, const int64_t* counts,
+void write_sorted(const Ordered& o, const Nest<2>& nest, typename Kind::E* const* lists, const int64_t* counts,
                   int64_t first, int64_t w, const Elements<K>& x, K flip, bool is_topk) {
-  const int64_t bytes = x.type.bytes, step = layout.reduced.empty() ? 1 : layout.reduced.back().x;
+  const int64_t bytes = x.type.bytes, step = nest.inner.empty() ? 1 : nest.inner.back().stride[0];
   char* values = static_cast<char*>(o.values);
   // Few results at a time, so that slices side by side fill cache lines together.
   constexpr int64_t kStep = 64;
@@ -42,7 +42,7 @@ void write_sorted(const Ordered& o, const Layout& layout, typename Kind::E* cons
       }
       for (int64_t i = n; i < size; ++i) o.indices[at + i * o.inner] = -1;
       if (values == nullptr) continue;
-      const char* from = x.at(offset_of(layout.kept, first + j).x).data;
+      const char* from = x.at(offset_of(nest.outer, first + j)[0]).data;
       x.type.write(values + at * bytes, o.inner, keys, places, n, flip, from, step);
       if (n < size) x.type.fill(values + (at + n * o.inner) * bytes, o.inner, size - n, is_topk, o.descending);
     }
@@ -50,19 +50,19 @@ void write_sorted(const Ordered& o, const Layout& layout, typename Kind::E* cons
 }
 
 template <class Kind, class K = typename Kind::K>
-void sort_slices(const Layout& layout, const Elements<K>& x, const uint8_t* m, const Ordered& o) {
+void sort_slices(const Nest<2>& nest, const Elements<K>& x, const uint8_t* m, const Ordered& o) {
   using E = typename Kind::E;
   const K flip = o.descending ? ~K{0} : 0;
   // A block's entries should stay in the second-level cache.
-  const int64_t wide = block_width<E>(layout.length, x.type.bytes);
-  const Blocks blocks = make_blocks(layout, wide, o.inner == 1 ? 1 : wide);
-  blocks.for_each(layout.length, [&](const auto& visit_each) {
+  const int64_t wide = block_width<E>(nest.length, x.type.bytes);
+  const Blocks blocks = make_blocks(nest, wide, o.inner == 1 ? 1 : wide);
+  blocks.for_each(nest.length, [&](const auto& visit_each) {
     const bool one = blocks.width == 1;
-    int64_t stride = (one && layout.length > 65536 ? 0 : layout.length) + kSlack;
+    int64_t stride = (one && nest.length > 65536 ? 0 : nest.length) + kSlack;
     auto entries = std::make_unique<Buffer<E>>(stride * (blocks.width + 1));
     visit_each([&](int64_t first, int64_t w) {
-      if (one && layout.length > 65536) {
-        const int64_t wanted = entries_for(layout, m + offset_of(layout.kept, first).mask);
+      if (one && nest.length > 65536) {
+        const int64_t wanted = entries_for(nest, m + offset_of(nest.outer, first)[1]);
         if (wanted > stride) {
           stride = wanted;
           entries.reset();
@@ -71,7 +71,7 @@ void sort_slices(const Layout& layout, const Elements<K>& x, const uint8_t* m, c
       }
       int64_t counts[kWidest];
       E* lists[kWidest];
-      fill_block<Kind>(entries->data, stride, counts, blocks, layout, x, m, first, w, flip);
+      fill_block<Kind>(entries->data, stride, counts, blocks, nest, x, m, first, w, flip);
       E* other = entries->data + blocks.width * stride;
       for (int64_t j = 0; j < w; ++j) {
         E* mine = entries->data + j * stride;
@@ -79,7 +79,7 @@ void sort_slices(const Layout& layout, const Elements<K>& x, const uint8_t* m, c
         // The list that was not the result is the next one's second buffer.
         if (lists[j] == other) other = mine;
       }
-      write_sorted<Kind>(o, layout, lists, counts, first, w, x, flip, false);
+      write_sorted<Kind>(o, nest, lists, counts, first, w, x, flip, false);
     });
   });
 }
@@ -151,7 +151,7 @@ inline void accumulate_row(Best<Kind>* best, K* limits, const K* keys, const uin
 }
 
 template <class Kind, class K = typename Kind::K>
-void topk_slices(const Layout& layout, const Elements<K>& x, const uint8_t* m, const Ordered& o) {
+void topk_slices(const Nest<2>& nest, const Elements<K>& x, const uint8_t* m, const Ordered& o) {
   using E = typename Kind::E;
   using B = Best<Kind>;
   constexpr int64_t kPiece = 256;
@@ -159,11 +159,11 @@ void topk_slices(const Layout& layout, const Elements<K>& x, const uint8_t* m, c
   const int64_t k = o.size;
   if (k == 0) return;
   // A k that is not small refuses nothing before most have come: the slice is collected whole.
-  const bool whole = 2 * B::full(k) > layout.length;
-  const int64_t stride = (whole ? layout.length : B::full(k) + kPiece) + kSlack;
+  const bool whole = 2 * B::full(k) > nest.length;
+  const int64_t stride = (whole ? nest.length : B::full(k) + kPiece) + kSlack;
   const int64_t wide = block_width<E>(stride, x.type.bytes);
-  const Blocks blocks = make_blocks(layout, wide, o.inner == 1 ? 1 : wide);
-  blocks.for_each((layout.length + 7) / 8 + k, [&](const auto& visit_each) {
+  const Blocks blocks = make_blocks(nest, wide, o.inner == 1 ? 1 : wide);
+  blocks.for_each((nest.length + 7) / 8 + k, [&](const auto& visit_each) {
     Buffer<E> entries(stride * blocks.width);
     Buffer<E> buffer(select_buffer(stride));
     visit_each([&](int64_t first, int64_t w) {
@@ -175,18 +175,18 @@ void topk_slices(const Layout& layout, const Elements<K>& x, const uint8_t* m, c
       }
       if (whole) {
         int64_t counts[kWidest];
-        fill_block<Kind>(entries.data, stride, counts, blocks, layout, x, m, first, w, flip);
+        fill_block<Kind>(entries.data, stride, counts, blocks, nest, x, m, first, w, flip);
         for (int64_t j = 0; j < w; ++j) best[j].count = counts[j];
       } else if (blocks.columns) {
-        const Offset at = offset_of(layout.kept, first);
-        for_each_row(layout, x.at(at.x), m + at.mask, w, flip, [&](const K* keys, const uint8_t* ms, int64_t place) {
+        const Offset<2> at = offset_of(nest.outer, first);
+        for_each_row(nest, x.at(at[0]), m + at[1], w, flip, [&](const K* keys, const uint8_t* ms, int64_t place) {
           accumulate_row(best, limits, keys, ms, w, place);
         });
       } else {
         for (int64_t j = 0; j < w; ++j) {
           B& b = best[j];
-          const Offset at = offset_of(layout.kept, first + j);
-          for_each_piece(layout, x.at(at.x), m + at.mask, kPiece,
+          const Offset<2> at = offset_of(nest.outer, first + j);
+          for_each_piece(nest, x.at(at[0]), m + at[1], kPiece,
                          [&](const Elements<K>& xs, const uint8_t* ms, int64_t n, int64_t place) {
                            b.count += compact<Kind, true>(b.list + b.count, xs, ms, n, place, flip, b.limit);
                            if (b.count >= B::full(k)) b.cut();
@@ -199,22 +199,22 @@ void topk_slices(const Layout& layout, const Elements<K>& x, const uint8_t* m, c
         lists[j] = best[j].finish();
         counts[j] = std::min(k, best[j].count);
       }
-      write_sorted<Kind>(o, layout, lists, counts, first, w, x, flip, true);
+      write_sorted<Kind>(o, nest, lists, counts, first, w, x, flip, true);
     });
   });
 }
 
-inline void order(ScalarType dtype, bool is_topk, const Layout& layout, const void* x, const void* m, const Ordered& o) {
+inline void order(ScalarType dtype, bool is_topk, const Nest<2>& nest, const void* x, const void* m, const Ordered& o) {
   const auto* ms = static_cast<const uint8_t*>(m);
   const auto run = [&](auto kind, const auto& elements) {
     using Kind = decltype(kind);
     if (is_topk)
-      topk_slices<Kind>(layout, elements, ms, o);
+      topk_slices<Kind>(nest, elements, ms, o);
     else
-      sort_slices<Kind>(layout, elements, ms, o);
+      sort_slices<Kind>(nest, elements, ms, o);
   };
   const auto narrow = [&](const Elements<uint32_t>& elements) {
-    if (layout.length < int64_t{1} << 32)
+    if (nest.length < int64_t{1} << 32)
       run(Places32{}, elements);
     else
       run(Places64<uint32_t>{}, elements);

@@ -1,6 +1,6 @@
 // Slices as lists of entries: how the kept elements behind each output are collected, by rows or by columns. Compiled
 // once a target, for the order family.
-#include "layout.h"
+#include "loops.h"
 #include "order_select.h"
 #if defined(MASKWISE_ORDER_SLICES_H) == defined(MASKWISE_TARGET_TOGGLE)
 #ifdef MASKWISE_TARGET_TOGGLE
@@ -46,49 +46,49 @@ struct Blocks {
   }
 };
 
-inline Blocks make_blocks(const Layout& layout, int64_t columns_width, int64_t rows_width) {
-  const bool rows_touch = !layout.reduced.empty() && layout.reduced.back().x == 1;
-  const bool columns_touch = !layout.kept.empty() && layout.kept.back().x == 1 && layout.kept.back().size >= 4;
+inline Blocks make_blocks(const Nest<2>& nest, int64_t columns_width, int64_t rows_width) {
+  const bool rows_touch = !nest.inner.empty() && nest.inner.back().stride[0] == 1;
+  const bool columns_touch = !nest.outer.empty() && nest.outer.back().stride[0] == 1 && nest.outer.back().size >= 4;
   const bool columns = !rows_touch && columns_touch;
-  const int64_t run = columns ? layout.kept.back().size : layout.outputs;
+  const int64_t run = columns ? nest.outer.back().size : nest.slices;
   int64_t width = std::max<int64_t>(1, std::min(run, columns ? columns_width : rows_width));
   // One block of long columns: threads share lines rather than that one does it all.
-  if (columns && layout.outputs == width && width >= 16 && layout.length >= 4096) width = ceil_div(ceil_div(width, 4), 8) * 8;
+  if (columns && nest.slices == width && width >= 16 && nest.length >= 4096) width = ceil_div(ceil_div(width, 4), 8) * 8;
   const int64_t each = ceil_div(run, width);
-  return {columns, width, run, each, run == 0 ? 0 : layout.outputs / run * each};
+  return {columns, width, run, each, run == 0 ? 0 : nest.slices / run * each};
 }
 
 // Calls piece(x, m, n, place) for stretches of at most `most` contiguous elements of one slice. m is null where all are
 // kept; stretches of which nothing is kept may be left out.
 template <class K, class Piece>
-void for_each_piece(const Layout& layout, const Elements<K>& x, const uint8_t* m, int64_t most, const Piece& piece) {
-  const Loop inner = layout.reduced.empty() ? Loop{1, 1, 1} : layout.reduced.back();
-  const bool direct = inner.x == 1 && (inner.mask == 1 || inner.mask == 0);
+void for_each_piece(const Nest<2>& nest, const Elements<K>& x, const uint8_t* m, int64_t most, const Piece& piece) {
+  const Loop<2> inner = innermost(nest.inner);
+  const bool direct = inner.stride[0] == 1 && (inner.stride[1] == 1 || inner.stride[1] == 0);
   constexpr int64_t kStage = 512;
   char values[kStage * 8];
   uint8_t kept[kStage];
   int64_t place = 0;
-  for_each_run(layout.reduced, 0, layout.length, [&](Offset at, int64_t count) {
-    const Elements<K> xs = x.at(at.x);
-    const uint8_t* ms = m + at.mask;
+  for_each_run(nest.inner, 0, nest.length, [&](Offset<2> at, int64_t count) {
+    const Elements<K> xs = x.at(at[0]);
+    const uint8_t* ms = m + at[1];
     const int64_t first = place;
     place += count;
-    if (inner.mask == 0 && *ms == 0) return;
+    if (inner.stride[1] == 0 && *ms == 0) return;
     const int64_t step = direct ? most : std::min(most, kStage);
     for (int64_t i = 0; i < count; i += step) {
       const int64_t n = std::min(step, count - i);
       if (direct) {
-        piece(xs.at(i), inner.mask == 0 ? nullptr : ms + i, n, first + i);
+        piece(xs.at(i), inner.stride[1] == 0 ? nullptr : ms + i, n, first + i);
         continue;
       }
-      if (inner.mask != 0) {
+      if (inner.stride[1] != 0) {
         uint8_t any = 0;
-        for (int64_t k = 0; k < n; ++k) any |= kept[k] = ms[(i + k) * inner.mask];
+        for (int64_t k = 0; k < n; ++k) any |= kept[k] = ms[(i + k) * inner.stride[1]];
         if (any == 0) continue;
       }
       const int bytes = static_cast<int>(x.type.bytes);
-      copy_strided(bytes, values, bytes, xs.at(i * inner.x).data, inner.x * bytes, n);
-      piece(Elements<K>{x.type, values}, inner.mask == 0 ? nullptr : static_cast<const uint8_t*>(kept), n, first + i);
+      gather(bytes, values, xs.at(i * inner.stride[0]).data, inner.stride[0] * bytes, n);
+      piece(Elements<K>{x.type, values}, inner.stride[1] == 0 ? nullptr : static_cast<const uint8_t*>(kept), n, first + i);
     }
   });
 }
@@ -105,31 +105,31 @@ inline int64_t count_kept(const uint8_t* m, int64_t n) {
 }
 
 // How many elements of a slice are kept.
-inline int64_t count_kept(const Layout& layout, const uint8_t* m) {
-  const Loop inner = layout.reduced.empty() ? Loop{1, 1, 1} : layout.reduced.back();
+inline int64_t count_kept(const Nest<2>& nest, const uint8_t* m) {
+  const Loop<2> inner = innermost(nest.inner);
   int64_t total = 0;
-  for_each_run(layout.reduced, 0, layout.length, [&](Offset at, int64_t count) {
-    const uint8_t* ms = m + at.mask;
-    if (inner.mask == 0) {
+  for_each_run(nest.inner, 0, nest.length, [&](Offset<2> at, int64_t count) {
+    const uint8_t* ms = m + at[1];
+    if (inner.stride[1] == 0) {
       total += *ms != 0 ? count : 0;
-    } else if (inner.mask == 1) {
+    } else if (inner.stride[1] == 1) {
       total += count_kept(ms, count);
     } else {
-      for (int64_t i = 0; i < count; ++i) total += ms[i * inner.mask] != 0;
+      for (int64_t i = 0; i < count; ++i) total += ms[i * inner.stride[1]] != 0;
     }
   });
   return total;
 }
 
 // The entries that one slice needs. To count what is kept is cheap, but dearer than a little memory.
-inline int64_t entries_for(const Layout& layout, const uint8_t* m) {
-  return (layout.length <= 65536 ? layout.length : count_kept(layout, m)) + kSlack;
+inline int64_t entries_for(const Nest<2>& nest, const uint8_t* m) {
+  return (nest.length <= 65536 ? nest.length : count_kept(nest, m)) + kSlack;
 }
 
 template <class Kind, class K = typename Kind::K>
-int64_t fill_row(typename Kind::E* out, const Layout& layout, const Elements<K>& x, const uint8_t* m, K flip) {
+int64_t fill_row(typename Kind::E* out, const Nest<2>& nest, const Elements<K>& x, const uint8_t* m, K flip) {
   int64_t count = 0;
-  for_each_piece(layout, x, m, layout.length, [&](const Elements<K>& xs, const uint8_t* ms, int64_t n, int64_t place) {
+  for_each_piece(nest, x, m, nest.length, [&](const Elements<K>& xs, const uint8_t* ms, int64_t n, int64_t place) {
     count += compact<Kind, false>(out + count, xs, ms, n, place, flip, K{0});
   });
   return count;
@@ -155,28 +155,28 @@ inline void prefetch(const void* p, int64_t bytes) {
 // Calls row(keys, kept, place) for every row of a block of w columns of which anything may be kept: the keys of the w
 // elements, and their mask bytes.
 template <class K, class Row>
-void for_each_row(const Layout& layout, const Elements<K>& x, const uint8_t* m, int64_t w, K flip, const Row& row) {
-  const Loop inner = layout.kept.back();
-  const Loop loop = layout.reduced.empty() ? Loop{1, 0, 0} : layout.reduced.back();
+void for_each_row(const Nest<2>& nest, const Elements<K>& x, const uint8_t* m, int64_t w, K flip, const Row& row) {
+  const Loop<2> inner = nest.outer.back();
+  const Loop<2> loop = innermost(nest.inner);
   alignas(64) K keys[kWidest];
-  uint8_t staged[kTurned][kWidest];
+  uint8_t staged[kTransposedRows][kWidest];
   std::memset(staged, 1, sizeof(staged));
   int64_t place = 0;
-  for_each_run(layout.reduced, 0, layout.length, [&](Offset at, int64_t count) {
+  for_each_run(nest.inner, 0, nest.length, [&](Offset<2> at, int64_t count) {
     for (int64_t r = 0; r < count; ++r, ++place) {
-      const Elements<K> xs = x.at(at.x + r * loop.x);
-      const uint8_t* ms = m + at.mask + r * loop.mask;
+      const Elements<K> xs = x.at(at[0] + r * loop.stride[0]);
+      const uint8_t* ms = m + at[1] + r * loop.stride[1];
       // Rows lie pages apart, where no hardware prefetcher looks. One that is beyond the end does no harm.
-      prefetch(xs.at(kAhead * loop.x).data, w * x.type.bytes);
-      if (inner.mask == 1) prefetch(ms + kAhead * loop.mask, w);
-      if (inner.mask == 0) {
+      prefetch(xs.at(kAhead * loop.stride[0]).data, w * x.type.bytes);
+      if (inner.stride[1] == 1) prefetch(ms + kAhead * loop.stride[1], w);
+      if (inner.stride[1] == 0) {
         if (*ms == 0) continue;
         ms = staged[0];
-      } else if (inner.mask != 1) {
-        const int64_t ahead = loop.mask == 1 && r - r % kTurned + kTurned <= count ? r % kTurned : -1;
-        if (ahead == 0) turn(ms, inner.mask, w, staged[0], kWidest);
+      } else if (inner.stride[1] != 1) {
+        const int64_t ahead = loop.stride[1] == 1 && r - r % kTransposedRows + kTransposedRows <= count ? r % kTransposedRows : -1;
+        if (ahead == 0) transpose_rows(ms, inner.stride[1], w, staged[0], kWidest);
         if (ahead < 0)
-          for (int64_t j = 0; j < w; ++j) staged[0][j] = ms[j * inner.mask];
+          for (int64_t j = 0; j < w; ++j) staged[0][j] = ms[j * inner.stride[1]];
         ms = staged[std::max<int64_t>(ahead, 0)];
       }
       xs.load(0, w, flip, keys);
@@ -187,10 +187,10 @@ void for_each_row(const Layout& layout, const Elements<K>& x, const uint8_t* m, 
 
 // The entries of w columns, the ones of column j from out + j * stride on.
 template <class Kind, class K = typename Kind::K>
-void fill_columns(typename Kind::E* out, int64_t stride, int64_t* counts, const Layout& layout, const Elements<K>& x,
+void fill_columns(typename Kind::E* out, int64_t stride, int64_t* counts, const Nest<2>& nest, const Elements<K>& x,
                   const uint8_t* m, int64_t w, K flip) {
   std::fill_n(counts, w, 0);
-  for_each_row(layout, x, m, w, flip, [&](const K* keys, const uint8_t* ms, int64_t place) {
+  for_each_row(nest, x, m, w, flip, [&](const K* keys, const uint8_t* ms, int64_t place) {
     for (int64_t j = 0; j < w; ++j) {
       out[j * stride + counts[j]] = Kind::make(keys[j], place);
       counts[j] += ms[j] != 0;
@@ -200,16 +200,16 @@ void fill_columns(typename Kind::E* out, int64_t stride, int64_t* counts, const 
 
 // Fills a block of slices, by rows or by columns.
 template <class Kind, class K = typename Kind::K>
-void fill_block(typename Kind::E* out, int64_t stride, int64_t* counts, const Blocks& blocks, const Layout& layout,
+void fill_block(typename Kind::E* out, int64_t stride, int64_t* counts, const Blocks& blocks, const Nest<2>& nest,
                 const Elements<K>& x, const uint8_t* m, int64_t first, int64_t w, K flip) {
   if (blocks.columns) {
-    const Offset at = offset_of(layout.kept, first);
-    fill_columns<Kind>(out, stride, counts, layout, x.at(at.x), m + at.mask, w, flip);
+    const Offset<2> at = offset_of(nest.outer, first);
+    fill_columns<Kind>(out, stride, counts, nest, x.at(at[0]), m + at[1], w, flip);
     return;
   }
   for (int64_t j = 0; j < w; ++j) {
-    const Offset at = offset_of(layout.kept, first + j);
-    counts[j] = fill_row<Kind>(out + j * stride, layout, x.at(at.x), m + at.mask, flip);
+    const Offset<2> at = offset_of(nest.outer, first + j);
+    counts[j] = fill_row<Kind>(out + j * stride, nest, x.at(at[0]), m + at[1], flip);
   }
 }
 

@@ -45,16 +45,16 @@ void find_ranks(const QuantileCall& call, bool is_floating, typename Kind::E* li
 template <class Kind, class Found, class K = typename Kind::K>
 void quantile_slices(const QuantileCall& call, const Elements<K>& x, const uint8_t* m, const Found& found) {
   using E = typename Kind::E;
-  const Layout& layout = call.layout;
-  const Blocks blocks = make_blocks(layout, block_width<E>(layout.length, x.type.bytes), 1);
-  blocks.for_each((layout.length + 3) / 4, [&](const auto& visit_each) {
+  const Nest<2>& nest = call.nest;
+  const Blocks blocks = make_blocks(nest, block_width<E>(nest.length, x.type.bytes), 1);
+  blocks.for_each((nest.length + 3) / 4, [&](const auto& visit_each) {
     const bool one = blocks.width == 1;
-    int64_t stride = (one && layout.length > 65536 ? 0 : layout.length) + kSlack;
+    int64_t stride = (one && nest.length > 65536 ? 0 : nest.length) + kSlack;
     auto lists = std::make_unique<Buffer<E>>(stride * blocks.width);
     auto buffer = std::make_unique<Buffer<E>>(select_buffer(stride));
     visit_each([&](int64_t first, int64_t w) {
-      if (one && layout.length > 65536) {
-        const int64_t wanted = entries_for(layout, m + offset_of(layout.kept, first).mask);
+      if (one && nest.length > 65536) {
+        const int64_t wanted = entries_for(nest, m + offset_of(nest.outer, first)[1]);
         if (wanted > stride) {
           stride = wanted;
           lists = std::make_unique<Buffer<E>>(stride);
@@ -62,12 +62,12 @@ void quantile_slices(const QuantileCall& call, const Elements<K>& x, const uint8
         }
       }
       int64_t counts[kWidest];
-      fill_block<Kind>(lists->data, stride, counts, blocks, layout, x, m, first, w, K{0});
+      fill_block<Kind>(lists->data, stride, counts, blocks, nest, x, m, first, w, K{0});
       for (int64_t j = 0; j < w; ++j) {
         if (counts[j] == 0) continue;
         find_ranks<Kind>(call, x.type.is_floating, lists->data + j * stride, counts[j], buffer->data,
                             [&](int64_t i, const E& below, const E& above, double weight) {
-                              found(i * layout.outputs + first + j, first + j, below, above, weight);
+                              found(i * nest.slices + first + j, first + j, below, above, weight);
                             });
       }
     });
@@ -89,7 +89,7 @@ inline void quantile_values(ScalarType dtype, const QuantileCall& call, const vo
     using T = decltype(t);
     using Limits = std::numeric_limits<std::conditional_t<kFloating<T>, float, T>>;
     const T none = static_cast<T>(kFloating<T> ? Limits::quiet_NaN() : Limits::lowest());
-    std::fill_n(static_cast<T*>(out), call.quantiles * call.layout.outputs, none);
+    std::fill_n(static_cast<T*>(out), call.quantiles * call.nest.slices, none);
   });
   with_elements<false>(
       dtype, x, [&](const Elements<uint32_t>& elements) { run(Keys<uint32_t>{}, elements); },
@@ -107,12 +107,12 @@ inline void quantile_places(ScalarType dtype, const QuantileCall& call, const vo
       weights[at] = weight;
     });
   };
-  const int64_t all = call.quantiles * call.layout.outputs;
+  const int64_t all = call.quantiles * call.nest.slices;
   std::fill_n(lower, all, int64_t{-1});
   std::fill_n(upper, all, int64_t{-1});
   std::fill_n(weights, all, 0.0);
   const auto narrow = [&](const Elements<uint32_t>& elements) {
-    if (call.layout.length < int64_t{1} << 32)
+    if (call.nest.length < int64_t{1} << 32)
       run(Places32{}, elements);
     else
       run(Places64<uint32_t>{}, elements);

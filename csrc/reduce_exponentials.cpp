@@ -3,7 +3,7 @@
 
 #define MASKWISE_COMPUTE_BOUND
 #define MASKWISE_KERNELS "reduce_exponentials.h"
-#include "foreach_isa.h"
+#include "foreach_target.h"
 
 namespace maskwise {
 namespace {

@@ -1,14 +1,18 @@
-// Logsumexp and the vector norms, and their gradients. Included once a SIMD level, inside its namespace, by
-// foreach_isa.h.
-#include "reduce_kernel.h"
-#include "reduce_gradients.h"
+// Logsumexp and the vector norms, and their gradients. Compiled once a target, through reduce_exponentials.cpp.
 #include "reduce_order.h"
-#include "reduce_ties.h"
 #include "vector_math.h"
+#if defined(MASKWISE_REDUCE_EXPONENTIALS_H) == defined(MASKWISE_TARGET_TOGGLE)
+#ifdef MASKWISE_TARGET_TOGGLE
+#undef MASKWISE_REDUCE_EXPONENTIALS_H
+#else
+#define MASKWISE_REDUCE_EXPONENTIALS_H
+#endif
+
+namespace maskwise::MASKWISE_TARGET {
 
 // One pass: the sum of exp(x - peak), where the peak grows as larger values come, and the sum shrinks by as much.
 template <class T>
-struct LogSumExp : ReduceOp<LogSumExp<T>> {
+struct LogSumExpOp : ReduceOp<LogSumExpOp<T>> {
   using In = T;
   using A = Acc<T>;
   using Out = T;
@@ -119,11 +123,11 @@ struct Norm : ReduceOp<Norm<T, kAny>> {
 };
 
 inline void logsumexp(ScalarType dtype, const ReduceNest& nest, const void* x, const void* m, void* out) {
-  with_floating(dtype, [&](auto t) { reduce(LogSumExp<decltype(t)>{}, nest, x, m, out); });
+  dispatch_floating(dtype, [&](auto t) { reduce(LogSumExpOp<decltype(t)>{}, nest, x, m, out); });
 }
 
 inline void norm(ScalarType dtype, const ReduceNest& nest, const void* x, const void* m, void* out, double ord) {
-  with_floating(dtype, [&](auto t) {
+  dispatch_floating(dtype, [&](auto t) {
     using T = decltype(t);
     if (std::isinf(ord)) {
       reduce(Extremum<T>{{}, Order<Acc<T>>::make(ord > 0, true, false), T(0.0f)}, nest, x, m, out);
@@ -138,7 +142,7 @@ inline void norm(ScalarType dtype, const ReduceNest& nest, const void* x, const 
 
 // grad * exp(x - logsumexp)
 template <class T>
-struct Softmax {
+struct LogSumExpGradient {
   using In = T;
   using A = Acc<T>;
   Vec<A> operator()(Vec<A> x, Vec<A> grad, Vec<A> out) const { return grad * vexp<A>(x - out); }
@@ -163,7 +167,7 @@ struct Direction {
 };
 
 inline void logsumexp_backward(const GradientCall& call, const void* of) {
-  with_floating(call.x.scalar_type(), [&](auto t) {
+  dispatch_floating(call.x.scalar_type(), [&](auto t) {
     using T = decltype(t);
     const auto* grad = static_cast<const T*>(call.grad.const_data_ptr());
     Params<T> params(call.nest.slices);
@@ -171,12 +175,12 @@ inline void logsumexp_backward(const GradientCall& call, const void* of) {
       params.a[i] = static_cast<Acc<T>>(grad[i]);
       params.b[i] = static_cast<Acc<T>>(static_cast<const T*>(of)[i]);
     }
-    write_gradient(Softmax<T>{}, call, params);
+    write_gradient(LogSumExpGradient<T>{}, call, params);
   });
 }
 
 inline void norm_backward(const GradientCall& call, const void* of, double ord) {
-  with_floating(call.x.scalar_type(), [&](auto t) {
+  dispatch_floating(call.x.scalar_type(), [&](auto t) {
     using T = decltype(t);
     using A = Acc<T>;
     if (std::isinf(ord)) return share_gradient<T>(call, of, ord > 0, true);
@@ -192,3 +196,6 @@ inline void norm_backward(const GradientCall& call, const void* of, double ord) 
     write_gradient(Direction<T>{power, static_cast<A>(ord - 1)}, call, params);
   });
 }
+
+}  // namespace maskwise::MASKWISE_TARGET
+#endif  // toggle

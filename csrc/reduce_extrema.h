@@ -1,8 +1,13 @@
-// The extrema, where they are, and their gradient. Included once a SIMD level, inside its namespace, by foreach_isa.h.
-#include "reduce_kernel.h"
-#include "reduce_gradients.h"
+// The extrema, where they are, and their gradient. Compiled once a target, through reduce_extrema.cpp.
 #include "reduce_order.h"
-#include "reduce_ties.h"
+#if defined(MASKWISE_REDUCE_EXTREMA_H) == defined(MASKWISE_TARGET_TOGGLE)
+#ifdef MASKWISE_TARGET_TOGGLE
+#undef MASKWISE_REDUCE_EXTREMA_H
+#else
+#define MASKWISE_REDUCE_EXTREMA_H
+#endif
+
+namespace maskwise::MASKWISE_TARGET {
 
 // Where the extremum is.
 template <class T>
@@ -91,5 +96,8 @@ inline void position(ScalarType dtype, const ReduceNest& nest, const void* x, co
 }
 
 inline void extremum_backward(const GradientCall& call, const void* of, bool greatest) {
-  with_floating(call.x.scalar_type(), [&](auto t) { share_gradient<decltype(t)>(call, of, greatest, false); });
+  dispatch_floating(call.x.scalar_type(), [&](auto t) { share_gradient<decltype(t)>(call, of, greatest, false); });
 }
+
+}  // namespace maskwise::MASKWISE_TARGET
+#endif  // toggle

@@ -1,7 +1,16 @@
-// Gradients of reductions: each element of x by two numbers that its output gives, exactly 0 where dropped. Included once
-// a SIMD level, inside its namespace, by the kernel headers that have a gradient.
+// Gradients of reductions: each element of x by two numbers that its output gives, exactly 0 where dropped.
 //
 // A gradient is a struct Op with In, A, and operator()(x, a, b) -> the gradient, all of them vectors of A.
+#include "reduce_loops.h"
+#include "simd.h"
+#if defined(MASKWISE_REDUCE_GRADIENTS_H) == defined(MASKWISE_TARGET_TOGGLE)
+#ifdef MASKWISE_TARGET_TOGGLE
+#undef MASKWISE_REDUCE_GRADIENTS_H
+#else
+#define MASKWISE_REDUCE_GRADIENTS_H
+#endif
+
+namespace maskwise::MASKWISE_TARGET {
 
 // The two numbers of each output.
 template <class T>
@@ -9,27 +18,6 @@ struct Params {
   std::vector<Acc<T>> a, b;
   explicit Params(int64_t outputs) : a(outputs), b(outputs) {}
 };
-
-// Writes kLanes<A> elements; narrow floats are rounded to nearest, ties to even.
-template <class T, class A>
-inline void store(T* p, Vec<A> v) {
-  if constexpr (std::is_same_v<T, BFloat16>) {
-    const Vec<uint32_t> bits = (Vec<uint32_t>)v;
-    const Vec<uint32_t> rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    const Vec<uint32_t> narrow = v == v ? rounded : (bits >> 16) | 0x40u;
-    const auto halves = __builtin_convertvector(narrow, typename VectorOf<uint16_t, kLanes<float>>::type);
-    std::memcpy(p, &halves, sizeof(halves));
-  } else if constexpr (std::is_same_v<T, Half>) {
-#if defined(MASKWISE_F16C) && MASKWISE_VECTOR_BYTES == 32
-    const __m128i halves = _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    std::memcpy(p, &halves, sizeof(halves));
-#else
-    for (int i = 0; i < kLanes<float>; ++i) p[i] = static_cast<Half>(v[i]);
-#endif
-  } else {
-    std::memcpy(p, &v, sizeof(v));
-  }
-}
 
 // One run. Operands: x, mask, the two numbers, gradient; of which the mask and the numbers may have a stride of 0.
 template <class Op>
@@ -52,7 +40,7 @@ void gradient_run(const void* self, Kept keeps, char* const* at, const int64_t* 
       scale = load_raw<Vec<A>>(a + i);
       shift = load_raw<Vec<A>>(b + i);
     }
-    store<T, A>(out + i, keep<A>(op(load<A>(x + i), scale, shift), load_mask<A>(m + i * m_step)));
+    store(out + i, keep<A>(op(load<A>(x + i), scale, shift), load_mask<A>(m + i * m_step)));
   }
   if (i == n) return;
   const int64_t rest = n - i;
@@ -68,7 +56,7 @@ void gradient_run(const void* self, Kept keeps, char* const* at, const int64_t* 
     scale = load_raw<Vec<A>>(own_a);
     shift = load_raw<Vec<A>>(own_b);
   }
-  store<T, A>(result, keep<A>(op(load<A>(values), scale, shift), load_mask<A>(bytes)));
+  store(result, keep<A>(op(load<A>(values), scale, shift), load_mask<A>(bytes)));
   std::memcpy(out + i, result, rest * sizeof(T));
 }
 
@@ -76,3 +64,6 @@ template <class Op, class T>
 void write_gradient(const Op& op, const GradientCall& call, const Params<T>& params) {
   call.run(&gradient_run<Op>, &op, params.a.data(), params.b.data(), sizeof(Acc<T>));
 }
+
+}  // namespace maskwise::MASKWISE_TARGET
+#endif  // toggle

@@ -1,5 +1,4 @@
-// The inner loops of a reduction: contiguous runs, and columns side by side. Included once a SIMD level, inside its
-// namespace, by the kernel headers.
+// The inner loops of a reduction: contiguous runs, and columns side by side. Compiled once a target.
 //
 // A reduction is a struct Op, derived from ReduceOp, with
 //   In, A, Out                    the element types of x, of the arithmetic and of the result
@@ -10,7 +9,16 @@
 //   lane(lanes, i, base)          one lane as a state of its own, whose positions start at `base`
 //   combine(s, other)             joins the state of a later range
 //   finalize(s)                   the result
-#include "reduce_lanes.h"
+#include "reduce_loops.h"
+#include "simd.h"
+#if defined(MASKWISE_REDUCE_KERNEL_H) == defined(MASKWISE_TARGET_TOGGLE)
+#ifdef MASKWISE_TARGET_TOGGLE
+#undef MASKWISE_REDUCE_KERNEL_H
+#else
+#define MASKWISE_REDUCE_KERNEL_H
+#endif
+
+namespace maskwise::MASKWISE_TARGET {
 
 // Vectors of a row that are accumulated in one step.
 constexpr int kRowVectors = 8;
@@ -20,6 +28,15 @@ static_assert(kChunk <= kConstantMask);
 // How far ahead of a row's loop its memory is prefetched, in elements. Two streams of different pace, values and mask, are
 // more than the hardware follows by itself: this saves a fifth of the time where memory is the limit.
 constexpr int64_t kAhead = 512;
+
+// Joins v[0], ..., v[R - 1] in pairs: short chains, and rounding errors that grow with the logarithm.
+template <int R, class V, class Join>
+inline V tree(const V (&v)[R], const Join& join) {
+  static_assert(R == 1 || R == 4 || R == 8);
+  if constexpr (R == 1) return v[0];
+  else if constexpr (R == 4) return join(join(v[0], v[1]), join(v[2], v[3]));
+  else return join(join(join(v[0], v[1]), join(v[2], v[3])), join(join(v[4], v[5]), join(v[6], v[7])));
+}
 
 // Accumulates at most kChunk elements. `before` elements before x may be read too.
 template <class Op, class T>
@@ -199,3 +216,21 @@ void reduce(const Op& op, const ReduceNest& nest, const void* x, const void* m, 
                          K::finalize};
   run_reduction(kernel, nest, x, m, out);
 }
+
+// Calls call(T{}) with the signed integer that is as wide as the dtype.
+template <class Call>
+void with_width(ScalarType dtype, const Call& call) {
+  switch (dtype) {
+    case ScalarType::Long:
+    case ScalarType::Double: return call(int64_t{});
+    case ScalarType::Int:
+    case ScalarType::Float: return call(int32_t{});
+    case ScalarType::Short:
+    case ScalarType::Half:
+    case ScalarType::BFloat16: return call(int16_t{});
+    default: return call(int8_t{});
+  }
+}
+
+}  // namespace maskwise::MASKWISE_TARGET
+#endif  // toggle

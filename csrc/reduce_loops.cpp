@@ -14,15 +14,6 @@ constexpr int64_t kColumnSplit = 1 << 20;
 constexpr int64_t kStage = 512;
 constexpr int kStateBytes = 64;
 
-// Uninitialised memory, aligned for any vector.
-struct Buffer {
-  std::unique_ptr<char[]> bytes;
-  char* data;
-  explicit Buffer(int64_t size) : bytes(new char[size + 63]) {
-    data = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(bytes.get()) + 63) & ~uintptr_t{63});
-  }
-};
-
 // Accumulates `count` elements that lie apart in memory; m is null where all are kept.
 void accumulate_strided(const Reduction& kernel, void* state, const char* x, int64_t x_stride, const uint8_t* m,
                         int64_t m_stride, int64_t count, int64_t at) {
@@ -30,7 +21,7 @@ void accumulate_strided(const Reduction& kernel, void* state, const char* x, int
   uint8_t kept[kStage];
   for (int64_t i = 0; i < count; i += kStage) {
     const int64_t n = std::min(kStage, count - i);
-    copy_strided(kernel.in_bytes, values, kernel.in_bytes, x + i * x_stride, x_stride, n);
+    gather(kernel.in_bytes, values, x + i * x_stride, x_stride, n);
     if (m != nullptr)
       for (int64_t k = 0; k < n; ++k) kept[k] = m[(i + k) * m_stride];
     kernel.accumulate(kernel.op, state, values, m == nullptr ? nullptr : kept, n, at + i);

@@ -6,11 +6,6 @@
 
 namespace maskwise {
 
-inline bool is_floating(ScalarType dtype) {
-  return dtype == ScalarType::Float || dtype == ScalarType::Double || dtype == ScalarType::Half ||
-         dtype == ScalarType::BFloat16;
-}
-
 // Rows of columns that a kernel accumulates in one step. More rows would share too few sets of the cache.
 constexpr int kColumnRows = 4;
 // Columns done side by side: wide enough to read long stretches of memory, while their lanes stay in a near cache.

@@ -1,7 +1,14 @@
-// Variance and standard deviation, and their gradient. Included once a SIMD level, inside its namespace, by
-// foreach_isa.h.
-#include "reduce_kernel.h"
+// Variance and standard deviation, and their gradient. Compiled once a target, through reduce_moments.cpp.
 #include "reduce_gradients.h"
+#include "reduce_kernel.h"
+#if defined(MASKWISE_REDUCE_MOMENTS_H) == defined(MASKWISE_TARGET_TOGGLE)
+#ifdef MASKWISE_TARGET_TOGGLE
+#undef MASKWISE_REDUCE_MOMENTS_H
+#else
+#define MASKWISE_REDUCE_MOMENTS_H
+#endif
+
+namespace maskwise::MASKWISE_TARGET {
 
 // What is known of a set of values: how many, their mean, and the squares of their distances from it.
 struct Moments {
@@ -160,7 +167,7 @@ struct RawMoments {
 
 inline void var(ScalarType dtype, const ReduceNest& nest, const void* x, const void* m, void* out, double correction,
                 bool root) {
-  with_floating(dtype, [&](auto t) {
+  dispatch_floating(dtype, [&](auto t) {
     using T = decltype(t);
     reduce_moments<T>(Variance<T>{correction, root}, nest, x, m, out);
   });
@@ -175,7 +182,7 @@ struct Distance {
 };
 
 inline void var_backward(const GradientCall& call, double correction, bool root) {
-  with_floating(call.x.scalar_type(), [&](auto t) {
+  dispatch_floating(call.x.scalar_type(), [&](auto t) {
     using T = decltype(t);
     const int64_t outputs = call.nest.slices;
     const auto* grad = static_cast<const T*>(call.grad.const_data_ptr());
@@ -192,3 +199,6 @@ inline void var_backward(const GradientCall& call, double correction, bool root)
     write_gradient(Distance<T>{}, call, params);
   });
 }
+
+}  // namespace maskwise::MASKWISE_TARGET
+#endif  // toggle

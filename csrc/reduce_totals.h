@@ -1,5 +1,13 @@
-// Sum, product, mean, any, all. Included once a SIMD level, inside its namespace, by foreach_isa.h.
+// Sum, product, mean, any, all. Compiled once a target, through reduce_totals.cpp.
 #include "reduce_kernel.h"
+#if defined(MASKWISE_REDUCE_TOTALS_H) == defined(MASKWISE_TARGET_TOGGLE)
+#ifdef MASKWISE_TARGET_TOGGLE
+#undef MASKWISE_REDUCE_TOTALS_H
+#else
+#define MASKWISE_REDUCE_TOTALS_H
+#endif
+
+namespace maskwise::MASKWISE_TARGET {
 
 template <class T>
 struct Sum : ReduceOp<Sum<T>> {
@@ -120,13 +128,13 @@ struct Truth : ReduceOp<Truth<T>> {
 };
 
 inline void sum(ScalarType dtype, const ReduceNest& nest, const void* x, const void* m, void* out) {
-  with_any(dtype, [&](auto t) { reduce(Sum<decltype(t)>{}, nest, x, m, out); });
+  dispatch_any(dtype, [&](auto t) { reduce(Sum<decltype(t)>{}, nest, x, m, out); });
 }
 inline void prod(ScalarType dtype, const ReduceNest& nest, const void* x, const void* m, void* out) {
-  with_floating(dtype, [&](auto t) { reduce(Prod<decltype(t)>{}, nest, x, m, out); });
+  dispatch_floating(dtype, [&](auto t) { reduce(Prod<decltype(t)>{}, nest, x, m, out); });
 }
 inline void mean(ScalarType dtype, const ReduceNest& nest, const void* x, const void* m, void* out) {
-  with_floating(dtype, [&](auto t) { reduce(Mean<decltype(t)>{}, nest, x, m, out); });
+  dispatch_floating(dtype, [&](auto t) { reduce(Mean<decltype(t)>{}, nest, x, m, out); });
 }
 inline void truth(ScalarType dtype, const ReduceNest& nest, const void* x, const void* m, void* out, bool all) {
   const bool floating = is_floating(dtype);
@@ -136,3 +144,6 @@ inline void truth(ScalarType dtype, const ReduceNest& nest, const void* x, const
     reduce(Truth<T>{{}, all, bits}, nest, x, m, out);
   });
 }
+
+}  // namespace maskwise::MASKWISE_TARGET
+#endif  // toggle

@@ -4,15 +4,10 @@
 
 #define MASKWISE_COMPUTE_BOUND
 #define MASKWISE_KERNELS "scan_kernels.h"
-#include "foreach_isa.h"
+#include "foreach_target.h"
 
 namespace maskwise {
 namespace {
-
-bool is_integral(ScalarType dtype) {
-  return dtype != ScalarType::Float && dtype != ScalarType::Double && dtype != ScalarType::Half &&
-         dtype != ScalarType::BFloat16;
-}
 
 Tensor scan(const Scan& kernel, const Tensor& x, const Tensor& mask, ScalarType dtype, const Dims& dim) {
   Tensor out = new_like(x, dtype);
@@ -22,12 +17,12 @@ Tensor scan(const Scan& kernel, const Tensor& x, const Tensor& mask, ScalarType 
 
 Tensor cumsum(const Tensor& x, const Tensor& mask, Dims dim) {
   const ScalarType dtype = x.scalar_type();
-  return scan(MASKWISE_AT_ISA(cumsum(dtype)), x, mask, is_integral(dtype) ? ScalarType::Long : dtype, dim);
+  return scan(MASKWISE_AT_ISA(cumsum(dtype)), x, mask, is_floating(dtype) ? dtype : ScalarType::Long, dim);
 }
 
 Tensor cumprod(const Tensor& x, const Tensor& mask, Dims dim) {
   const ScalarType dtype = x.scalar_type();
-  return scan(MASKWISE_AT_ISA(cumprod(dtype)), x, mask, is_integral(dtype) ? ScalarType::Long : dtype, dim);
+  return scan(MASKWISE_AT_ISA(cumprod(dtype)), x, mask, is_floating(dtype) ? dtype : ScalarType::Long, dim);
 }
 
 Tensor logcumsumexp(const Tensor& x, const Tensor& mask, Dims dim) {

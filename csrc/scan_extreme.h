@@ -1,5 +1,13 @@
-// The running maximum and minimum with their places, and the gradient of both. Included once a SIMD level, inside its
-// namespace, after scan_vector.h.
+// The running maximum and minimum with their places, and the gradient of both. Compiled once a target, through scan.cpp.
+#include "scan_fold.h"
+#if defined(MASKWISE_SCAN_EXTREME_H) == defined(MASKWISE_TARGET_TOGGLE)
+#ifdef MASKWISE_TARGET_TOGGLE
+#undef MASKWISE_SCAN_EXTREME_H
+#else
+#define MASKWISE_SCAN_EXTREME_H
+#endif
+
+namespace maskwise::MASKWISE_TARGET {
 
 // What values are compared as: half precision has no lanes of its own, and bools are 0 and 1.
 template <class T>
@@ -51,8 +59,8 @@ struct CumExtreme {
       if (count == L) some = any_lane(load_mask<A>(m + i) & takes(load<A>(x + i), splat<A>(running)));
       if (!some) {
         // Most stretches bring nothing new.
-        put<A>(values + i, splat<A>(running));
-        for (int k = 0; k < L; k += kLanes<int64_t>) put<int64_t>(places + i + k, splat<int64_t>(place));
+        store(values + i, splat<A>(running));
+        for (int k = 0; k < L; k += kLanes<int64_t>) store(places + i + k, splat<int64_t>(place));
       } else {
         for (int64_t k = i; k < i + count; ++k) {
           const A v = static_cast<A>(x[k]);
@@ -94,7 +102,7 @@ struct CumExtreme {
         std::memcpy(running + j, &best, sizeof(best));
         for (int k = 0; k < L; ++k) place[j + k] = taken[k] ? step : place[j + k];
       }
-      put<A>(values + j, best);
+      store(values + j, best);
       std::memcpy(places + j, place + j, L * sizeof(int64_t));
     }
     for (; j < w; ++j) {
@@ -216,29 +224,16 @@ struct CumExtremeBackward {
 
 template <bool kMax>
 Scan extreme_of(ScalarType dtype) {
-  switch (dtype) {
-    case ScalarType::Float: return CumExtreme<float, kMax>::kernel();
-    case ScalarType::Double: return CumExtreme<double, kMax>::kernel();
-    case ScalarType::Half: return CumExtreme<Half, kMax>::kernel();
-    case ScalarType::BFloat16: return CumExtreme<BFloat16, kMax>::kernel();
-    case ScalarType::Long: return CumExtreme<int64_t, kMax>::kernel();
-    case ScalarType::Int: return CumExtreme<int32_t, kMax>::kernel();
-    case ScalarType::Short: return CumExtreme<int16_t, kMax>::kernel();
-    case ScalarType::Char: return CumExtreme<int8_t, kMax>::kernel();
-    case ScalarType::Byte: return CumExtreme<uint8_t, kMax>::kernel();
-    case ScalarType::Bool: return CumExtreme<Bool, kMax>::kernel();
-    default: STD_TORCH_CHECK(false, "maskwise: a running extreme was called with a dtype that has no kernel");
-  }
+  Scan scan;
+  dispatch_any(dtype, [&](auto t) { scan = CumExtreme<decltype(t), kMax>::kernel(); });
+  return scan;
 }
 inline Scan cummax(ScalarType dtype) { return extreme_of<true>(dtype); }
 inline Scan cummin(ScalarType dtype) { return extreme_of<false>(dtype); }
 
 inline void cumextreme_backward(ScalarType dtype, const ScanLoops& loops) {
-  switch (dtype) {
-    case ScalarType::Float: return CumExtremeBackward<float>::run(loops);
-    case ScalarType::Double: return CumExtremeBackward<double>::run(loops);
-    case ScalarType::Half: return CumExtremeBackward<Half>::run(loops);
-    case ScalarType::BFloat16: return CumExtremeBackward<BFloat16>::run(loops);
-    default: STD_TORCH_CHECK(false, "maskwise: the gradient of a running extreme has a dtype without a kernel");
-  }
+  dispatch_floating(dtype, [&](auto t) { CumExtremeBackward<decltype(t)>::run(loops); });
 }
+
+}  // namespace maskwise::MASKWISE_TARGET
+#endif  // toggle

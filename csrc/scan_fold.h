@@ -1,6 +1,6 @@
 // Scans as folds: a state of one lane a line, one step after the other in the order of the scan, so that a dropped
 // position repeats the running value to the bit. Rows are read kLanes at a time and transposed in registers; columns
-// lie side by side as they are. Included once a SIMD level, inside its namespace, after scan_vector.h.
+// lie side by side as they are. Compiled once a target, through scan.cpp.
 //
 // A fold is a struct F with
 //   A, kInputs, kStates   the lane type, how many vectors a step consumes, how many the state has
@@ -11,6 +11,21 @@
 //   store_results(at, i, v) writes the results of kLanes elements
 // and, where an operand is wanted one step earlier as the last input, Previous (its type) and kBefore (what stands
 // before the first step).
+#include "scan_loops.h"
+#include "simd.h"
+#if defined(MASKWISE_SCAN_FOLD_H) == defined(MASKWISE_TARGET_TOGGLE)
+#ifdef MASKWISE_TARGET_TOGGLE
+#undef MASKWISE_SCAN_FOLD_H
+#else
+#define MASKWISE_SCAN_FOLD_H
+#endif
+
+namespace maskwise::MASKWISE_TARGET {
+
+// What a scan accumulates a type in: as torch does on the CPU, one step wider than the result. Integers are unsigned,
+// so that they wrap around as torch's do.
+template <class T>
+using ScanAcc = std::conditional_t<kIntegral<T>, uint64_t, std::conditional_t<(sizeof(T) >= 4), double, float>>;
 
 // The operands of one row (pitch kRows) or of columns (pitch 1).
 struct At {
@@ -162,3 +177,6 @@ Scan fold() {
   scan.columns = &fold_columns<F>;
   return scan;
 }
+
+}  // namespace maskwise::MASKWISE_TARGET
+#endif  // toggle

@@ -134,7 +134,7 @@ inline void scan_rows(const Scan& scan, const ScanLoops& loops) {
               char* place = staging.place(r, o);
               const int64_t before = o == scan.previous && first > 0 ? 1 : 0;
               const int size = scan.bytes[o];
-              if (!result) copy_strided(size, place - before * size, size, here - before * stride[o], stride[o], count + before);
+              if (!result) gather(size, place - before * size, here - before * stride[o], stride[o], count + before);
               here = place;
             }
           }
@@ -142,7 +142,7 @@ inline void scan_rows(const Scan& scan, const ScanLoops& loops) {
         scan.row(state->bytes, at, count, first);
         for (int o = scan.operands - scan.written; o < scan.operands; ++o)
           for (int r = 0; r < rows && !staging.direct[o]; ++r)
-            copy_strided(scan.bytes[o], home[r][o] + first * stride[o], stride[o], at[o * kRows + r], scan.bytes[o], count);
+            scatter(scan.bytes[o], home[r][o] + first * stride[o], stride[o], at[o * kRows + r], count);
       }
     }
   });
@@ -187,7 +187,7 @@ inline void scan_columns(const Scan& scan, const ScanLoops& loops) {
           return place + (step - first) * w;
         }
         if (o < scan.operands - scan.written)
-          copy_strided(scan.bytes[o], place, scan.bytes[o], here, inner.stride[o], w);
+          gather(scan.bytes[o], place, here, inner.stride[o], w);
         return place;
       };
       // Steps whose operands lie one after the other are done together, as many as are transposed together.
@@ -213,7 +213,7 @@ inline void scan_columns(const Scan& scan, const ScanLoops& loops) {
         scan.columns(state->bytes, at, next, w, step, count);
         for (int o = scan.operands - scan.written; o < scan.operands; ++o)
           if (!staging.direct[o])
-            copy_strided(scan.bytes[o], home[o] + step * stride[o], inner.stride[o], at[o], scan.bytes[o], w);
+            scatter(scan.bytes[o], home[o] + step * stride[o], inner.stride[o], at[o], w);
       }
     }
   });

@@ -1,6 +1,6 @@
 // Selection: pack moves the kept rows of x together, unpack puts them back. Pure movement of bytes, so one code path
 // serves every dtype and every CPU. Arguments were checked in Python: x has the mask's dims first, then those of a row.
-#include "layout.h"
+#include "loops.h"
 #include "select_mask.h"
 
 namespace maskwise {
@@ -14,28 +14,28 @@ int64_t block_rows(int64_t elements) {
   return std::clamp<int64_t>(kGrain / std::max<int64_t>(1, elements), 1, kBlock);
 }
 
-// The dims [from, to) of a tensor as loops; the mask stride stays unused.
-std::vector<Loop> loops_of(const Tensor& t, int64_t from, int64_t to) {
-  std::vector<Loop> loops;
-  for (int64_t d = from; d < to; ++d) loops.push_back({t.size(d), t.stride(d), 0});
+// The dims [from, to) of a tensor as loops.
+Loops<1> loops_of(const Tensor& t, int64_t from, int64_t to) {
+  Loops<1> loops;
+  for (int64_t d = from; d < to; ++d) loops.push_back({t.size(d), {t.stride(d)}});
   coalesce(loops);
   return loops;
 }
 
 // As loops_of, for a tensor that broadcasts to `sizes`: missing and single dims have stride 0.
-std::vector<Loop> broadcast_loops(const Tensor& t, const std::vector<int64_t>& sizes, size_t from, size_t to) {
+Loops<1> broadcast_loops(const Tensor& t, const std::vector<int64_t>& sizes, size_t from, size_t to) {
   const int64_t shift = static_cast<int64_t>(sizes.size()) - t.dim();
-  std::vector<Loop> loops;
+  Loops<1> loops;
   for (size_t d = from; d < to; ++d) {
     const int64_t own = static_cast<int64_t>(d) - shift;
     const bool broadcast = own < 0 || t.size(own) == 1;
-    loops.push_back({sizes[d], broadcast ? 0 : t.stride(own), 0});
+    loops.push_back({sizes[d], {broadcast ? 0 : t.stride(own)}});
   }
   coalesce(loops);
   return loops;
 }
 
-bool is_contiguous(const std::vector<Loop>& loops) { return loops.empty() || (loops.size() == 1 && loops[0].x == 1); }
+bool is_contiguous(const Loops<1>& loops) { return loops.empty() || (loops.size() == 1 && loops[0].stride[0] == 1); }
 
 // Results of at least this many bytes are written past the caches: they would not stay there, and a plain write reads
 // each line first.
@@ -95,10 +95,10 @@ inline void end_stream(bool streamed) {
 
 // One row, whose elements lie as `loops` say, into contiguous memory.
 template <class Word>
-void gather_row(const Word* from, const std::vector<Loop>& loops, int64_t elements, Word* to) {
-  const int64_t step = loops.empty() ? 1 : loops.back().x;
-  for_each_run(loops, 0, elements, [&](Offset at, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) *to++ = from[at.x + i * step];
+void gather_row(const Word* from, const Loops<1>& loops, int64_t elements, Word* to) {
+  const int64_t step = loops.empty() ? 1 : loops.back().stride[0];
+  for_each_run(loops, 0, elements, [&](const Offset<1>& at, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) *to++ = from[at[0] + i * step];
   });
 }
 
@@ -139,16 +139,16 @@ std::vector<int64_t> block_starts(const MaskBytes& mask, int64_t block) {
 template <class Word>
 struct Rows {
   const Word* data;
-  std::vector<Loop> lead;
-  std::vector<Loop> row;
+  Loops<1> lead;
+  Loops<1> row;
   int64_t elements;  // in a row
   bool touching;     // the whole tensor is contiguous
   bool solid;        // each row is
 
-  Rows(const void* bytes, std::vector<Loop> lead_loops, std::vector<Loop> row_loops, int64_t row_elements, int64_t count)
+  Rows(const void* bytes, Loops<1> lead_loops, Loops<1> row_loops, int64_t row_elements, int64_t count)
       : data(static_cast<const Word*>(bytes)), lead(std::move(lead_loops)), row(std::move(row_loops)), elements(row_elements) {
     solid = is_contiguous(row);
-    touching = solid && (count <= 1 || lead.empty() || (lead.size() == 1 && lead[0].x == elements));
+    touching = solid && (count <= 1 || lead.empty() || (lead.size() == 1 && lead[0].stride[0] == elements));
   }
 
   void copy(int64_t first, int64_t count, Word* to, bool streamed) const {
@@ -157,7 +157,7 @@ struct Rows {
       return;
     }
     for (int64_t i = 0; i < count; ++i, to += elements) {
-      const Word* from = data + offset_of(lead, first + i).x;
+      const Word* from = data + offset_of(lead, first + i)[0];
       if (solid)
         move_bytes(to, from, elements * sizeof(Word), streamed);
       else
@@ -173,10 +173,10 @@ constexpr int64_t kFew = 8;
 template <class Word>
 void pack_single(const Rows<Word>& x, const uint8_t* mask, int64_t begin, int64_t end, Word* to, Word* stop) {
   const bool few = (stop - to) * kFew < end - begin;
-  const int64_t step = x.lead.empty() ? 1 : x.lead.back().x;
+  const int64_t step = x.lead.empty() ? 1 : x.lead.back().stride[0];
   mask += begin;
-  for_each_run(x.lead, begin, end, [&](Offset at, int64_t count) {
-    const Word* from = x.data + at.x;
+  for_each_run(x.lead, begin, end, [&](const Offset<1>& at, int64_t count) {
+    const Word* from = x.data + at[0];
     if (few) {
       for_each_kept(mask, count, [&](int64_t i) { *to++ = from[i * step]; });
     } else {

@@ -1,4 +1,4 @@
-// Transposes and strided copies of elements that are only bytes. Squares are transposed in registers, so that each cache
+// Transposes, gathers and scatters of elements that are only bytes. Squares are transposed in registers, so that each cache
 // line is read once and not once for every row.
 #pragma once
 
@@ -67,53 +67,46 @@ inline void transpose_square(const char* from, int64_t across, char* to, int64_t
 template <class T>
 inline void transpose_tile(const char* from, int64_t across, int64_t height, int64_t w, char* to, int64_t pitch) {
   constexpr int64_t kSize = sizeof(T);
-  constexpr int N = kSquare<T>;
   int64_t j = 0;
-  for (; j + N <= w; j += N) {
-    int64_t k = 0;
-    for (; k + N <= height; k += N)
-      transpose_square<T>(from + k * kSize + j * across, across, to + k * pitch + j * kSize, pitch);
-    for (; k < height; ++k)
-      for (int64_t c = j; c < j + N; ++c)
-        std::memcpy(to + k * pitch + c * kSize, from + k * kSize + c * across, kSize);
+  // Elements of 16 bytes (complex128) have no lanes.
+  if constexpr (kSize <= 8) {
+    constexpr int N = kSquare<T>;
+    for (; j + N <= w; j += N) {
+      int64_t k = 0;
+      for (; k + N <= height; k += N)
+        transpose_square<T>(from + k * kSize + j * across, across, to + k * pitch + j * kSize, pitch);
+      for (; k < height; ++k)
+        for (int64_t c = j; c < j + N; ++c)
+          std::memcpy(to + k * pitch + c * kSize, from + k * kSize + c * across, kSize);
+    }
   }
   for (; j < w; ++j)
     for (int64_t k = 0; k < height; ++k)
       std::memcpy(to + k * pitch + j * kSize, from + k * kSize + j * across, kSize);
 }
 
-// 16 bytes, for complex128, which has no lanes of its own.
-struct Pair16 {
-  uint64_t parts[2];
-};
-
 inline void transpose_tile(int bytes, const char* from, int64_t across, int64_t height, int64_t w, char* to, int64_t pitch) {
-  switch (bytes) {
-    case 1: return transpose_tile<uint8_t>(from, across, height, w, to, pitch);
-    case 2: return transpose_tile<uint16_t>(from, across, height, w, to, pitch);
-    case 4: return transpose_tile<uint32_t>(from, across, height, w, to, pitch);
-    case 8: return transpose_tile<uint64_t>(from, across, height, w, to, pitch);
-    default:
-      for (int64_t j = 0; j < w; ++j)
-        for (int64_t k = 0; k < height; ++k)
-          std::memcpy(to + k * pitch + j * sizeof(Pair16), from + k * sizeof(Pair16) + j * across, sizeof(Pair16));
-  }
+  dispatch_bytes(bytes, [&](auto t) { transpose_tile<decltype(t)>(from, across, height, w, to, pitch); });
 }
 
 template <class T>
-inline void copy_strided(char* to, int64_t to_stride, const char* from, int64_t from_stride, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) std::memcpy(to + i * to_stride, from + i * from_stride, sizeof(T));
+inline void gather(char* to, const char* from, int64_t stride, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) std::memcpy(to + i * sizeof(T), from + i * stride, sizeof(T));
 }
 
-// n elements of any size, from and to any stride in bytes.
-inline void copy_strided(int bytes, char* to, int64_t to_stride, const char* from, int64_t from_stride, int64_t n) {
-  switch (bytes) {
-    case 1: return copy_strided<uint8_t>(to, to_stride, from, from_stride, n);
-    case 2: return copy_strided<uint16_t>(to, to_stride, from, from_stride, n);
-    case 4: return copy_strided<uint32_t>(to, to_stride, from, from_stride, n);
-    case 8: return copy_strided<uint64_t>(to, to_stride, from, from_stride, n);
-    default: return copy_strided<Pair16>(to, to_stride, from, from_stride, n);
-  }
+// n elements of any size next to each other, from any stride in bytes.
+inline void gather(int bytes, char* to, const char* from, int64_t stride, int64_t n) {
+  dispatch_bytes(bytes, [&](auto t) { gather<decltype(t)>(to, from, stride, n); });
+}
+
+template <class T>
+inline void scatter(char* to, int64_t stride, const char* from, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) std::memcpy(to + i * stride, from + i * sizeof(T), sizeof(T));
+}
+
+// The inverse of gather.
+inline void scatter(int bytes, char* to, int64_t stride, const char* from, int64_t n) {
+  dispatch_bytes(bytes, [&](auto t) { scatter<decltype(t)>(to, stride, from, n); });
 }
 
 // Rows of a mask that are transposed together.
@@ -122,12 +115,6 @@ constexpr int kTransposedRows = 8;
 // kTransposedRows rows of w bytes, to rows + k * pitch; byte k of column j is at m[k + j * stride].
 inline void transpose_rows(const uint8_t* m, int64_t stride, int64_t w, uint8_t* rows, int64_t pitch) {
   transpose_tile<uint8_t>(reinterpret_cast<const char*>(m), stride, kTransposedRows, w, reinterpret_cast<char*>(rows), pitch);
-}
-
-// The names that order_slices.h still uses.
-constexpr int kTurned = kTransposedRows;
-inline void turn(const uint8_t* m, int64_t stride, int64_t w, uint8_t* rows, int64_t pitch) {
-  transpose_rows(m, stride, w, rows, pitch);
 }
 
 }  // namespace maskwise

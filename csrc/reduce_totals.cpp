@@ -2,7 +2,7 @@
 #include "reduce_loops.h"
 
 #define MASKWISE_KERNELS "reduce_totals.h"
-#include "foreach_isa.h"
+#include "foreach_target.h"
 
 namespace maskwise {
 namespace {

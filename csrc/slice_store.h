@@ -1,1 +1,0 @@
-// Its functions are in simd.h.

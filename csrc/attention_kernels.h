@@ -11,7 +11,7 @@
 
 namespace maskwise::MASKWISE_TARGET {
 
-// The width of a panel, the tile of a product being kTileRows panels high: twelve sums, which leaves registers for the
+// The width of a panel, the tile of a product being kScoreRows panels high: twelve sums, which leaves registers for the
 // operands at every level.
 template <class T>
 constexpr int64_t kPanel = 2 * kLanes<T>;
@@ -46,9 +46,9 @@ struct AttentionScratch {
     values = numbers(block * wide);
     queries = numbers(kRowBlock * call.features);
     scores = numbers(kRowBlock * kKeyBlock);
-    sums = numbers((rows + kTileRows) * wide);
-    tops = numbers(rows + kTileRows);
-    totals = numbers(rows + kTileRows);
+    sums = numbers((rows + kScoreRows) * wide);
+    tops = numbers(rows + kScoreRows);
+    totals = numbers(rows + kScoreRows);
     places = reinterpret_cast<int64_t*>(take(call.keys, sizeof(int64_t)));
     kept = reinterpret_cast<uint8_t*>(take(kRowBlock * kKeyBlock, 1));
     some = reinterpret_cast<uint8_t*>(take(rows, 1));
@@ -158,8 +158,8 @@ void value_tile(const T* weights, const T* values, const int64_t* places, int64_
   }
 }
 
-// Calls with_rows(std::integral_constant<int, rows>) for 1 <= rows <= kTileRows.
-template <int kRows = kTileRows, class Body>
+// Calls with_rows(std::integral_constant<int, rows>) for 1 <= rows <= kScoreRows.
+template <int kRows = kScoreRows, class Body>
 inline void with_rows(int64_t rows, const Body& body) {
   if constexpr (kRows > 1) {
     if (rows < kRows) return with_rows<kRows - 1>(rows, body);
@@ -305,8 +305,8 @@ void attend_block(const AttentionCall& call, const AttentionTask& task, int64_t 
     pitch = call.features;
   }
   for (int64_t panel = 0; panel < across; ++panel) {
-    for (int64_t i = 0; i < rows; i += kTileRows) {
-      with_rows(std::min(kTileRows, rows - i), [&](auto high) {
+    for (int64_t i = 0; i < rows; i += kScoreRows) {
+      with_rows(std::min(kScoreRows, rows - i), [&](auto high) {
         score_tile<T, decltype(high)::value>(q + i * pitch, pitch, s.keys + panel * call.features * kPanel<T>,
                                              call.features, s.scores + i * kKeyBlock + panel * kPanel<T>);
       });
@@ -324,10 +324,10 @@ void attend_block(const AttentionCall& call, const AttentionTask& task, int64_t 
   for (int64_t panel = 0; panel < wide / kPanel<T>; ++panel) {
     const bool packed = panel >= s.direct;
     const T* values = packed ? s.values + (panel - s.direct) * s.packed * kPanel<T> : s.unpacked + panel * kPanel<T>;
-    for (int64_t i = 0; i < rows; i += kTileRows) {
+    for (int64_t i = 0; i < rows; i += kScoreRows) {
       const T* weights = s.scores + i * kKeyBlock;
       T* sums = s.sums + (begin + i) * wide + panel * kPanel<T>;
-      with_rows(std::min(kTileRows, rows - i), [&](auto high) {
+      with_rows(std::min(kScoreRows, rows - i), [&](auto high) {
         constexpr int kRows = decltype(high)::value;
         if (packed)
           value_tile<T, kRows, true>(weights, values, places, 0, count, sums, wide);

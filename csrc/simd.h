@@ -311,25 +311,25 @@ inline Vec<A> magnitude(Vec<A> x) {
 
 // All lanes joined, by halves: three steps for eight lanes, where one after the other would be seven.
 template <class V, class Join>
-inline LaneOf<V> fold_lanes(V v, const Join& join) {
+inline LaneOf<V> fold_halves(V v, const Join& join) {
   constexpr int N = kLanesOf<V>;
   if constexpr (N == 2) {
     return join(v[0], v[1]);
   } else {
     Vec<LaneOf<V>, N / 2> halves[2];
     std::memcpy(halves, &v, sizeof(v));
-    return fold_lanes(join(halves[0], halves[1]), join);
+    return fold_halves(join(halves[0], halves[1]), join);
   }
 }
 
 template <class A, int N = kLanes<A>>
 inline A add_lanes(Vec<A, N> v) {
-  return fold_lanes(v, [](auto a, auto b) { return a + b; });
+  return fold_halves(v, [](auto a, auto b) { return a + b; });
 }
 
 template <class A>
 inline A max_lanes(Vec<A> v) {
-  return fold_lanes(v, [](auto a, auto b) { return a > b ? a : b; });
+  return fold_halves(v, [](auto a, auto b) { return a > b ? a : b; });
 }
 
 // -- shuffles ----------------------------------------------------------------------------------------------------------

@@ -160,34 +160,29 @@ struct SliceKernels {
     store<kStream && kStreams>(out, v);
   }
 
-  // Whole vectors of a run; `step` is 1 where each has a state of its own, as columns have, and 0 where one is for all.
+  // Whole vectors of a run. The state is a copy, so that it stays in registers.
   template <bool kMasked, bool kStream>
-  static void map_whole(const Op& op, const State* s, int64_t step, const T* x, const T* g, const uint8_t* m, T* out,
-                        int64_t n) {
-    for (int64_t i = 0, v = 0; i + L <= n; i += L, v += step)
-      map_one<kMasked, kStream>(op, s[v], x + i, g + i, m + i, out + i);
+  static void map_whole(const Op& op, const State s, const T* x, const T* g, const uint8_t* m, T* out, int64_t n) {
+    for (int64_t i = 0; i + L <= n; i += L) map_one<kMasked, kStream>(op, s, x + i, g + i, m + i, out + i);
   }
 
-  static void map_vectors(const Op& op, const State* s, int64_t step, const SliceRun& run, int64_t n, bool stream) {
+  static void map(const void* self_op, const void* state, const SliceRun& run, int64_t n, bool stream) {
+    const Op& op = self(self_op);
+    const State& s = state_of(state);
     const T *x = elements(run.x), *g = elements(run.grad);
+    const uint8_t* m = run.bits;
     T* out = elements(run.out);
     stream = kStreams && stream && can_stream(out);
-    if (run.bits == nullptr)
-      (stream ? map_whole<false, kStreams> : map_whole<false, false>)(op, s, step, x, g, run.bits, out, n);
+    if (m == nullptr)
+      (stream ? map_whole<false, kStreams> : map_whole<false, false>)(op, s, x, g, m, out, n);
     else
-      (stream ? map_whole<true, kStreams> : map_whole<true, false>)(op, s, step, x, g, run.bits, out, n);
-  }
-
-  static void map(const void* op, const void* state, const SliceRun& run, int64_t n, bool stream) {
-    const State& s = state_of(state);
-    map_vectors(self(op), &s, 0, run, n, stream);
+      (stream ? map_whole<true, kStreams> : map_whole<true, false>)(op, s, x, g, m, out, n);
     const int64_t whole = n / L * L;
     if (whole == n) return;
-    const Tail<Op> tail(elements(run.x) + whole, elements(run.grad) + whole,
-                        run.bits == nullptr ? nullptr : run.bits + whole, n - whole);
+    const Tail<Op> tail(x + whole, g + whole, m == nullptr ? nullptr : m + whole, n - whole);
     T results[L];
-    map_one<true, false>(self(op), s, tail.x, tail.grad, tail.bits, results);
-    std::memcpy(elements(run.out) + whole, results, (n - whole) * sizeof(T));
+    map_one<true, false>(op, s, tail.x, tail.grad, tail.bits, results);
+    std::memcpy(out + whole, results, (n - whole) * sizeof(T));
   }
 
   static void fill(void* out, int64_t n) { std::fill_n(static_cast<T*>(out), n, static_cast<T>(A(Op::kDropped))); }
@@ -227,25 +222,74 @@ struct SliceKernels {
     }
   }
 
-  static void accumulate_columns(const void* op, void* states, const SliceRun& run, const SliceLoop& row,
-                                 int64_t bit_step, int rows, int64_t w) {
+  static void accumulate_columns(const void* op, ColumnBlock& block, const SliceRun& run, int64_t count) {
     constexpr int64_t kSize = sizeof(T);
-    (run.bits == nullptr ? accumulate_vectors<false> : accumulate_vectors<true>)(
-        self(op), static_cast<State*>(states), elements(run.x), elements(run.grad), run.bits,
-        row.stride[kValues] / kSize, row.stride[kGrad] / kSize, bit_step, rows, w);
+    const SliceLoop& row = block.row;
+    const int64_t x_step = row.stride[kValues] / kSize, g_step = row.stride[kGrad] / kSize;
+    auto* states = reinterpret_cast<State*>(block.states);
+    for (int64_t r = 0; r < count;) {
+      const T *x = elements(run.x) + r * x_step, *g = elements(run.grad) + r * g_step;
+      const uint8_t* m = run.bits + r * row.stride[kBits];
+      const int64_t n = std::min<int64_t>(kGroup, count - r);
+      if (block.column_step == 0) {
+        // Whole rows are kept or dropped: a group ends where a dropped row is met.
+        int64_t kept = 0;
+        while (kept < n && kept_of_run(m + kept * row.stride[kBits], 0) == Kept::all) ++kept;
+        r += std::max<int64_t>(kept, 1);
+        if (kept > 0) accumulate_vectors<false>(self(op), states, x, g, m, x_step, g_step, 0, static_cast<int>(kept), block.w);
+      } else {
+        int64_t bit_step;
+        const uint8_t* bits = block.bits_of(m, n, bit_step);
+        accumulate_vectors<true>(self(op), states, x, g, bits, x_step, g_step, bit_step, static_cast<int>(n), block.w);
+        r += n;
+      }
+    }
   }
 
-  static void map_columns(const void* op, const void* states, const SliceRun& run, int64_t w, bool stream) {
-    const auto* s = static_cast<const State*>(states);
-    map_vectors(self(op), s, 1, run, w, stream);
+  template <bool kMasked, bool kStream>
+  static inline void map_column_row(const Op& op, const State* s, const T* x, const T* g, const uint8_t* m, T* out,
+                                    int64_t w) {
+    for (int64_t v = 0; v < w / L; ++v)
+      map_one<kMasked, kStream>(op, s[v], x + v * L, g + v * L, m + v * L, out + v * L);
     if (w % L == 0) return;
     const int64_t j = w - L;
-    const T *x = elements(run.x) + j, *g = elements(run.grad) + j;
-    T* out = elements(run.out) + j;
-    if (run.bits == nullptr)
-      map_one<false, false>(self(op), s[w / L], x, g, nullptr, out);
-    else
-      map_one<true, false>(self(op), s[w / L], x, g, run.bits + j, out);
+    map_one<kMasked, false>(op, s[w / L], x + j, g + j, m + j, out + j);
+  }
+
+  static void map_columns(const void* self_op, ColumnBlock& block, const SliceRun& run, int64_t count, bool stream) {
+    constexpr int64_t kSize = sizeof(T);
+    const Op& op = self(self_op);
+    const SliceLoop& row = block.row;
+    const int64_t x_step = row.stride[kValues] / kSize, g_step = row.stride[kGrad] / kSize;
+    const int64_t out_step = row.stride[kOut] / kSize, w = block.w;
+    const auto* s = reinterpret_cast<const State*>(block.states);
+    const T *x = elements(run.x), *g = elements(run.grad);
+    const uint8_t* m = run.bits;
+    T* out = elements(run.out);
+    for (int64_t r = 0; r < count; ++r, x += x_step, g += g_step, m += row.stride[kBits], out += out_step) {
+      const Kept kept = kept_of_run(m, block.column_step);
+      const bool streams = kStreams && stream && can_stream(out);
+      if (kept == Kept::none) {
+        fill(out, w);
+      } else if (kept == Kept::all) {
+        if (streams)
+          map_column_row<false, kStreams>(op, s, x, g, m, out, w);
+        else
+          map_column_row<false, false>(op, s, x, g, m, out, w);
+      } else {
+        const uint8_t* bits = m;
+        if (block.column_step != 1) {
+          // As many rows as are staged together; the others of the group find theirs there.
+          int64_t step;
+          if (r % kGroup == 0) block.bits_of(m, std::min<int64_t>(kGroup, count - r), step);
+          bits = block.staged + r % kGroup * w;
+        }
+        if (streams)
+          map_column_row<true, kStreams>(op, s, x, g, bits, out, w);
+        else
+          map_column_row<true, false>(op, s, x, g, bits, out, w);
+      }
+    }
   }
 };
 

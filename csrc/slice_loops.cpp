@@ -168,71 +168,6 @@ struct Blocks {
   int64_t columns(int64_t block) const { return block == count - 1 ? size - first(block) : width; }
 };
 
-// The rows of a block of columns.
-struct BlockRows {
-  BlockRows(const SliceKernel& kernel, const SliceLoop& row, int64_t column_step)
-      : kernel(kernel), row(row), column_step(column_step) {}
-
-  const SliceKernel& kernel;
-  const SliceLoop& row;
-  const int64_t column_step;  // the mask's stride from column to column
-  alignas(64) char states[kBlockStates];
-  uint8_t staged[kGroup * (kBlock + 64)];
-
-  // The mask bytes of `count` rows next to each other: their address and the step from row to row.
-  const uint8_t* bits_of(const uint8_t* m, int64_t count, int64_t w, int64_t& step) {
-    step = row.stride[kBits];
-    if (column_step == 1) return m;
-    if (step == 1 && count == kTransposedRows)
-      transpose_rows(m, column_step, w, staged, w);
-    else
-      for (int64_t r = 0; r < count; ++r)
-        for (int64_t j = 0; j < w; ++j) staged[r * w + j] = m[r * step + j * column_step];
-    step = w;
-    return staged;
-  }
-
-  void accumulate(const SliceRun& run, int64_t count, int64_t w) {
-    for (int64_t r = 0; r < count;) {
-      SliceRun here = at(run, row, r);
-      int64_t n = std::min<int64_t>(kGroup, count - r), step = 0;
-      if (column_step == 0) {
-        // Whole rows are kept or dropped: a group ends where a dropped row is met.
-        int64_t kept = 0;
-        while (kept < n && kept_of_run(here.bits + kept * row.stride[kBits], 0) == Kept::all) ++kept;
-        r += std::max<int64_t>(kept, 1);
-        if (kept == 0) continue;
-        n = kept;
-        here.bits = nullptr;
-      } else {
-        here.bits = bits_of(here.bits, n, w, step);
-        r += n;
-      }
-      kernel.accumulate_columns(kernel.op, states, here, row, step, static_cast<int>(n), w);
-    }
-  }
-
-  void map(const SliceRun& run, int64_t count, int64_t w, bool stream) {
-    for (int64_t r = 0; r < count; ++r) {
-      SliceRun here = at(run, row, r);
-      const Kept kept = kept_of_run(here.bits, column_step);
-      if (kept == Kept::none) {
-        kernel.fill(here.out, w);
-        continue;
-      }
-      if (kept == Kept::all) {
-        here.bits = nullptr;
-      } else if (column_step != 1) {
-        // As many rows as are staged together; the others of the group find theirs there.
-        int64_t step;
-        if (r % kGroup == 0) bits_of(here.bits, std::min<int64_t>(kGroup, count - r), w, step);
-        here.bits = staged + r % kGroup * w;
-      }
-      kernel.map_columns(kernel.op, states, here, w, stream);
-    }
-  }
-};
-
 void Walk::columns() const {
   const SliceLoop column = nest.outer.back(), row = innermost(nest.inner);
   const Loops<4> outer(nest.outer.begin(), nest.outer.end() - 1);
@@ -245,41 +180,45 @@ void Walk::columns() const {
   const Buffer parts = splits == 1 ? Buffer() : Buffer(groups * splits * vectors * kernel.state_bytes);
   const auto part = [&](int64_t p) { return parts.data + p * vectors * kernel.state_bytes; };
 
-  // Runs body(rows, first element of the block, its width, task, first row, end of rows) for each task.
+  // Runs body(block, its first element, task, first row, end of rows) for each task.
   const auto for_each_task = [&](const auto& body) {
     parallel(groups * splits, step * blocks.width, [&](int64_t begin, int64_t end) {
-      BlockRows rows(kernel, row, column.stride[kBits]);
+      ColumnBlock columns(row, column.stride[kBits]);
       for (int64_t task = begin; task < end; ++task) {
         const int64_t group = task / splits, block = group % blocks.count;
         Offset<4> to = offset_of(outer, group / blocks.count);
         to.step(column, blocks.first(block));
         const int64_t from = task % splits * step;
-        body(rows, at(all, to), blocks.columns(block), task, from, std::min(from + step, nest.length));
+        columns.w = blocks.columns(block);
+        body(columns, at(all, to), task, from, std::min(from + step, nest.length));
       }
       if (stream) stream_fence();
     });
   };
-  const auto accumulate = [&](BlockRows& rows, const SliceRun& run, int64_t w, int64_t from, int64_t to) {
-    kernel.init(kernel.op, rows.states, ceil_div(w, kernel.lanes));
-    for_each_run(nest.inner, from, to,
-                 [&](const Offset<4>& offset, int64_t count) { rows.accumulate(at(run, offset), count, w); });
+  const auto vectors_of = [&](const ColumnBlock& block) { return ceil_div(block.w, kernel.lanes); };
+  const auto accumulate = [&](ColumnBlock& block, const SliceRun& run, int64_t from, int64_t to) {
+    kernel.init(kernel.op, block.states, vectors_of(block));
+    for_each_run(nest.inner, from, to, [&](const Offset<4>& offset, int64_t count) {
+      kernel.accumulate_columns(kernel.op, block, at(run, offset), count);
+    });
   };
-  const auto map = [&](BlockRows& rows, const SliceRun& run, int64_t w, int64_t from, int64_t to) {
-    for_each_run(nest.inner, from, to,
-                 [&](const Offset<4>& offset, int64_t count) { rows.map(at(run, offset), count, w, stream); });
+  const auto map = [&](ColumnBlock& block, const SliceRun& run, int64_t from, int64_t to) {
+    for_each_run(nest.inner, from, to, [&](const Offset<4>& offset, int64_t count) {
+      kernel.map_columns(kernel.op, block, at(run, offset), count, stream);
+    });
   };
 
   if (splits == 1) {
-    for_each_task([&](BlockRows& rows, const SliceRun& run, int64_t w, int64_t, int64_t from, int64_t to) {
-      accumulate(rows, run, w, from, to);
-      kernel.finalize(kernel.op, rows.states, ceil_div(w, kernel.lanes), false);
-      map(rows, run, w, from, to);
+    for_each_task([&](ColumnBlock& block, const SliceRun& run, int64_t, int64_t from, int64_t to) {
+      accumulate(block, run, from, to);
+      kernel.finalize(kernel.op, block.states, vectors_of(block), false);
+      map(block, run, from, to);
     });
     return;
   }
-  for_each_task([&](BlockRows& rows, const SliceRun& run, int64_t w, int64_t task, int64_t from, int64_t to) {
-    accumulate(rows, run, w, from, to);
-    std::memcpy(part(task), rows.states, ceil_div(w, kernel.lanes) * kernel.state_bytes);
+  for_each_task([&](ColumnBlock& block, const SliceRun& run, int64_t task, int64_t from, int64_t to) {
+    accumulate(block, run, from, to);
+    std::memcpy(part(task), block.states, vectors_of(block) * kernel.state_bytes);
   });
   for (int64_t group = 0; group < groups; ++group) {
     const int64_t count = ceil_div(blocks.columns(group % blocks.count), kernel.lanes);
@@ -289,9 +228,9 @@ void Walk::columns() const {
                        part(group * splits + p) + v * kernel.state_bytes);
     kernel.finalize(kernel.op, part(group * splits), count, false);
   }
-  for_each_task([&](BlockRows& rows, const SliceRun& run, int64_t w, int64_t task, int64_t from, int64_t to) {
-    std::memcpy(rows.states, part(task / splits * splits), ceil_div(w, kernel.lanes) * kernel.state_bytes);
-    map(rows, run, w, from, to);
+  for_each_task([&](ColumnBlock& block, const SliceRun& run, int64_t task, int64_t from, int64_t to) {
+    std::memcpy(block.states, part(task / splits * splits), vectors_of(block) * kernel.state_bytes);
+    map(block, run, from, to);
   });
 }
 
@@ -368,6 +307,18 @@ void Walk::three_pass_columns(int64_t width) const {
 }
 
 }  // namespace
+
+const uint8_t* ColumnBlock::bits_of(const uint8_t* m, int64_t count, int64_t& step) {
+  step = row.stride[kBits];
+  if (column_step == 1) return m;
+  if (step == 1 && count == kTransposedRows)
+    transpose_rows(m, column_step, w, staged, w);
+  else
+    for (int64_t r = 0; r < count; ++r)
+      for (int64_t j = 0; j < w; ++j) staged[r * w + j] = m[r * step + j * column_step];
+  step = w;
+  return staged;
+}
 
 SliceCall::SliceCall(const Tensor& x, const Tensor& grad, const Tensor& mask, const Dims& dims)
     : out(empty_as(x)), dtype(x.scalar_type()) {

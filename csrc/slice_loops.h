@@ -28,6 +28,20 @@ struct SliceRun {
   char* out;
 };
 
+// A block of w columns, whose rows are a step of `row` apart.
+struct ColumnBlock {
+  ColumnBlock(const SliceLoop& row, int64_t column_step) : row(row), column_step(column_step) {}
+
+  const SliceLoop& row;
+  const int64_t column_step;  // the mask's stride from column to column
+  int64_t w = 0;
+  alignas(64) char states[kBlockStates];
+  uint8_t staged[kGroup * (kBlock + 64)];
+
+  // The mask bytes of up to kGroup rows, each next to each other, and the step from row to row.
+  const uint8_t* bits_of(const uint8_t* m, int64_t count, int64_t& step);
+};
+
 // A function of slices, compiled for one SIMD level and one dtype. The loops know states by their size alone.
 struct SliceKernel {
   const void* op;
@@ -51,11 +65,9 @@ struct SliceKernel {
   // `broadcast`.
   void (*rows)(const void* op, const SliceRun& first, const SliceLoop& loop, int64_t count, int64_t n, bool broadcast,
                bool stream);
-  // Up to kGroup rows of w columns, a step of `row` apart; without bits all rows are kept.
-  void (*accumulate_columns)(const void* op, void* states, const SliceRun& run, const SliceLoop& row, int64_t bit_step,
-                             int rows, int64_t w);
-  // The results of one row of w columns.
-  void (*map_columns)(const void* op, const void* states, const SliceRun& run, int64_t w, bool stream);
+  // `count` rows of a block of columns, and their results.
+  void (*accumulate_columns)(const void* op, ColumnBlock& block, const SliceRun& run, int64_t count);
+  void (*map_columns)(const void* op, ColumnBlock& block, const SliceRun& run, int64_t count, bool stream);
   // For softmax, else null: a contiguous slice, or w slices side by side along `row`, in three passes (maximum, sum of
   // exponentials, results). Exponentials are stored at `held` until the sum is known.
   void (*three_pass_row)(const void* op, const SliceRun& run, void* held, int64_t n, bool stream);

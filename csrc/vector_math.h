@@ -85,9 +85,9 @@ inline Vec<A> vexp(Vec<A> x) {
 }
 
 // exp of what is not above 0, which goes to 0 where it would be subnormal: what softmax and logsumexp need, and half
-// the exponent arithmetic of vexp. NaN stays.
+// the exponent arithmetic of vexp. NaN stays. Always inlined: as a call it costs softmax a fifth.
 template <class A>
-inline Vec<A> vexp_nonpositive(Vec<A> x) {
+inline __attribute__((always_inline)) Vec<A> vexp_nonpositive(Vec<A> x) {
   using M = MathOf<A>;
   // Just above the log of the least normal number.
   constexpr A kLeast = sizeof(A) == 4 ? A(-87.33) : A(-708.39);

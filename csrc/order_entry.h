@@ -20,7 +20,7 @@ inline bool operator<(const WideEntry& a, const WideEntry& b) {
 inline bool operator==(const WideEntry& a, const WideEntry& b) { return a.key == b.key && a.place == b.place; }
 
 // What stands behind the last value of a slice: zero, or for topk the value that loses against every other.
-enum class Tail { zero, least, greatest };
+enum class Padding { zero, least, greatest };
 
 // What to write for each slice: its n least entries, n = size; values may be null.
 struct Ordered {

@@ -39,7 +39,7 @@ void sort_slices(const Nest<2>& nest, const Source<Kind>& x, const uint8_t* m, c
         // The list that was not the result is the next one's second buffer.
         if (lists[j] == other) other = mine;
       }
-      x.type.write(o, nest, lists, counts, first, w, x.data, flip, Tail::zero);
+      x.type.write(o, nest, lists, counts, first, w, x.data, flip, Padding::zero);
     });
   });
 }
@@ -159,7 +159,7 @@ void topk_slices(const Nest<2>& nest, const Source<Kind>& x, const uint8_t* m, c
         lists[j] = best[j].finish();
         counts[j] = std::min(k, best[j].count);
       }
-      x.type.write(o, nest, lists, counts, first, w, x.data, flip, o.descending ? Tail::least : Tail::greatest);
+      x.type.write(o, nest, lists, counts, first, w, x.data, flip, o.descending ? Padding::least : Padding::greatest);
     });
   });
 }

@@ -28,7 +28,7 @@ struct ElementType {
   int64_t (*compact_limited)(E* out, const void* x, const uint8_t* m, int64_t n, int64_t place, K flip, K limit);
   // w sorted lists as results, and the tail where a list is shorter.
   void (*write)(const Ordered& o, const Nest<2>& nest, E* const* lists, const int64_t* counts, int64_t first, int64_t w,
-                const void* x, K flip, Tail tail);
+                const void* x, K flip, Padding padding);
   // One value between two keys; the first where weight is negative.
   void (*interpolate)(void* out, int64_t at, K below, K above, double weight);
 };
@@ -45,10 +45,10 @@ struct ElementFunctions {
   }
 
   static void write(const Ordered& o, const Nest<2>& nest, typename Kind::E* const* lists, const int64_t* counts,
-                    int64_t first, int64_t w, const void* from, K flip, Tail tail) {
+                    int64_t first, int64_t w, const void* from, K flip, Padding padding) {
     const T* x = static_cast<const T*>(from);
     T* values = static_cast<T*>(o.values);
-    const T rest = tail == Tail::zero ? T(0) : losing_value<T>(tail == Tail::least);
+    const T rest = padding == Padding::zero ? T(0) : losing_value<T>(padding == Padding::least);
     const int64_t step = innermost(nest.inner).stride[0];
     int64_t starts[kWidest], sources[kWidest];
     for (int64_t j = 0; j < w; ++j) {

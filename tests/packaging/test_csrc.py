@@ -22,7 +22,8 @@ DEFINITION = re.compile(
 def definitions():
     found = defaultdict(set)
     for header in HEADERS:
-        for match in DEFINITION.finditer(header.read_text()):
+        text = re.sub(r"__attribute__\(\(\w+\)\) ", "", header.read_text())
+        for match in DEFINITION.finditer(text):
             found[match["type"] or match["function"] or match["constant"]].add(header.name)
     return found
 

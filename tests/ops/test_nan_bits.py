@@ -5,7 +5,7 @@ import torch
 
 import maskwise as mw
 from maskwise.plan.dispatch import force
-from tests.simd import SIMD_LEVELS
+from tests.simd import SIMD_LEVELS, at_level
 
 #: Quiet and signalling, of either sign.
 NANS = torch.tensor([0x7FC1, 0x7FFF, -0x003F, -1, 0x7F81], dtype=torch.int16).view(torch.bfloat16)
@@ -27,14 +27,9 @@ FUNCTIONS = {
 @pytest.mark.parametrize("level", SIMD_LEVELS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_nan_has_the_bits_of_torchs_conversion(name, level):
-    before = torch.ops.maskwise.simd_level(-1)
-    try:
-        torch.ops.maskwise.simd_level(level)
-        for size in (1, 7, 16, 37, 130):
-            x = NANS.repeat(size)[: 3 * size].reshape(3, size)
-            with force("kernel"):
-                out = FUNCTIONS[name](x, torch.ones_like(x, dtype=torch.bool))
-            bits = out.view(torch.int16).reshape(-1)
-            assert torch.equal(bits, TORCH.expand_as(bits)), f"{size} elements: {bits.unique()}"
-    finally:
-        torch.ops.maskwise.simd_level(before)
+    for size in (1, 7, 16, 37, 130):
+        x = NANS.repeat(size)[: 3 * size].reshape(3, size)
+        with at_level(level), force("kernel"):
+            out = FUNCTIONS[name](x, torch.ones_like(x, dtype=torch.bool))
+        bits = out.view(torch.int16).reshape(-1)
+        assert torch.equal(bits, TORCH.expand_as(bits)), f"{size} elements: {bits.unique()}"

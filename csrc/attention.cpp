@@ -7,7 +7,7 @@
 
 #define MASKWISE_COMPUTE_BOUND
 #define MASKWISE_KERNELS "attention_kernels.h"
-#include "foreach_isa.h"
+#include "foreach_target.h"
 
 namespace maskwise {
 namespace {

@@ -8,8 +8,8 @@ namespace maskwise {
 // Keys that are packed and scored at a time, and queries that meet them before the next are packed. The scores of such
 // a block stay in the first cache, the packed keys and values in the second.
 constexpr int64_t kKeyBlock = 128;
-constexpr int64_t kTileRows = 6;
-constexpr int64_t kRowBlock = 4 * kTileRows;
+constexpr int64_t kScoreRows = 6;
+constexpr int64_t kRowBlock = 4 * kScoreRows;
 
 // Where a tensor of (batch, heads, length, features) lies; strides are in elements.
 struct Heads {

@@ -1,9 +1,17 @@
-// Attention of one head: the keys that are kept are packed block by block, and dropped ones never read. Included once a
-// SIMD level, inside its namespace, by foreach_isa.h (through attention.cpp).
-#include "scan_vector.h"
+// Attention of one head: the keys that are kept are packed block by block, and dropped ones never read. Compiled once a
+// target, through attention.cpp.
+#include "attention.h"
 #include "vector_math.h"
+#if defined(MASKWISE_ATTENTION_KERNELS_H) == defined(MASKWISE_TARGET_TOGGLE)
+#ifdef MASKWISE_TARGET_TOGGLE
+#undef MASKWISE_ATTENTION_KERNELS_H
+#else
+#define MASKWISE_ATTENTION_KERNELS_H
+#endif
 
-// The width of a panel, the tile of a product being kTileRows panels high: twelve sums, which leaves registers for the
+namespace maskwise::MASKWISE_TARGET {
+
+// The width of a panel, the tile of a product being kScoreRows panels high: twelve sums, which leaves registers for the
 // operands at every level.
 template <class T>
 constexpr int64_t kPanel = 2 * kLanes<T>;
@@ -11,11 +19,6 @@ constexpr int64_t kPanel = 2 * kLanes<T>;
 template <class T>
 constexpr int64_t panels(int64_t n) {
   return (n + kPanel<T> - 1) / kPanel<T>;
-}
-
-template <class T>
-inline void store_raw(T* p, Vec<T> v) {
-  std::memcpy(p, &v, sizeof(v));
 }
 
 // Where a worker keeps what it needs, one after the other in one piece of memory.
@@ -43,9 +46,9 @@ struct AttentionScratch {
     values = numbers(block * wide);
     queries = numbers(kRowBlock * call.features);
     scores = numbers(kRowBlock * kKeyBlock);
-    sums = numbers((rows + kTileRows) * wide);
-    tops = numbers(rows + kTileRows);
-    totals = numbers(rows + kTileRows);
+    sums = numbers((rows + kScoreRows) * wide);
+    tops = numbers(rows + kScoreRows);
+    totals = numbers(rows + kScoreRows);
     places = reinterpret_cast<int64_t*>(take(call.keys, sizeof(int64_t)));
     kept = reinterpret_cast<uint8_t*>(take(kRowBlock * kKeyBlock, 1));
     some = reinterpret_cast<uint8_t*>(take(rows, 1));
@@ -69,7 +72,7 @@ void pack_keys(const T* k, int64_t row, int64_t column, const int64_t* places, i
         Vec<T> block[kN];
         for (int i = 0; i < kN; ++i) block[i] = load_raw<Vec<T>>(k + places[first + i] * row + d);
         transpose<T>(block);
-        for (int i = 0; i < kN; ++i) store_raw<T>(at + (d + i) * kPanel<T>, block[i]);
+        for (int i = 0; i < kN; ++i) store(at + (d + i) * kPanel<T>, block[i]);
       }
     }
     for (; d < features; ++d) {
@@ -79,7 +82,7 @@ void pack_keys(const T* k, int64_t row, int64_t column, const int64_t* places, i
   }
   if (panels<T>(count) * kPanel<T> - count >= kN) {
     T* at = to + (panels<T>(count) - 1) * features * kPanel<T> + kN;
-    for (int64_t d = 0; d < features; ++d) store_raw<T>(at + d * kPanel<T>, Vec<T>{});
+    for (int64_t d = 0; d < features; ++d) store(at + d * kPanel<T>, Vec<T>{});
   }
 }
 
@@ -122,8 +125,8 @@ void score_tile(const T* queries, int64_t pitch, const T* keys, int64_t features
   }
 #pragma GCC unroll 8
   for (int i = 0; i < kRows; ++i) {
-    store_raw<T>(scores + i * kKeyBlock, sum[i][0]);
-    store_raw<T>(scores + i * kKeyBlock + kLanes<T>, sum[i][1]);
+    store(scores + i * kKeyBlock, sum[i][0]);
+    store(scores + i * kKeyBlock + kLanes<T>, sum[i][1]);
   }
 }
 
@@ -150,13 +153,13 @@ void value_tile(const T* weights, const T* values, const int64_t* places, int64_
   }
 #pragma GCC unroll 8
   for (int i = 0; i < kRows; ++i) {
-    store_raw<T>(sums + i * pitch, sum[i][0]);
-    store_raw<T>(sums + i * pitch + kLanes<T>, sum[i][1]);
+    store(sums + i * pitch, sum[i][0]);
+    store(sums + i * pitch + kLanes<T>, sum[i][1]);
   }
 }
 
-// Calls with_rows(std::integral_constant<int, rows>) for 1 <= rows <= kTileRows.
-template <int kRows = kTileRows, class Body>
+// Calls with_rows(std::integral_constant<int, rows>) for 1 <= rows <= kScoreRows.
+template <int kRows = kScoreRows, class Body>
 inline void with_rows(int64_t rows, const Body& body) {
   if constexpr (kRows > 1) {
     if (rows < kRows) return with_rows<kRows - 1>(rows, body);
@@ -166,22 +169,10 @@ inline void with_rows(int64_t rows, const Body& body) {
 
 // -- softmax, row by row -------------------------------------------------------------------------------------------------
 
-// The largest of N lanes, by halves.
-template <class T, int N>
-inline T top_of_halves(typename VectorOf<T, N>::type v) {
-  if constexpr (N == 2) {
-    return v[0] > v[1] ? v[0] : v[1];
-  } else {
-    typename VectorOf<T, N / 2>::type halves[2];
-    std::memcpy(halves, &v, sizeof(v));
-    return top_of_halves<T, N / 2>(halves[0] > halves[1] ? halves[0] : halves[1]);
-  }
-}
-
 // Turns `count` scores, a multiple of the panel's width, into weights below the largest score so far, which goes into
 // `top`; the sum of weights so far goes into `total`. Returns what sums of weighted values so far must be multiplied by.
 template <class T>
-T weigh(T* scores, int64_t count, T scale, T& top, T& total) {
+T softmax_row(T* scores, int64_t count, T scale, T& top, T& total) {
   constexpr T kInf = std::numeric_limits<T>::infinity();
   // A NaN may get lost in a comparison, and does not in the exponentials.
   Vec<T> low = load_raw<Vec<T>>(scores) * scale, high = load_raw<Vec<T>>(scores + kLanes<T>) * scale;
@@ -190,7 +181,7 @@ T weigh(T* scores, int64_t count, T scale, T& top, T& total) {
     low = a > low ? a : low;
     high = b > high ? b : high;
   }
-  const T highest = top_of_halves<T, kLanes<T>>(high > low ? high : low);
+  const T highest = max_lanes<T>(high > low ? high : low);
   const T most = highest > top ? highest : top;
   // Nothing was kept so far: -inf less -inf would be NaN.
   const T base = most == -kInf ? T(0) : most;
@@ -198,12 +189,12 @@ T weigh(T* scores, int64_t count, T scale, T& top, T& total) {
   for (int64_t c = 0; c < count; c += kPanel<T>) {
     const Vec<T> a = vexp_nonpositive<T>(load_raw<Vec<T>>(scores + c) * scale - base);
     const Vec<T> b = vexp_nonpositive<T>(load_raw<Vec<T>>(scores + c + kLanes<T>) * scale - base);
-    store_raw<T>(scores + c, a);
-    store_raw<T>(scores + c + kLanes<T>, b);
+    store(scores + c, a);
+    store(scores + c + kLanes<T>, b);
     sums[0] += a;
     sums[1] += b;
   }
-  const T shrink = top == -kInf ? T(0) : top == most ? T(1) : vexp_nonpositive<T>(Vec<T>{} + (top - base))[0];
+  const T shrink = top == -kInf ? T(0) : top == most ? T(1) : vexp_nonpositive<T>(splat<T>(top - base))[0];
   total = total * shrink + add_lanes<T>(sums[0] + sums[1]);
   top = most;
   return shrink;
@@ -224,11 +215,11 @@ inline int64_t find_keys(const AttentionCall& call, const AttentionTask& task, u
     std::memset(any, 0, static_cast<size_t>(keys));
     for (int64_t i = task.begin; i < task.end; ++i) {
       const uint8_t* row = mask + i * call.mask_row;
-      const int64_t seen = call.is_causal ? std::min(keys, i + 1) : keys;
+      const int64_t visible = call.is_causal ? std::min(keys, i + 1) : keys;
       if (stride == 1) {
-        for (int64_t j = 0; j < seen; ++j) any[j] |= row[j];
+        for (int64_t j = 0; j < visible; ++j) any[j] |= row[j];
       } else {
-        for (int64_t j = 0; j < seen; ++j) any[j] |= row[j * stride];
+        for (int64_t j = 0; j < visible; ++j) any[j] |= row[j * stride];
       }
     }
     mask = any;
@@ -257,8 +248,8 @@ inline bool find_kept(const AttentionCall& call, const AttentionTask& task, int6
     std::memset(kept, 1, static_cast<size_t>(count));
   }
   if (call.is_causal) {
-    const int64_t seen = std::upper_bound(places, places + count, row) - places;
-    std::memset(kept + seen, 0, static_cast<size_t>(count - seen));
+    const int64_t visible = std::upper_bound(places, places + count, row) - places;
+    std::memset(kept + visible, 0, static_cast<size_t>(count - visible));
   }
   uint8_t any = 0;
   for (int64_t j = 0; j < count; ++j) any |= kept[j];
@@ -267,17 +258,17 @@ inline bool find_kept(const AttentionCall& call, const AttentionTask& task, int6
 
 // Makes scores -inf where they are dropped, or lie behind the last key; returns the scale that is still to be applied.
 template <class T>
-T settle(const AttentionCall& call, T* scores, int64_t count, int64_t padded, uint8_t* kept) {
+T mask_scores(const AttentionCall& call, T* scores, int64_t count, int64_t padded, uint8_t* kept) {
   constexpr T kInf = std::numeric_limits<T>::infinity();
   const T scale = static_cast<T>(call.scale);
   // A scale that is not positive would make something else of -inf.
-  const bool at_once = call.by_query() || !(scale > T(0));
-  if (at_once) {
+  const bool scaled_here = call.by_query() || !(scale > T(0));
+  if (scaled_here) {
     if (!call.by_query()) std::memset(kept, 1, static_cast<size_t>(count));
     std::memset(kept + count, 0, static_cast<size_t>(padded - count));
     for (int64_t c = 0; c < padded; c += kLanes<T>) {
       const Vec<T> x = load_raw<Vec<T>>(scores + c) * scale;
-      store_raw<T>(scores + c, load_mask<T>(kept + c) ? x : splat<T>(-kInf));
+      store(scores + c, load_mask<T>(kept + c) ? x : splat<T>(-kInf));
     }
     return T(1);
   }
@@ -314,8 +305,8 @@ void attend_block(const AttentionCall& call, const AttentionTask& task, int64_t 
     pitch = call.features;
   }
   for (int64_t panel = 0; panel < across; ++panel) {
-    for (int64_t i = 0; i < rows; i += kTileRows) {
-      with_rows(std::min(kTileRows, rows - i), [&](auto high) {
+    for (int64_t i = 0; i < rows; i += kScoreRows) {
+      with_rows(std::min(kScoreRows, rows - i), [&](auto high) {
         score_tile<T, decltype(high)::value>(q + i * pitch, pitch, s.keys + panel * call.features * kPanel<T>,
                                              call.features, s.scores + i * kKeyBlock + panel * kPanel<T>);
       });
@@ -323,20 +314,20 @@ void attend_block(const AttentionCall& call, const AttentionTask& task, int64_t 
   }
   for (int64_t i = 0; i < rows; ++i) {
     T* scores = s.scores + i * kKeyBlock;
-    const T scale = settle<T>(call, scores, count, padded, s.kept + i * kKeyBlock);
-    const T shrink = weigh<T>(scores, padded, scale, s.tops[begin + i], s.totals[begin + i]);
+    const T scale = mask_scores<T>(call, scores, count, padded, s.kept + i * kKeyBlock);
+    const T shrink = softmax_row<T>(scores, padded, scale, s.tops[begin + i], s.totals[begin + i]);
     if (shrink != T(1)) {
       T* sums = s.sums + (begin + i) * wide;
-      for (int64_t d = 0; d < wide; d += kLanes<T>) store_raw<T>(sums + d, load_raw<Vec<T>>(sums + d) * shrink);
+      for (int64_t d = 0; d < wide; d += kLanes<T>) store(sums + d, load_raw<Vec<T>>(sums + d) * shrink);
     }
   }
   for (int64_t panel = 0; panel < wide / kPanel<T>; ++panel) {
     const bool packed = panel >= s.direct;
     const T* values = packed ? s.values + (panel - s.direct) * s.packed * kPanel<T> : s.unpacked + panel * kPanel<T>;
-    for (int64_t i = 0; i < rows; i += kTileRows) {
+    for (int64_t i = 0; i < rows; i += kScoreRows) {
       const T* weights = s.scores + i * kKeyBlock;
       T* sums = s.sums + (begin + i) * wide + panel * kPanel<T>;
-      with_rows(std::min(kTileRows, rows - i), [&](auto high) {
+      with_rows(std::min(kScoreRows, rows - i), [&](auto high) {
         constexpr int kRows = decltype(high)::value;
         if (packed)
           value_tile<T, kRows, true>(weights, values, places, 0, count, sums, wide);
@@ -393,9 +384,12 @@ bool attend_task(const AttentionCall& call, const AttentionTask& task, int64_t m
     for (int64_t d = 0; d < wide; d += kLanes<T>) {
       const Vec<T> x = load_raw<Vec<T>>(sums + d) * part;
       finite += x * T(0);
-      store_raw<T>(sums + d, x);
+      store(sums + d, x);
     }
     std::memcpy(out, sums, static_cast<size_t>(call.out_features) * sizeof(T));
   }
   return add_lanes<T>(finite) == T(0);
 }
+
+}  // namespace maskwise::MASKWISE_TARGET
+#endif  // toggle

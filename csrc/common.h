@@ -4,8 +4,8 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/util/BFloat16.h>
-#include <torch/headeronly/util/Half.h>
+
+#include "dtype.h"
 
 #include <algorithm>
 #include <cmath>
@@ -28,24 +28,10 @@
 
 namespace maskwise {
 
-using torch::headeronly::BFloat16;
-using torch::headeronly::Half;
-using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// An element of a bool tensor. Any byte but 0 is true, which `bool` itself would not promise: a mask may come from an
-// image of 0 and 255.
-struct Bool {
-  uint8_t byte;
-  Bool() = default;
-  template <class T>
-  explicit Bool(T value) : byte(value != T(0)) {}
-  operator uint8_t() const { return byte != 0; }
-};
-template <class T>
-constexpr bool kIntegral = std::is_integral_v<T> || std::is_same_v<T, Bool>;
-
-// The SIMD levels, in the order of what they can do. Numbers cross the op border (maskwise::simd_level).
+// The SIMD levels, in the order of what they can do. Numbers cross the op border (maskwise::simd_level). x86 has kernels
+// for avx2 and avx512; other CPUs run the baseline, which on ARM is NEON.
 enum class Isa : int64_t { baseline = 0, avx2 = 1, avx512 = 2, neon = 3 };
 
 // The level in force: the best that this CPU has, unless lowered by MASKWISE_SIMD or by maskwise::simd_level.
@@ -115,11 +101,9 @@ void parallel(int64_t n, int64_t elements_each, const Body& body) {
 }  // namespace maskwise
 
 // Calls NAME of the namespace of the SIMD level in force: MASKWISE_AT_ISA(reduce_rows<float>(a, b)).
-#if defined(__x86_64__)
-#define MASKWISE_AT_ISA(...)                                             \
-  (::maskwise::isa() == ::maskwise::Isa::avx512 ? avx512::__VA_ARGS__    \
-   : ::maskwise::isa() == ::maskwise::Isa::avx2 ? avx2::__VA_ARGS__      \
-                                                : baseline::__VA_ARGS__)
+#if defined(__x86_64__) && !defined(MASKWISE_PORTABLE)
+#define MASKWISE_AT_ISA(...) \
+  (::maskwise::isa() == ::maskwise::Isa::avx512 ? avx512::__VA_ARGS__ : avx2::__VA_ARGS__)
 #else
 #define MASKWISE_AT_ISA(...) baseline::__VA_ARGS__
 #endif

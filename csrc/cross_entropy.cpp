@@ -1,10 +1,10 @@
 // Cross entropy as registered ops. Arguments were checked in Python: x is (N, C, ...), with its classes next to each
 // other or else contiguous; target is int64, (N, ...); mask is bool and broadcasts to it; weight has x's dtype, (C,).
 #include "cross_entropy.h"
-#include "layout.h"
+#include "loops.h"
 
 #define MASKWISE_KERNELS "cross_entropy_kernels.h"
-#include "foreach_isa.h"
+#include "foreach_target.h"
 
 namespace maskwise {
 namespace {
@@ -37,19 +37,19 @@ class Dense {
         std::equal(sizes.begin(), sizes.end(), own_sizes.begin()))
       return;
     // It is small beside x, which has all the classes.
-    std::vector<Loop> loops;
+    Loops<1> loops;
     const size_t shift = sizes.size() - own_sizes.size();
     int64_t count = 1;
     for (size_t d = 0; d < sizes.size(); ++d) {
       const bool broadcast = d < shift || own_sizes[d - shift] != sizes[d];
-      loops.push_back({sizes[d], broadcast ? 0 : own_strides[d - shift], 0});
+      loops.push_back({sizes[d], {broadcast ? 0 : own_strides[d - shift]}});
       count *= sizes[d];
     }
     coalesce(loops);
     copy_.reserve(count);
-    for_each_run(loops, 0, count, [&](Offset offset, int64_t n) {
-      const int64_t stride = loops.empty() ? 0 : loops.back().x;
-      for (int64_t i = 0; i < n; ++i) copy_.push_back(at_[offset.x + i * stride]);
+    for_each_run(loops, 0, count, [&](const Offset<1>& offset, int64_t n) {
+      const int64_t stride = loops.empty() ? 0 : loops.back().stride[0];
+      for (int64_t i = 0; i < n; ++i) copy_.push_back(at_[offset[0] + i * stride]);
     });
     at_ = copy_.data();
   }
@@ -74,7 +74,7 @@ struct Call {
   Dense<int64_t> target;
   Dense<uint8_t> mask;
   int64_t ignored;
-  std::vector<Loop> loops;
+  Loops<1> loops;
 
   Call(const Tensor& x, const Tensor& target, const Tensor& mask, const std::optional<Tensor>& weight, int64_t ignored,
        const std::vector<int64_t>& sizes)
@@ -91,7 +91,7 @@ struct Call {
         ignored(ignored) {
     const auto strides = x.strides();
     for (size_t d = 0; d < sizes.size(); ++d) {
-      loops.push_back({sizes[d], strides[d == 0 ? 0 : d + 1], 0});
+      loops.push_back({sizes[d], {strides[d == 0 ? 0 : d + 1]}});
       positions *= sizes[d];
     }
     coalesce(loops);
@@ -103,16 +103,16 @@ struct Call {
   double weight_of(int64_t p) const { return weight == nullptr ? 1.0 : kernel.element(weight, target[p]); }
 
   // Calls block(p, at, n) for n positions from p on, the first of which has its first class at `at`. It is one position
-  // where classes are next to each other, and up to kColumns where positions are.
+  // where classes are next to each other, and up to kPositions where positions are.
   template <class Block>
   void run(const Block& block) const {
     parallel(positions, classes, [&](int64_t begin, int64_t end) {
       int64_t p = begin;
-      for_each_run(loops, begin, end, [&](Offset offset, int64_t count) {
-        const int64_t apart = loops.empty() ? 0 : loops.back().x;
+      for_each_run(loops, begin, end, [&](const Offset<1>& offset, int64_t count) {
+        const int64_t apart = loops.empty() ? 0 : loops.back().stride[0];
         for (int64_t done = 0, n = 0; done < count; done += n, p += n) {
-          n = rows ? 1 : std::min(kColumns, count - done);
-          block(p, x + (offset.x + done * apart) * bytes, n);
+          n = rows ? 1 : std::min(kPositions, count - done);
+          block(p, x + (offset[0] + done * apart) * bytes, n);
         }
       });
     });
@@ -120,13 +120,10 @@ struct Call {
 };
 
 void write(const Tensor& out, int64_t i, double value) {
-  void* p = out.mutable_data_ptr();
-  switch (out.scalar_type()) {
-    case ScalarType::Double: static_cast<double*>(p)[i] = value; return;
-    case ScalarType::Half: static_cast<Half*>(p)[i] = static_cast<Half>(static_cast<float>(value)); return;
-    case ScalarType::BFloat16: static_cast<BFloat16*>(p)[i] = static_cast<BFloat16>(static_cast<float>(value)); return;
-    default: static_cast<float*>(p)[i] = static_cast<float>(value);
-  }
+  dispatch_floating(out.scalar_type(), [&](auto t) {
+    using T = decltype(t);
+    static_cast<T*>(out.mutable_data_ptr())[i] = static_cast<T>(static_cast<Acc<T>>(value));
+  });
 }
 
 // The loss; the log of the sum of exponentials at each position that counts, which the gradient needs; and two numbers:
@@ -143,8 +140,8 @@ std::tuple<Tensor, Tensor, Tensor> cross_entropy(const Tensor& x, const Tensor& 
   auto* log_sums = static_cast<double*>(sums.mutable_data_ptr());
   std::vector<double> losses(call.positions);
   call.run([&](int64_t p, const char* at, int64_t n) {
-    uint8_t counts[kColumns];
-    double totals[kColumns];
+    uint8_t counts[kPositions];
+    double totals[kPositions];
     for (int64_t i = 0; i < n; ++i) {
       counts[i] = call.counts(p + i) & call.exists(p + i);
       log_sums[p + i] = 0;
@@ -182,7 +179,7 @@ std::tuple<Tensor, Tensor, Tensor> cross_entropy(const Tensor& x, const Tensor& 
   return {out, sums, facts};
 }
 
-// Room for the gradient of x: with the classes next to each other if x has them so, else contiguous.
+// An uninitialised tensor for the gradient of x: with the classes next to each other if x has them so, else contiguous.
 Tensor gradient_like(const Tensor& x, const Call& call) {
   const auto all = x.sizes();
   const std::vector<int64_t> sizes(all.begin(), all.end());
@@ -214,8 +211,8 @@ Tensor cross_entropy_backward(const Tensor& grad, const Tensor& x, const Tensor&
   const int64_t inner = std::max<int64_t>(1, call.positions / std::max<int64_t>(1, x.size(0)));
   const int64_t out_step = call.rows ? 1 : inner;
   call.run([&](int64_t p, const char* at, int64_t n) {
-    uint8_t counts[kColumns];
-    Slope slopes[kColumns];
+    uint8_t counts[kPositions];
+    Slope slopes[kPositions];
     for (int64_t i = 0; i < n; ++i) {
       counts[i] = call.counts(p + i) && call.exists(p + i);
       if (!counts[i]) continue;

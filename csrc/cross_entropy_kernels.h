@@ -1,55 +1,26 @@
-// Cross entropy of positions with a row of classes each. Included once a SIMD level, inside its namespace, by
-// foreach_isa.h (through cross_entropy.cpp).
-#include "slice_store.h"
+// Cross entropy of positions with a row of classes each. Compiled once a target, through cross_entropy.cpp.
+#include "cross_entropy.h"
 #include "vector_math.h"
-
-// The first n lanes.
-template <class A>
-inline LaneMask<A> first_lanes(int64_t n) {
-  LaneMask<A> lane;
-  for (int i = 0; i < kLanes<A>; ++i) lane[i] = static_cast<BitsOf<A>>(i);
-  return lane < static_cast<BitsOf<A>>(std::min<int64_t>(n, kLanes<A>));
-}
-
-// Up to kLanes<A> elements at p, the others replaced.
-template <class A, class T>
-inline Vec<A> load_some(const T* p, int64_t n, A other) {
-  if (n >= kLanes<A>) return load<A>(p);
-#if MASKWISE_VECTOR_BYTES == 32 && defined(MASKWISE_F16C)
-  // Rows of few classes are mostly ends of rows, which lane by lane would take longer than their exponentials.
-  if constexpr (std::is_same_v<T, float>) {
-    const LaneMask<A> there = first_lanes<A>(n);
-    return there ? (Vec<A>)_mm256_maskload_ps(p, (__m256i)there) : splat<A>(other);
-  }
+#if defined(MASKWISE_CROSS_ENTROPY_KERNELS_H) == defined(MASKWISE_TARGET_TOGGLE)
+#ifdef MASKWISE_TARGET_TOGGLE
+#undef MASKWISE_CROSS_ENTROPY_KERNELS_H
+#else
+#define MASKWISE_CROSS_ENTROPY_KERNELS_H
 #endif
-  Vec<A> v = splat<A>(other);
-  for (int64_t k = 0; k < n; ++k) v[k] = static_cast<A>(p[k]);
-  return v;
-}
 
-// Writes up to kLanes<A> elements at p.
-template <class A, class T>
-inline void store_some(T* p, int64_t n, Vec<A> v) {
-  if (n >= kLanes<A>) return store<false>(p, v);
-#if MASKWISE_VECTOR_BYTES == 32 && defined(MASKWISE_F16C)
-  if constexpr (std::is_same_v<T, float>) return _mm256_maskstore_ps(p, (__m256i)first_lanes<A>(n), (__m256)v);
-#endif
-  T rest[kLanes<A>];
-  store<false>(rest, v);
-  std::memcpy(p, rest, n * sizeof(T));
-}
+namespace maskwise::MASKWISE_TARGET {
 
-// What was seen of a row in each lane: the largest element, the sum of exponentials relative to it, the sum.
+// What each lane accumulates of a row: the largest element, the sum of exponentials relative to it, the sum.
 template <class A>
-struct Seen {
+struct ClassSums {
   static constexpr A kLeast = -std::numeric_limits<A>::infinity();
   Vec<A> top = splat<A>(kLeast), exponentials = {}, total = {};
 
   // A row of which all is -inf so far must not become NaN by -inf - -inf: more may come.
   static Vec<A> finite(Vec<A> v) { return v == kLeast ? Vec<A>{} : v; }
 
-  // Takes n vectors, from registers: they are needed twice, and memory may have given them slowly.
-  void take(const Vec<A>* v, int n) {
+  // Accumulates n vectors, from registers: they are needed twice, and memory may have given them slowly.
+  void accumulate(const Vec<A>* v, int n) {
     Vec<A> higher = top;
     for (int k = 0; k < n; ++k) higher = larger<A>(v[k], higher);
     const Vec<A> shift = finite(higher);
@@ -59,7 +30,6 @@ struct Seen {
     top = higher;
   }
 };
-
 
 template <class T>
 struct CrossEntropy {
@@ -74,28 +44,27 @@ struct CrossEntropy {
   // The log of the sum of exponentials of n classes next to each other, and their sum.
   static void row(const void* row, int64_t n, double* log_sum, double* total) {
     const T* x = static_cast<const T*>(row);
-    Seen<A> seen;
+    ClassSums<A> state;
     Vec<A> v[kGroup];
     int64_t i = 0;
     for (; i + kGroup * L <= n; i += kGroup * L) {
       for (int k = 0; k < kGroup; ++k) {
         v[k] = load<A>(x + i + k * L);
-        seen.total += v[k];
+        state.total += v[k];
       }
-      seen.take(v, kGroup);
+      state.accumulate(v, kGroup);
     }
     int vectors = 0;
     for (; i < n; i += L) {
-      const Vec<A> some = load_some<A>(x + i, n - i, Seen<A>::kLeast);
-      seen.total += keep<A>(some, first_lanes<A>(n - i));
+      const Vec<A> some = load_partial<A>(x + i, n - i, ClassSums<A>::kLeast);
+      state.total += keep<A>(some, first_lanes<A>(n - i));
       v[vectors++] = some;
     }
-    if (vectors) seen.take(v, vectors);
-    A top = seen.top[0];
-    for (int k = 1; k < L; ++k) top = seen.top[k] > top ? seen.top[k] : top;
-    const Vec<A> parts = seen.exponentials * vexp_nonpositive<A>(seen.top - Seen<A>::finite(splat<A>(top)));
+    if (vectors) state.accumulate(v, vectors);
+    const A top = max_lanes<A>(state.top);
+    const Vec<A> parts = state.exponentials * vexp_nonpositive<A>(state.top - ClassSums<A>::finite(splat<A>(top)));
     *log_sum = static_cast<double>(top) + std::log(static_cast<double>(add_lanes<A>(parts)));
-    *total = static_cast<double>(add_lanes<A>(seen.total));
+    *total = static_cast<double>(add_lanes<A>(state.total));
   }
 
   // The same for `width` positions next to each other, whose classes are `step` elements apart. Vectors of positions
@@ -103,25 +72,25 @@ struct CrossEntropy {
   static void columns(const void* block, int64_t n, int64_t step, int64_t width, const uint8_t* counts,
                       double* log_sums, double* totals) {
     const T* x = static_cast<const T*>(block);
-    Seen<A> seen[kColumns / L];
-    int64_t active[kColumns / L];
+    ClassSums<A> state[kPositions / L];
+    int64_t active[kPositions / L];
     const int vectors = active_vectors(counts, width, active);
     for (int64_t i = 0; i < n; i += kGroup) {
       const int group = static_cast<int>(std::min<int64_t>(kGroup, n - i));
       for (int a = 0; a < vectors; ++a) {
         Vec<A> v[kGroup];
         for (int k = 0; k < group; ++k) {
-          v[k] = load_some<A>(x + (i + k) * step + active[a], width - active[a], A(0));
-          seen[a].total += v[k];
+          v[k] = load_partial<A>(x + (i + k) * step + active[a], width - active[a], A(0));
+          state[a].total += v[k];
         }
-        seen[a].take(v, group);
+        state[a].accumulate(v, group);
       }
     }
     for (int a = 0; a < vectors; ++a) {
-      const Vec<A> log = vlog<A>(seen[a].exponentials);
+      const Vec<A> log = vlog<A>(state[a].exponentials);
       for (int64_t k = 0; k < L && active[a] + k < width; ++k) {
-        log_sums[active[a] + k] = static_cast<double>(seen[a].top[k]) + static_cast<double>(log[k]);
-        totals[active[a] + k] = static_cast<double>(seen[a].total[k]);
+        log_sums[active[a] + k] = static_cast<double>(state[a].top[k]) + static_cast<double>(log[k]);
+        totals[active[a] + k] = static_cast<double>(state[a].total[k]);
       }
     }
   }
@@ -147,8 +116,8 @@ struct CrossEntropy {
     const A high = static_cast<A>(s.log_sum), factor = static_cast<A>(s.factor), smooth = static_cast<A>(s.smooth);
     const Vec<A> top = splat<A>(high), rest = splat<A>(static_cast<A>(s.log_sum - static_cast<double>(high)));
     for (int64_t i = 0; i < n; i += L) {
-      const Vec<A> v = load_some<A>(x + i, n - i, A(0));
-      store_some<A>(to + i, n - i, (softmax(v, top, rest) - smooth) * factor);
+      const Vec<A> v = load_partial<A>(x + i, n - i, A(0));
+      store_partial<A>(to + i, n - i, (softmax(v, top, rest) - smooth) * factor);
     }
     at_target(x, target, s, to + target);
   }
@@ -158,8 +127,8 @@ struct CrossEntropy {
                             const int64_t* target, const Slope* slopes, void* out, int64_t out_step) {
     const T* x = static_cast<const T*>(block);
     T* to = static_cast<T*>(out);
-    alignas(64) A high[kColumns] = {}, low[kColumns] = {}, factor[kColumns] = {}, smooth[kColumns] = {};
-    alignas(64) uint8_t kept[kColumns] = {};
+    alignas(64) A high[kPositions] = {}, low[kPositions] = {}, factor[kPositions] = {}, smooth[kPositions] = {};
+    alignas(64) uint8_t kept[kPositions] = {};
     for (int64_t p = 0; p < width; ++p) {
       kept[p] = counts[p];
       if (!counts[p]) continue;
@@ -170,10 +139,10 @@ struct CrossEntropy {
     }
     for (int64_t i = 0; i < n; ++i) {
       for (int64_t p = 0; p < width; p += L) {
-        const Vec<A> v = load_some<A>(x + i * step + p, width - p, A(0));
+        const Vec<A> v = load_partial<A>(x + i * step + p, width - p, A(0));
         const Vec<A> slope =
             (softmax(v, load<A>(high + p), load<A>(low + p)) - load<A>(smooth + p)) * load<A>(factor + p);
-        store_some<A>(to + i * out_step + p, width - p, keep<A>(slope, load_mask<A>(kept + p)));
+        store_partial<A>(to + i * out_step + p, width - p, keep<A>(slope, load_mask<A>(kept + p)));
       }
     }
     for (int64_t p = 0; p < width; ++p)
@@ -187,15 +156,11 @@ struct CrossEntropy {
 };
 
 inline void cross_entropy_kernel(ScalarType dtype, CrossEntropyKernel& kernel) {
-  const auto set = [&](auto rows) {
-    using R = decltype(rows);
+  dispatch_floating(dtype, [&](auto t) {
+    using R = CrossEntropy<decltype(t)>;
     kernel = {R::element, R::row, R::columns, R::row_slopes, R::column_slopes};
-  };
-  switch (dtype) {
-    case ScalarType::Float: return set(CrossEntropy<float>{});
-    case ScalarType::Double: return set(CrossEntropy<double>{});
-    case ScalarType::Half: return set(CrossEntropy<Half>{});
-    case ScalarType::BFloat16: return set(CrossEntropy<BFloat16>{});
-    default: STD_TORCH_CHECK(false, "maskwise: a loss was called with a dtype that has no kernel");
-  }
+  });
 }
+
+}  // namespace maskwise::MASKWISE_TARGET
+#endif  // toggle

@@ -1,27 +1,36 @@
-// Selecting by a mask, for any element by its size alone. Included once a SIMD level, inside its namespace, by
-// foreach_isa.h (through fill.cpp).
+// Selecting by a mask, for any element by its size alone. Compiled once a target, through fill.cpp.
+#include "elementwise.h"
+#include "simd.h"
+#if defined(MASKWISE_FILL_KERNELS_H) == defined(MASKWISE_TARGET_TOGGLE)
+#ifdef MASKWISE_TARGET_TOGGLE
+#undef MASKWISE_FILL_KERNELS_H
+#else
+#define MASKWISE_FILL_KERNELS_H
+#endif
 
-// One stretch of n elements. Strides are in bytes, of one element or 0; operands: x, mask, value, result.
+namespace maskwise::MASKWISE_TARGET {
+
+// One run of n elements. Strides are in bytes, of one element or 0; operands: x, mask, value, result.
 template <class T>
-void fill_run(char* const* at, const int64_t* stride, int64_t n) {
+void fill_run(Kept kept, char* const* at, const int64_t* stride, int64_t n) {
   const auto* x = reinterpret_cast<const T*>(at[0]);
   const auto* m = reinterpret_cast<const uint8_t*>(at[1]);
   auto* out = reinterpret_cast<T*>(at[3]);
   const bool one_value = stride[2] == 0;
   T value;
   std::memcpy(&value, at[2], sizeof(T));
-  if (stride[1] == 0 && one_value && *m == 0) {
+  if (kept == Kept::none && one_value) {
     std::fill_n(out, n, value);
     return;
   }
-  if (stride[1] == 0 && *m != 0 && stride[0] == sizeof(T)) {
+  if (kept == Kept::all && stride[0] == sizeof(T)) {
     std::memcpy(out, x, n * sizeof(T));
     return;
   }
   int64_t i = 0;
   if constexpr (sizeof(T) <= 8) {
     constexpr int L = kLanes<T>;
-    // A stride of 0 is a gradient that was spread over the dim that its op had reduced.
+    // A stride of 0 is a gradient that is expanded over the dim that its op had reduced.
     const bool one_x = stride[0] == 0;
     if ((stride[0] == sizeof(T) || one_x) && stride[1] == 1 && one_value) {
       const Vec<T> values = splat<T>(value), same = splat<T>(*x);
@@ -40,13 +49,12 @@ void fill_run(char* const* at, const int64_t* stride, int64_t n) {
   }
 }
 
-using FillRun = void (*)(char* const*, const int64_t*, int64_t);
-inline FillRun fill_of(size_t bytes) {
-  switch (bytes) {
-    case 1: return &fill_run<uint8_t>;
-    case 2: return &fill_run<uint16_t>;
-    case 4: return &fill_run<uint32_t>;
-    case 8: return &fill_run<uint64_t>;
-    default: return &fill_run<Pair16>;
-  }
+using FillRun = void (*)(Kept, char* const*, const int64_t*, int64_t);
+inline FillRun fill_of(int64_t bytes) {
+  FillRun run;
+  dispatch_bytes(bytes, [&](auto t) { run = &fill_run<decltype(t)>; });
+  return run;
 }
+
+}  // namespace maskwise::MASKWISE_TARGET
+#endif  // toggle

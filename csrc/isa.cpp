@@ -7,16 +7,13 @@
 namespace maskwise {
 namespace {
 
+// The level that this CPU runs. On x86 the extension is loaded where there is AVX2 only.
 Isa best() {
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(MASKWISE_PORTABLE)
   __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl"))
-    return Isa::avx512;
-  // Every CPU with AVX2 that torch supports also has FMA, F16C and BMI2; FMA is checked because it is the newest name.
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2"))
-    return Isa::avx2;
-  return Isa::baseline;
+  const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  return wide ? Isa::avx512 : Isa::avx2;
 #elif defined(__aarch64__)
   return Isa::neon;
 #else
@@ -24,21 +21,19 @@ Isa best() {
 #endif
 }
 
+// The level nearest to `wish` that this CPU runs: only AVX-512 can be lowered.
+Isa nearest(int64_t wish) { return best() == Isa::avx512 && wish <= int64_t(Isa::avx2) ? Isa::avx2 : best(); }
+
 Isa initial() {
-  const Isa top = best();
   const char* wish = std::getenv("MASKWISE_SIMD");
-  if (wish == nullptr || top == Isa::neon) return top;
-  if (std::strcmp(wish, "baseline") == 0) return Isa::baseline;
-  if (std::strcmp(wish, "avx2") == 0) return std::min(top, Isa::avx2);
-  return top;
+  return wish != nullptr && std::strcmp(wish, "avx2") == 0 ? nearest(int64_t(Isa::avx2)) : best();
 }
 
 std::atomic<Isa> current{initial()};
 
-// simd_level(-1) tells the level in force; simd_level(n) sets it, capped by the CPU, and tells what it became.
+// simd_level(-1) gives the level in force; simd_level(n) sets it to the nearest that the CPU has, and gives that.
 int64_t simd_level(int64_t wish) {
-  const Isa top = best();
-  if (wish >= 0 && top != Isa::neon) current = static_cast<Isa>(std::min<int64_t>(wish, static_cast<int64_t>(top)));
+  if (wish >= 0) current = nearest(wish);
   return static_cast<int64_t>(current.load());
 }
 

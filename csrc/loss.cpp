@@ -1,11 +1,11 @@
 // Losses of single elements as registered ops. Arguments were checked in Python: x and target have one shape and one
 // dtype that the capability table knows, the mask is bool and broadcasts to them.
-#include "element_walk.h"
+#include "elementwise.h"
 #include "select_mask.h"
 
 #define MASKWISE_COMPUTE_BOUND
 #define MASKWISE_KERNELS "loss_kernels.h"
-#include "foreach_isa.h"
+#include "foreach_target.h"
 
 namespace maskwise {
 namespace {
@@ -32,17 +32,9 @@ ElementOperands operands_of(int count, const Tensor& x) {
   return {count, {bytes, bytes, 1, bytes, bytes}, {false, false, true, count == 5, false}, 2, true};
 }
 
-// Calls each(task, x, target, mask, n, at, stride) for every stretch, the mask null where all is kept; a stretch that is
-// dropped as a whole goes to skip(n, at) instead.
-template <class Each, class Skip>
-void for_each_stretch(const ElementWalk& walk, const Each& each, const Skip& skip) {
-  walk.for_each([&](int64_t task, char* const* at, const int64_t* stride, int64_t n) {
-    const auto* m = reinterpret_cast<const uint8_t*>(at[2]);
-    if (stride[2] == 0 && *m == 0)
-      skip(n, at);
-    else
-      each(task, at[0], at[1], stride[2] == 0 ? nullptr : m, n, at, stride);
-  });
+// The mask bytes of a run; null where all is kept.
+const uint8_t* bits_of(Kept keeps, char* const* at) {
+  return keeps == Kept::all ? nullptr : reinterpret_cast<const uint8_t*>(at[2]);
 }
 
 template <class T>
@@ -60,7 +52,7 @@ void write_scalar(const Tensor& out, double value) {
   }
 }
 
-// What the tasks of a walk add up to, in the order of the tasks.
+// What one task adds up; tasks are summed in their order.
 struct Sums {
   double total = 0;
   int64_t count = 0;
@@ -75,24 +67,24 @@ std::tuple<Tensor, Tensor> loss(const Tensor& x, const Tensor& target, const Ten
   count = 0;
   if (reduction == none) {
     Tensor out = new_like(x, x.scalar_type());
-    for_each_stretch(
-        ElementWalk({&x, &target, &mask, &out}, operands_of(4, x)),
-        [&](int64_t, const char* a, const char* b, const uint8_t* m, int64_t n, char* const* at, const int64_t*) {
-          kernel.values(a, b, m, n, parameter, at[3]);
-        },
-        [&](int64_t n, char* const* at) { std::memset(at[3], 0, n * x.element_size()); });
+    Elementwise({&x, &target, &mask, &out}, operands_of(4, x))
+        .for_each([&](int64_t, Kept keeps, char* const* at, const int64_t*, int64_t n) {
+          if (keeps == Kept::none)
+            std::memset(at[3], 0, n * x.element_size());
+          else
+            kernel.values(at[0], at[1], bits_of(keeps, at), n, parameter, at[3]);
+        });
     return {out, kept};
   }
-  // x stands in for the result that there is not: the walk follows its memory.
-  const ElementWalk walk({&x, &target, &mask, &x}, operands_of(3, x));
-  std::vector<Sums> sums(walk.tasks());
-  for_each_stretch(
-      walk,
-      [&](int64_t task, const char* a, const char* b, const uint8_t* m, int64_t n, char* const*, const int64_t*) {
-        sums[task].total += kernel.total(a, b, m, n, parameter);
-        if (reduction == mean) sums[task].count += m == nullptr ? n : count_kept(m, n);
-      },
-      [](int64_t, char* const*) {});
+  // x stands in for the result that there is not: the loops follow its memory.
+  const Elementwise loops({&x, &target, &mask, &x}, operands_of(3, x));
+  std::vector<Sums> sums(loops.tasks());
+  loops.for_each([&](int64_t task, Kept keeps, char* const* at, const int64_t*, int64_t n) {
+    if (keeps == Kept::none) return;
+    const uint8_t* m = bits_of(keeps, at);
+    sums[task].total += kernel.total(at[0], at[1], m, n, parameter);
+    if (reduction == mean) sums[task].count += m == nullptr ? n : count_kept(m, n);
+  });
   double total = 0;
   for (const Sums& each : sums) {
     total += each.total;
@@ -110,12 +102,13 @@ Tensor loss_backward(const Tensor& grad, const Tensor& x, const Tensor& target, 
   const double count = *static_cast<const double*>(kept.const_data_ptr());
   const double scale = reduction == mean ? 1.0 / std::max(count, 1.0) : 1.0;
   Tensor out = new_like(x, x.scalar_type());
-  for_each_stretch(
-      ElementWalk({&x, &target, &mask, &grad, &out}, operands_of(5, x)),
-      [&](int64_t, const char* a, const char* b, const uint8_t* m, int64_t n, char* const* at, const int64_t* stride) {
-        kernel.slopes(a, b, m, n, parameter, at[3], stride[3], scale, at[4]);
-      },
-      [&](int64_t n, char* const* at) { std::memset(at[4], 0, n * x.element_size()); });
+  Elementwise({&x, &target, &mask, &grad, &out}, operands_of(5, x))
+      .for_each([&](int64_t, Kept keeps, char* const* at, const int64_t* stride, int64_t n) {
+        if (keeps == Kept::none)
+          std::memset(at[4], 0, n * x.element_size());
+        else
+          kernel.slopes(at[0], at[1], bits_of(keeps, at), n, parameter, at[3], stride[3], scale, at[4]);
+      });
   return out;
 }
 

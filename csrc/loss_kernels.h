@@ -1,12 +1,13 @@
-// Losses of single elements. Included once a SIMD level, inside its namespace, by foreach_isa.h (through loss.cpp).
-#include "slice_store.h"
+// Losses of single elements. Compiled once a target, through loss.cpp.
 #include "vector_math.h"
+#if defined(MASKWISE_LOSS_KERNELS_H) == defined(MASKWISE_TARGET_TOGGLE)
+#ifdef MASKWISE_TARGET_TOGGLE
+#undef MASKWISE_LOSS_KERNELS_H
+#else
+#define MASKWISE_LOSS_KERNELS_H
+#endif
 
-template <class A>
-inline Vec<A> magnitude(Vec<A> v) {
-  constexpr BitsOf<A> kSign = std::numeric_limits<BitsOf<A>>::min();
-  return (Vec<A>)((LaneMask<A>)v & ~kSign);
-}
+namespace maskwise::MASKWISE_TARGET {
 
 // -1, 0 or 1; NaN for NaN.
 template <class A>
@@ -152,7 +153,7 @@ struct HingeEmbedding {
 
 // n elements of x and target next to each other; m is null where all are kept.
 template <class T, template <class> class Loss>
-struct Elements {
+struct LossRun {
   using A = Acc<T>;
   static constexpr int L = kLanes<A>;
 
@@ -188,11 +189,11 @@ struct Elements {
 
   static void put(T* out, Vec<A> v, int64_t i, int lanes) {
     if (lanes == L) {
-      store<false>(out + i, v);
+      store(out + i, v);
       return;
     }
     T rest[L];
-    store<false>(rest, v);
+    store(rest, v);
     std::memcpy(out + i, rest, lanes * sizeof(T));
   }
 
@@ -229,18 +230,11 @@ struct Elements {
 };
 
 template <template <class> class Loss, class Kernel>
-void loss_kernel_of(ScalarType dtype, Kernel& k) {
-  const auto set = [&](auto elements) {
-    using E = decltype(elements);
-    k = {E::total, E::values, E::slopes};
-  };
-  switch (dtype) {
-    case ScalarType::Float: return set(Elements<float, Loss>{});
-    case ScalarType::Double: return set(Elements<double, Loss>{});
-    case ScalarType::Half: return set(Elements<Half, Loss>{});
-    case ScalarType::BFloat16: return set(Elements<BFloat16, Loss>{});
-    default: STD_TORCH_CHECK(false, "maskwise: a loss was called with a dtype that has no kernel");
-  }
+void loss_kernel_of(ScalarType dtype, Kernel& kernel) {
+  dispatch_floating(dtype, [&](auto t) {
+    using R = LossRun<decltype(t), Loss>;
+    kernel = {R::total, R::values, R::slopes};
+  });
 }
 
 // The codes are those of maskwise.ops.loss.registered.
@@ -260,3 +254,6 @@ void loss_kernel(ScalarType dtype, int64_t code, Kernel& kernel) {
     default: return loss_kernel_of<HingeEmbedding>(dtype, kernel);
   }
 }
+
+}  // namespace maskwise::MASKWISE_TARGET
+#endif  // toggle

@@ -1,23 +1,15 @@
-// normalize and its gradient. Included once a SIMD level, inside its namespace, by foreach_isa.h
-// (through normalize.cpp).
-#include "slice_store.h"
-#include "slice_walk.h"
-#include "slice_columns.h"
-#include "slice_settled.h"
-#include "slice_dispatch.h"
+// normalize and its gradient. Compiled once a target, through normalize.cpp.
+#include "standardize_kernels.h"
+#if defined(MASKWISE_NORMALIZE_KERNELS_H) == defined(MASKWISE_TARGET_TOGGLE)
+#ifdef MASKWISE_TARGET_TOGGLE
+#undef MASKWISE_NORMALIZE_KERNELS_H
+#else
+#define MASKWISE_NORMALIZE_KERNELS_H
+#endif
 
-template <class A>
-inline Vec<A> magnitude(Vec<A> x) {
-  return (Vec<A>)((LaneMask<A>)x & std::numeric_limits<BitsOf<A>>::max());
-}
+namespace maskwise::MASKWISE_TARGET {
 
-template <class A>
-inline Vec<A> square_root(Vec<A> x) {
-  for (int i = 0; i < kLanes<A>; ++i) x[i] = std::sqrt(x[i]);
-  return x;
-}
-
-// x to the power p, lane by lane, for the norms that nobody is in a hurry for.
+// x to the power p, lane by lane, for the norms that are rarely used.
 template <class A>
 inline Vec<A> power(Vec<A> x, LaneMask<A> wanted, A p) {
   Vec<A> out = {};
@@ -26,13 +18,13 @@ inline Vec<A> power(Vec<A> x, LaneMask<A> wanted, A p) {
   return out;
 }
 
-// The p-norm of what is kept, as each lane gathers it.
+// The p-norm of what is kept, as each lane accumulates it.
 template <class A>
-struct Norm {
+struct SliceNorm {
   enum class Kind { zero, one, two, largest, smallest, other };
   static constexpr A kInf = std::numeric_limits<A>::infinity();
 
-  explicit Norm(double exponent)
+  explicit SliceNorm(double exponent)
       : kind(exponent == 2       ? Kind::two
              : exponent == 1     ? Kind::one
              : exponent == 0     ? Kind::zero
@@ -41,7 +33,7 @@ struct Norm {
                                  : Kind::other),
         p(static_cast<A>(exponent)) {}
 
-  Vec<A> start() const { return splat<A>(kind == Kind::smallest ? kInf : A(0)); }
+  Vec<A> init() const { return splat<A>(kind == Kind::smallest ? kInf : A(0)); }
 
   // A NaN wins over every other magnitude, as in torch.
   static Vec<A> extreme(Vec<A> a, Vec<A> b, bool largest) {
@@ -49,7 +41,7 @@ struct Norm {
   }
 
   template <class G>
-  Vec<A> see(Vec<A> so_far, const G& group, int n) const {
+  Vec<A> accumulate(Vec<A> so_far, const G& group, int n) const {
     Vec<A> sum = {};
     switch (kind) {
       case Kind::two:
@@ -64,7 +56,7 @@ struct Norm {
       case Kind::largest:
       case Kind::smallest:
         for (int k = 0; k < n; ++k)
-          so_far = extreme(magnitude<A>(group.x_or(k, start())), so_far, kind == Kind::largest);
+          so_far = extreme(magnitude<A>(group.x_or(k, init())), so_far, kind == Kind::largest);
         return so_far;
       case Kind::other:
         for (int k = 0; k < n; ++k) sum += power<A>(magnitude<A>(group.x(k)), group.kept(k), p);
@@ -73,15 +65,15 @@ struct Norm {
     return so_far;
   }
 
-  Vec<A> merge(Vec<A> a, Vec<A> b) const {
+  Vec<A> combine(Vec<A> a, Vec<A> b) const {
     if (kind == Kind::largest || kind == Kind::smallest) return extreme(a, b, kind == Kind::largest);
     return a + b;
   }
 
-  Vec<A> finish(Vec<A> gathered) const {
-    if (kind == Kind::two) return square_root<A>(gathered);
-    if (kind == Kind::other) return power<A>(gathered, ~LaneMask<A>{}, A(1) / p);
-    return gathered;
+  Vec<A> finalize(Vec<A> total) const {
+    if (kind == Kind::two) return square_root<A>(total);
+    if (kind == Kind::other) return power<A>(total, ~LaneMask<A>{}, A(1) / p);
+    return total;
   }
 
   Kind kind;
@@ -89,41 +81,36 @@ struct Norm {
 };
 
 template <class Element>
-struct Normalize {
+struct Normalize : SliceOp {
   using T = Element;
   using A = Acc<T>;
-  static constexpr bool kGrad = false;
-  static constexpr bool kSettles = false;
-  static constexpr A kDropped = 0;
   static constexpr int kFields = 1;
   struct State {
     Vec<A> field[kFields];  // the norm, then what to divide by
   };
 
-  State start() const { return {{norm.start()}}; }
+  State init() const { return {{norm.init()}}; }
   template <class G>
-  void see(State& s, const G& group, int n) const {
-    s.field[0] = norm.see(s.field[0], group, n);
+  void accumulate(State& s, const G& group, int n) const {
+    s.field[0] = norm.accumulate(s.field[0], group, n);
   }
-  void merge(State& s, const State& other) const { s.field[0] = norm.merge(s.field[0], other.field[0]); }
-  void finish(State& s) const {
-    const Vec<A> n = norm.finish(s.field[0]);
+  void combine(State& s, const State& other) const { s.field[0] = norm.combine(s.field[0], other.field[0]); }
+  void finalize(State& s) const {
+    const Vec<A> n = norm.finalize(s.field[0]);
     s.field[0] = n < eps ? splat<A>(eps) : n;
   }
   Vec<A> map(const State& s, Vec<A> x, Vec<A>) const { return x / s.field[0]; }
 
-  Norm<A> norm;
+  SliceNorm<A> norm;
   A eps;
 };
 
 template <class Element>
-struct NormalizeBackward {
+struct NormalizeBackward : SliceOp {
   using T = Element;
   using A = Acc<T>;
-  using Kind = typename Norm<A>::Kind;
-  static constexpr bool kGrad = true;
-  static constexpr bool kSettles = false;
-  static constexpr A kDropped = 0;
+  using Kind = typename SliceNorm<A>::Kind;
+  static constexpr bool kReadsGrad = true;
   static constexpr int kFields = 4;
   struct State {
     // The norm; the sum of gradient times value, then how far the norm pulls; how many share an extreme; what to
@@ -131,14 +118,14 @@ struct NormalizeBackward {
     Vec<A> field[kFields];
   };
 
-  State start() const { return {{norm.start(), Vec<A>{}, Vec<A>{}, Vec<A>{}}}; }
+  State init() const { return {{norm.init(), Vec<A>{}, Vec<A>{}, Vec<A>{}}}; }
 
   bool shared() const { return norm.kind == Kind::largest || norm.kind == Kind::smallest; }
 
   template <class G>
-  void see(State& s, const G& group, int n) const {
+  void accumulate(State& s, const G& group, int n) const {
     const Vec<A> before = s.field[0];
-    s.field[0] = norm.see(before, group, n);
+    s.field[0] = norm.accumulate(before, group, n);
     Vec<A> dot = {};
     for (int k = 0; k < n; ++k) dot += group.x(k) * group.grad(k);
     s.field[1] += dot;
@@ -149,16 +136,16 @@ struct NormalizeBackward {
     s.field[2] = (before == s.field[0] ? s.field[2] : Vec<A>{}) + sharing;
   }
 
-  void merge(State& s, const State& other) const {
+  void combine(State& s, const State& other) const {
     const Vec<A> mine = s.field[0];
-    s.field[0] = norm.merge(mine, other.field[0]);
+    s.field[0] = norm.combine(mine, other.field[0]);
     s.field[1] += other.field[1];
     if (!shared()) return;
     s.field[2] = (mine == s.field[0] ? s.field[2] : Vec<A>{}) + (other.field[0] == s.field[0] ? other.field[2] : Vec<A>{});
   }
 
-  void finish(State& s) const {
-    const Vec<A> n = norm.finish(s.field[0]);
+  void finalize(State& s) const {
+    const Vec<A> n = norm.finalize(s.field[0]);
     const Vec<A> divisor = n < eps ? splat<A>(eps) : n;
     // The norm itself has no say where eps is larger, nor where it is 0.
     Vec<A> pull = n < eps ? Vec<A>{} : s.field[1] / (divisor * divisor);
@@ -189,26 +176,23 @@ struct NormalizeBackward {
     return zero;
   }
 
-  Norm<A> norm;
+  SliceNorm<A> norm;
   A eps;
 };
 
-inline void normalize(ScalarType dtype, double p, double eps, const SliceLayout& layout, const void* x,
-                      const void* mask, void* out) {
-  const auto make = [&](auto t) {
+inline void normalize(const SliceCall& call, double p, double eps) {
+  map_floating_slices(call, [&](auto t) {
     using A = Acc<decltype(t)>;
-    return Normalize<decltype(t)>{Norm<A>(p), static_cast<A>(eps)};
-  };
-  walk_floating(dtype, make, layout, x, x, mask, out);
+    return Normalize<decltype(t)>{{}, SliceNorm<A>(p), static_cast<A>(eps)};
+  });
 }
 
-inline void normalize_backward(ScalarType dtype, double p, double eps, const SliceLayout& layout, const void* x,
-                               const void* grad, const void* mask, void* out) {
-  const auto make = [&](auto t) {
+inline void normalize_backward(const SliceCall& call, double p, double eps) {
+  map_floating_slices(call, [&](auto t) {
     using A = Acc<decltype(t)>;
-    return NormalizeBackward<decltype(t)>{Norm<A>(p), static_cast<A>(eps)};
-  };
-  walk_floating(dtype, make, layout, x, grad, mask, out);
+    return NormalizeBackward<decltype(t)>{{}, SliceNorm<A>(p), static_cast<A>(eps)};
+  });
 }
 
-#include "standardize_kernels.h"
+}  // namespace maskwise::MASKWISE_TARGET
+#endif  // toggle

@@ -1,10 +1,10 @@
 // Sort, argsort and topk as registered ops, and the gradient of all three. Arguments were checked in Python: dim holds
 // one dim that is not negative, the mask is bool and broadcasts to x, k is not above the size of the dim.
-#include "layout.h"
+#include "loops.h"
 #include "order_entry.h"
 
 #define MASKWISE_KERNELS "order_kernels.h"
-#include "foreach_isa.h"
+#include "foreach_target.h"
 
 namespace maskwise {
 namespace {
@@ -27,15 +27,15 @@ int64_t inner_of(const Tensor& x, int64_t dim) {
 
 void run(const Tensor& x, const Tensor& mask, const Dims& dim, bool best, int64_t size, bool descending, Tensor* values,
          Tensor& indices) {
-  const Layout layout = make_layout(x, mask, dim);
-  if (layout.outputs == 0) return;
+  const Nest<2> nest = make_nest<2>(x, {{&x}, {&mask}}, dim);
+  if (nest.slices == 0) return;
   const ScalarType dtype = x.scalar_type();
   const void* xs = x.const_data_ptr();
   const void* ms = mask.const_data_ptr();
   void* vs = values == nullptr ? nullptr : values->mutable_data_ptr();
   auto* is = static_cast<int64_t*>(indices.mutable_data_ptr());
   const int64_t inner = inner_of(x, dim[0]);
-  MASKWISE_AT_ISA(ordering::order(dtype, best, layout, xs, ms, {vs, is, size, inner, descending}));
+  MASKWISE_AT_ISA(order(dtype, best, nest, xs, ms, {vs, is, size, inner, descending}));
 }
 
 int64_t size_of(const Tensor& x, int64_t dim) { return x.dim() == 0 ? 1 : x.size(dim); }
@@ -67,11 +67,11 @@ std::tuple<Tensor, Tensor> topk(const Tensor& x, const Tensor& mask, Dims dim, i
 
 // Puts each gradient back to where its value came from; zero elsewhere. Moves bits, so a type is its size.
 template <class Bits>
-void scatter(const Layout& layout, const Bits* grad, const int64_t* indices, Bits* out, int64_t size, int64_t inner) {
-  const Loop along = layout.reduced.empty() ? Loop{1, 0, 0} : layout.reduced.back();
+void scatter(const Nest<2>& nest, const Bits* grad, const int64_t* indices, Bits* out, int64_t size, int64_t inner) {
+  const Loop<2> along = innermost(nest.inner);
   const int64_t width = std::min<int64_t>(inner, 16);
   const int64_t each = ceil_div(inner, width);
-  parallel(layout.outputs / inner * each, (layout.length + size) * width, [&](int64_t begin, int64_t end) {
+  parallel(nest.slices / inner * each, (nest.length + size) * width, [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
       const int64_t column = b % each * width;
       const int64_t w = std::min(width, inner - column);
@@ -80,16 +80,16 @@ void scatter(const Layout& layout, const Bits* grad, const int64_t* indices, Bit
       if (inner == 1) std::memset(to, 0, size * sizeof(Bits));
       int64_t g[16], i[16];
       for (int64_t j = 0; j < w; ++j) {
-        const Offset at = offset_of(layout.kept, b / each * inner + column + j);
-        g[j] = at.x;
-        i[j] = at.mask;
+        const Offset<2> at = offset_of(nest.outer, b / each * inner + column + j);
+        g[j] = at[0];
+        i[j] = at[1];
       }
-      for (int64_t r = 0; r < layout.length; ++r) {
+      for (int64_t r = 0; r < nest.length; ++r) {
         int64_t none = 0;
         for (int64_t j = 0; j < w; ++j) {
-          const int64_t place = indices[i[j] + r * along.mask];
+          const int64_t place = indices[i[j] + r * along.stride[1]];
           if (place >= 0)
-            to[place * inner + j] = grad[g[j] + r * along.x];
+            to[place * inner + j] = grad[g[j] + r * along.stride[0]];
           else
             ++none;
         }
@@ -102,21 +102,15 @@ void scatter(const Layout& layout, const Bits* grad, const int64_t* indices, Bit
 
 Tensor order_scatter(const Tensor& grad, const Tensor& indices, Dims dim, int64_t size) {
   Tensor out = empty_cpu(resized(grad, dim[0], size), grad.scalar_type());
-  const Layout layout = make_layout(grad, indices, dim);
+  const Nest<2> nest = make_nest<2>(grad, {{&grad}, {&indices}}, dim);
   const int64_t inner = inner_of(grad, dim[0]);
-  if (layout.outputs == 0 || size == 0) return out;
+  if (nest.slices == 0 || size == 0) return out;
   const auto* is = static_cast<const int64_t*>(indices.const_data_ptr());
-  const auto go = [&](auto bits) {
+  dispatch_bytes(grad.element_size(), [&](auto bits) {
     using Bits = decltype(bits);
-    scatter(layout, static_cast<const Bits*>(grad.const_data_ptr()), is, static_cast<Bits*>(out.mutable_data_ptr()), size,
+    scatter(nest, static_cast<const Bits*>(grad.const_data_ptr()), is, static_cast<Bits*>(out.mutable_data_ptr()), size,
             inner);
-  };
-  switch (grad.element_size()) {
-    case 2: go(uint16_t{}); break;
-    case 4: go(uint32_t{}); break;
-    case 8: go(uint64_t{}); break;
-    default: STD_TORCH_CHECK(false, "maskwise: a gradient has a dtype that has no kernel");
-  }
+  });
   return out;
 }
 

@@ -1,9 +1,18 @@
 // Moving what is kept, and nothing else: a slice of x becomes the entries of its kept elements, and a list of entries
-// shrinks to those within bounds. Included once a SIMD level, inside its namespace, after order_keys.h.
+// shrinks to those within bounds. Compiled once a target, for the order family.
 //
 // Every function here may write up to kSlack entries beyond the ones that it counts.
+#include "order_keys.h"
+#if defined(MASKWISE_ORDER_COMPACT_H) == defined(MASKWISE_TARGET_TOGGLE)
+#ifdef MASKWISE_TARGET_TOGGLE
+#undef MASKWISE_ORDER_COMPACT_H
+#else
+#define MASKWISE_ORDER_COMPACT_H
+#endif
+
+namespace maskwise::MASKWISE_TARGET {
+
 #undef MASKWISE_COMPACT
-namespace ordering {
 constexpr int64_t kSlack = 16;
 
 #if MASKWISE_VECTOR_BYTES == 32 && defined(MASKWISE_F16C)
@@ -16,7 +25,7 @@ inline __m256i chosen_lanes(unsigned bits) {
   return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)kLaneTable.lanes[bits]));
 }
 template <class K>
-inline unsigned bits_of(LaneMask<K> lanes) {
+inline unsigned lane_bits_of(LaneMask<K> lanes) {
   if constexpr (sizeof(K) == 4) return static_cast<unsigned>(_mm256_movemask_ps((__m256)lanes));
   return static_cast<unsigned>(_mm256_movemask_pd((__m256d)lanes));
 }
@@ -48,7 +57,7 @@ inline unsigned lane_bits(const uint8_t* m) {
   return _mm_test_epi8_mask(bytes, bytes);
 }
 template <class K>
-inline unsigned bits_of(LaneMask<K> lanes) {
+inline unsigned lane_bits_of(LaneMask<K> lanes) {
   if constexpr (sizeof(K) == 4) return _mm512_movepi32_mask((__m512i)lanes);
   return _mm512_movepi64_mask((__m512i)lanes);
 }
@@ -74,10 +83,11 @@ inline int64_t store_placed(uint64_t* out, Vec<uint32_t> keys, Vec<uint32_t> pla
 
 // Appends to out the entries of x's kept elements whose key is at most `limit`, and returns how many. The elements are
 // contiguous; m is null where all are kept; `place` is where the first of them stands.
-template <class Kind, bool Limited, class T>
-int64_t compact(typename Kind::E* out, const T* x, const uint8_t* m, int64_t n, int64_t place, KeyOf<T> flip,
+template <class Kind, bool kLimited, class T>
+int64_t compact(typename Kind::E* out, const void* from, const uint8_t* m, int64_t n, int64_t place, KeyOf<T> flip,
                 KeyOf<T> limit) {
   using K = KeyOf<T>;
+  const T* x = static_cast<const T*>(from);
   int64_t count = 0, i = 0;
 #if defined(MASKWISE_COMPACT)
   constexpr int L = kLanes<K>;
@@ -85,31 +95,31 @@ int64_t compact(typename Kind::E* out, const T* x, const uint8_t* m, int64_t n, 
     Vec<uint32_t> places{};
     for (int l = 0; l < kLanes<uint32_t>; ++l) places[l] = static_cast<uint32_t>(place + l);
     const auto step = [&](int64_t at, unsigned bits) {
-      const Vec<K> keys = load_keys<Kind::placed>(x + at, flip);
-      if constexpr (Limited) {
-        bits &= bits_of<K>((LaneMask<K>)(keys <= limit));
+      const Vec<K> keys = load_keys<Kind::kPlaced>(x + at, flip);
+      if constexpr (kLimited) {
+        bits &= lane_bits_of<K>((LaneMask<K>)(keys <= limit));
         if (bits == 0) return;
       }
-      if constexpr (Kind::placed)
+      if constexpr (Kind::kPlaced)
         count += store_placed(out + count, keys, places + static_cast<uint32_t>(at), bits);
       else
         count += store_chosen(out + count, keys, bits);
     };
-    constexpr unsigned all = (1u << L) - 1;
+    constexpr unsigned kAll = (1u << L) - 1;
     // lane_bits reads MASKWISE_COMPACT bytes, of which the narrower steps of 64-bit keys use some.
     for (; i + 32 <= n; i += 32) {
-      if (m != nullptr && none_of_32(m + i)) continue;
+      if (m != nullptr && none_of<32>(m + i)) continue;
       for (int s = 0; s < 32; s += MASKWISE_COMPACT) {
         const unsigned bits = m == nullptr ? ~0u : lane_bits(m + i + s);
-        for (int l = 0; l < MASKWISE_COMPACT; l += L) step(i + s + l, bits >> l & all);
+        for (int l = 0; l < MASKWISE_COMPACT; l += L) step(i + s + l, bits >> l & kAll);
       }
     }
   }
 #endif
   for (; i < n; ++i) {
-    const K key = key_of<Kind::placed>(x[i], flip);
+    const K key = key_of<Kind::kPlaced>(x[i], flip);
     out[count] = Kind::make(key, place + i);
-    count += (m == nullptr || is_kept(m[i])) && (!Limited || key <= limit);
+    count += (m == nullptr || m[i] != 0) && (!kLimited || key <= limit);
   }
   return count;
 }
@@ -127,7 +137,7 @@ int64_t within(E* out, const E* from, int64_t n, E lo, E hi, int64_t& less) {
       const auto v = load_raw<Vec<E>>(from + i);
       const auto low = (LaneMask<E>)(v < lo);
       belows -= low;
-      count += store_chosen(out + count, v, bits_of<E>(~low & (LaneMask<E>)(v <= hi)));
+      count += store_chosen(out + count, v, lane_bits_of<E>(~low & (LaneMask<E>)(v <= hi)));
     }
     for (int l = 0; l < L; ++l) below += static_cast<int64_t>(belows[l]);
   }
@@ -143,4 +153,5 @@ int64_t within(E* out, const E* from, int64_t n, E lo, E hi, int64_t& less) {
   return count;
 }
 
-}  // namespace ordering
+}  // namespace maskwise::MASKWISE_TARGET
+#endif  // toggle

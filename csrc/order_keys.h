@@ -1,9 +1,15 @@
-// Values as keys: unsigned integers that compare as the values do, NaN greatest. Included once a SIMD level, inside its
-// namespace, by the kernel headers of the order family.
-namespace ordering {
+// Values as keys: unsigned integers that compare as the values do, NaN greatest. Compiled once a target, for the order
+// family.
+#include "order_entry.h"
+#include "simd.h"
+#if defined(MASKWISE_ORDER_KEYS_H) == defined(MASKWISE_TARGET_TOGGLE)
+#ifdef MASKWISE_TARGET_TOGGLE
+#undef MASKWISE_ORDER_KEYS_H
+#else
+#define MASKWISE_ORDER_KEYS_H
+#endif
 
-template <class T>
-constexpr bool kFloating = std::is_floating_point_v<T> || std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>;
+namespace maskwise::MASKWISE_TARGET {
 
 template <class T>
 using KeyOf = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
@@ -16,52 +22,45 @@ using PlainOf = std::conditional_t<kFloating<T>, std::conditional_t<sizeof(T) ==
 template <class K>
 constexpr K kTop = K{1} << (8 * sizeof(K) - 1);
 
-// How slices become entries, and how entries sort. Keys alone serve where only values are asked for; with places, an
-// entry also tells where it came from, and no two are equal, so that every order is the stable one.
-struct Keys32 {
-  using E = uint32_t;
-  static constexpr bool placed = false;
-  static E make(uint64_t key, int64_t) { return static_cast<E>(key); }
-  static uint64_t key(E e) { return e; }
-  static int64_t place(E) { return 0; }
-};
-struct Keys64 {
-  using E = uint64_t;
-  static constexpr bool placed = false;
-  static E make(uint64_t key, int64_t) { return key; }
-  static uint64_t key(E e) { return e; }
+// How slices become entries, and how entries sort. Keys alone serve where only values are needed; with places, an entry
+// also holds where it came from, and no two are equal, so that every order is the stable one.
+template <class Key>
+struct Keys {
+  using K = Key;
+  using E = Key;
+  static constexpr bool kPlaced = false;
+  static E make(K key, int64_t) { return key; }
+  static K key(E e) { return e; }
   static int64_t place(E) { return 0; }
 };
 // A 32-bit key above a 32-bit place, in one integer. For slices of fewer than 2^32 elements.
 struct Places32 {
+  using K = uint32_t;
   using E = uint64_t;
-  static constexpr bool placed = true;
-  static E make(uint64_t key, int64_t place) { return key << 32 | static_cast<uint64_t>(place); }
-  static uint64_t key(E e) { return e >> 32; }
+  static constexpr bool kPlaced = true;
+  static E make(K key, int64_t place) { return uint64_t{key} << 32 | static_cast<uint64_t>(place); }
+  static K key(E e) { return static_cast<K>(e >> 32); }
   static int64_t place(E e) { return static_cast<int64_t>(e & 0xffffffffu); }
 };
+template <class Key>
 struct Places64 {
+  using K = Key;
   using E = WideEntry;
-  static constexpr bool placed = true;
-  static E make(uint64_t key, int64_t place) { return {key, place}; }
-  static uint64_t key(const E& e) { return e.key; }
+  static constexpr bool kPlaced = true;
+  static E make(K key, int64_t place) { return {key, place}; }
+  static K key(const E& e) { return static_cast<K>(e.key); }
   static int64_t place(const E& e) { return e.place; }
 };
 
-template <class T>
-using KeysFor = std::conditional_t<sizeof(T) == 8, Keys64, Keys32>;
-template <class T>
-using PlacesFor = std::conditional_t<sizeof(T) == 8, Places64, Places32>;
-
 // -0 and +0 are one value, so with places they share a key and keep their order; the value is then read from its place.
-// Without places the keys tell them apart, so that the value that comes back has its sign.
-template <bool OneZero, class T>
+// Without places the keys differ, so that the value that comes back has its sign.
+template <bool kOneZero, class T>
 inline KeyOf<T> key_of(T x, KeyOf<T> flip) {
   using K = KeyOf<T>;
   PlainOf<T> v = static_cast<PlainOf<T>>(x);
   K bits;
   if constexpr (kFloating<T>) {
-    if constexpr (OneZero) v += 0;
+    if constexpr (kOneZero) v += 0;
     std::memcpy(&bits, &v, sizeof(bits));
     bits ^= bits & kTop<K> ? ~K{0} : kTop<K>;
     if (v != v) bits = ~K{0};
@@ -71,13 +70,13 @@ inline KeyOf<T> key_of(T x, KeyOf<T> flip) {
   return bits ^ flip;
 }
 
-template <bool OneZero, class T>
+template <bool kOneZero, class T>
 inline Vec<KeyOf<T>> load_keys(const T* x, KeyOf<T> flip) {
   using K = KeyOf<T>;
   using P = PlainOf<T>;
   Vec<P> v = load<P>(x);
   if constexpr (kFloating<T>) {
-    if constexpr (OneZero) v += P{0};
+    if constexpr (kOneZero) v += P{0};
     const auto bits = (LaneMask<P>)v;
     const auto negative = (Vec<K>)(bits < 0);
     return (((Vec<K>)bits ^ (negative | kTop<K>)) | (Vec<K>)(v != v)) ^ flip;
@@ -101,15 +100,20 @@ inline T value_of(KeyOf<T> key, KeyOf<T> flip) {
   }
 }
 
-// Whether a key that was made with OneZero stands for more than one pattern of bits: a zero or a NaN.
+// What stands where fewer than k are kept: the value that loses against every other.
 template <class T>
-inline bool is_ambiguous(KeyOf<T> key, KeyOf<T> flip) {
-  using K = KeyOf<T>;
-  if constexpr (kFloating<T>) return (key ^ flip) == kTop<K> || (key ^ flip) == ~K{0};
-  return false;
+T losing_value(bool largest) {
+  using Limits = std::numeric_limits<std::conditional_t<kFloating<T>, float, T>>;
+  if constexpr (kFloating<T>) return static_cast<T>(largest ? -Limits::infinity() : Limits::infinity());
+  if constexpr (std::is_same_v<T, Bool>) return T(!largest);
+  return largest ? Limits::lowest() : Limits::max();
 }
 
-// Any byte but 0 keeps.
-inline bool is_kept(uint8_t m) { return m != 0; }
+// As torch.lerp, from whichever end is nearer.
+template <class P>
+P lerp(P a, P b, P weight) {
+  return weight < P(0.5) ? a + weight * (b - a) : b - (b - a) * (P(1) - weight);
+}
 
-}  // namespace ordering
+}  // namespace maskwise::MASKWISE_TARGET
+#endif  // toggle

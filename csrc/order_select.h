@@ -1,6 +1,13 @@
-// Sorting a list of entries, and finding the one of a rank. Included once a SIMD level, inside its namespace, after
-// order_compact.h.
-namespace ordering {
+// Sorting a list of entries, and finding the one of a rank. Compiled once a target, for the order family.
+#include "order_compact.h"
+#if defined(MASKWISE_ORDER_SELECT_H) == defined(MASKWISE_TARGET_TOGGLE)
+#ifdef MASKWISE_TARGET_TOGGLE
+#undef MASKWISE_ORDER_SELECT_H
+#else
+#define MASKWISE_ORDER_SELECT_H
+#endif
+
+namespace maskwise::MASKWISE_TARGET {
 
 // Fewer entries than this are sorted by comparisons: a radix sort first has its histograms to clear and sum.
 constexpr int64_t kRadixFrom = 96;
@@ -15,10 +22,10 @@ typename Kind::E* sort_entries(typename Kind::E* a, typename Kind::E* other, int
     std::sort(a, a + n);
     return a;
   }
-  constexpr int kBytes = std::is_same_v<Kind, Keys64> || std::is_same_v<Kind, Places64> ? 8 : 4;
+  constexpr int kBytes = sizeof(typename Kind::K);
   uint32_t counts[kBytes][256] = {};
   for (int64_t i = 0; i < n; ++i) {
-    const uint64_t key = Kind::key(a[i]);
+    const auto key = Kind::key(a[i]);
     for (int b = 0; b < kBytes; ++b) ++counts[b][key >> 8 * b & 0xff];
   }
   for (int b = 0; b < kBytes; ++b) {
@@ -87,15 +94,15 @@ void least_few(E* a, int64_t n, int64_t k) {
   std::copy_n(best, k, a);
 }
 
-// How much room `select` wants for n entries.
-inline int64_t select_room(int64_t n) { return 2 * (n + kSlack); }
+// The buffer that `select` needs for n entries.
+inline int64_t select_buffer(int64_t n) { return 2 * (n + kSlack); }
 
 // The entry of a rank (0 is the least) among n entries, which are not touched.
 template <class E>
-E select(const E* a, int64_t n, int64_t rank, E* room) {
+E select(const E* a, int64_t n, int64_t rank, E* buffer) {
   if constexpr (!std::is_same_v<E, WideEntry>) {
     // A sample tells between which two entries the wanted one lies, most likely; only what is between them is kept.
-    E* next = room + n + kSlack;
+    E* next = buffer + n + kSlack;
     while (n > kSample) {
       constexpr int64_t kMargin = 7;
       E sample[kSample];
@@ -105,7 +112,7 @@ E select(const E* a, int64_t n, int64_t rank, E* room) {
       if (middle < kMargin) lo = 0;
       if (middle + kMargin >= kSample) hi = ~E{0};
       int64_t less = 0;
-      int64_t inside = within(room, a, n, lo, hi, less);
+      int64_t inside = within(buffer, a, n, lo, hi, less);
       if (rank < less || rank >= less + inside) {
         // It lies beyond one of them, on the side that is now known.
         if (rank < less)
@@ -113,23 +120,23 @@ E select(const E* a, int64_t n, int64_t rank, E* room) {
         else
           lo = hi + 1, hi = ~E{0};
         less = 0;
-        inside = within(room, a, n, lo, hi, less);
+        inside = within(buffer, a, n, lo, hi, less);
       }
       rank -= less;
       if (lo == hi) return lo;
       if (inside > n - n / 4) {
-        std::nth_element(room, room + rank, room + inside);
-        return room[rank];
+        std::nth_element(buffer, buffer + rank, buffer + inside);
+        return buffer[rank];
       }
-      a = room;
+      a = buffer;
       n = inside;
-      std::swap(room, next);
+      std::swap(buffer, next);
     }
     return pick(a, n, rank, rank).first;
   } else {
-    std::copy_n(a, n, room);
-    std::nth_element(room, room + rank, room + n);
-    return room[rank];
+    std::copy_n(a, n, buffer);
+    std::nth_element(buffer, buffer + rank, buffer + n);
+    return buffer[rank];
   }
 }
 
@@ -164,4 +171,5 @@ E next_entry(const E* a, int64_t n, int64_t rank, E e) {
   return upto > rank + 1 ? e : best;
 }
 
-}  // namespace ordering
+}  // namespace maskwise::MASKWISE_TARGET
+#endif  // toggle

@@ -1,16 +1,174 @@
-// Slices as lists of entries: how the kept elements behind each output are collected, by rows or by columns. Included
-// once a SIMD level, inside its namespace, after order_select.h.
-namespace ordering {
+// Slices as lists of entries: how the kept elements behind each output are collected, by rows or by columns. Compiled
+// once a target, for the order family.
+#include "loops.h"
+#include "order_select.h"
+#if defined(MASKWISE_ORDER_SLICES_H) == defined(MASKWISE_TARGET_TOGGLE)
+#ifdef MASKWISE_TARGET_TOGGLE
+#undef MASKWISE_ORDER_SLICES_H
+#else
+#define MASKWISE_ORDER_SLICES_H
+#endif
+
+namespace maskwise::MASKWISE_TARGET {
+
+// Slices of a block, at most.
+constexpr int64_t kWidest = 64;
+
+// An element type behind function pointers: what sorts and selects knows keys and entries, and is compiled for those
+// alone.
+template <class Kind>
+struct ElementType {
+  using K = typename Kind::K;
+  using E = typename Kind::E;
+  int64_t bytes;
+  bool is_floating;
+  // The keys of n contiguous elements.
+  void (*load)(const void* x, int64_t n, K flip, K* keys);
+  int64_t (*compact)(E* out, const void* x, const uint8_t* m, int64_t n, int64_t place, K flip, K limit);
+  int64_t (*compact_limited)(E* out, const void* x, const uint8_t* m, int64_t n, int64_t place, K flip, K limit);
+  // w sorted lists as results, and the tail where a list is shorter.
+  void (*write)(const Ordered& o, const Nest<2>& nest, E* const* lists, const int64_t* counts, int64_t first, int64_t w,
+                const void* x, K flip, Padding padding);
+  // One value between two keys; the first where weight is negative.
+  void (*interpolate)(void* out, int64_t at, K below, K above, double weight);
+};
+
+template <class T, class Kind>
+struct ElementFunctions {
+  using K = typename Kind::K;
+
+  static void load(const void* from, int64_t n, K flip, K* keys) {
+    const T* x = static_cast<const T*>(from);
+    int64_t i = 0;
+    for (; i + kLanes<K> <= n; i += kLanes<K>) store(keys + i, load_keys<Kind::kPlaced>(x + i, flip));
+    for (; i < n; ++i) keys[i] = key_of<Kind::kPlaced>(x[i], flip);
+  }
+
+  static void write(const Ordered& o, const Nest<2>& nest, typename Kind::E* const* lists, const int64_t* counts,
+                    int64_t first, int64_t w, const void* from, K flip, Padding padding) {
+    const T* x = static_cast<const T*>(from);
+    T* values = static_cast<T*>(o.values);
+    const T rest = padding == Padding::zero ? T(0) : losing_value<T>(padding == Padding::least);
+    const int64_t step = innermost(nest.inner).stride[0];
+    int64_t starts[kWidest], sources[kWidest];
+    for (int64_t j = 0; j < w; ++j) {
+      starts[j] = o.start(first + j);
+      sources[j] = offset_of(nest.outer, first + j)[0];
+    }
+    const auto put = [&](int64_t j, int64_t r, int64_t at) {
+      if (r >= counts[j]) {
+        o.indices[at] = -1;
+        if (values != nullptr) values[at] = rest;
+        return;
+      }
+      const auto e = lists[j][r];
+      const int64_t place = Kind::place(e);
+      o.indices[at] = place;
+      if (values == nullptr) return;
+      // A zero or a NaN stands for several patterns of bits.
+      const K key = Kind::key(e);
+      const bool ambiguous = kFloating<T> && ((key ^ flip) == kTop<K> || (key ^ flip) == ~K{0});
+      values[at] = ambiguous ? x[sources[j] + place * step] : value_of<T>(key, flip);
+    };
+    if (w == 1 && o.inner == 1) {
+      const int64_t n = std::min(counts[0], o.size);
+      for (int64_t r = 0; r < n; ++r) put(0, r, starts[0] + r);
+      std::fill(o.indices + starts[0] + n, o.indices + starts[0] + o.size, int64_t{-1});
+      if (values != nullptr) std::fill(values + starts[0] + n, values + starts[0] + o.size, rest);
+      return;
+    }
+    for (int64_t r = 0; r < o.size; ++r)
+      for (int64_t j = 0; j < w; ++j) put(j, r, starts[j] + r * o.inner);
+  }
+
+  static void interpolate(void* out, int64_t at, K below, K above, double weight) {
+    const T a = value_of<T>(below, 0);
+    T result = a;
+    if constexpr (kFloating<T>) {
+      using P = PlainOf<T>;
+      const T b = value_of<T>(above, 0);
+      if (weight >= 0) result = static_cast<T>(lerp<P>(static_cast<P>(a), static_cast<P>(b), static_cast<P>(weight)));
+    }
+    static_cast<T*>(out)[at] = result;
+  }
+};
+
+// A slice, or a block of slices, of x: typed memory behind an untyped pointer.
+template <class Kind>
+struct Source {
+  ElementType<Kind> type;
+  const char* data;
+
+  Source at(int64_t offset) const { return {type, data + offset * type.bytes}; }
+};
+
+template <class Kind>
+int64_t place_of(const Source<Kind>&, const typename Kind::E& entry) {
+  return Kind::place(entry);
+}
+
+template <class T, class Kind, bool kOrders = false>
+Source<Kind> make_source(const void* x) {
+  using F = ElementFunctions<T, Kind>;
+  ElementType<Kind> type{sizeof(T), kFloating<T>, F::load, compact<Kind, false, T>, nullptr, nullptr, F::interpolate};
+  if constexpr (kOrders) {
+    type.compact_limited = compact<Kind, true, T>;
+    type.write = F::write;
+  }
+  return {type, static_cast<const char*>(x)};
+}
+
+// Calls run(Source<Kind>) for entries without places.
+template <class Run>
+void with_keys(ScalarType dtype, const void* x, const Run& run) {
+  Source<Keys<uint32_t>> narrow{};
+  Source<Keys<uint64_t>> wide{};
+  dispatch_numeric(dtype, [&](auto t) {
+    using T = decltype(t);
+    if constexpr (sizeof(T) == 8)
+      wide = make_source<T, Keys<uint64_t>>(x);
+    else
+      narrow = make_source<T, Keys<uint32_t>>(x);
+  });
+  if (wide.type.load != nullptr)
+    run(wide);
+  else
+    run(narrow);
+}
+
+// Calls run(Source<Kind>) for entries with places in slices of so many elements; kOrders for sort and topk.
+template <bool kOrders, class Run>
+void with_places(ScalarType dtype, const void* x, int64_t length, const Run& run) {
+  Source<Places32> narrow{};
+  Source<Places64<uint32_t>> narrow_long{};
+  Source<Places64<uint64_t>> wide{};
+  const bool is_long = length >= int64_t{1} << 32;
+  dispatch_any(dtype, [&](auto t) {
+    using T = decltype(t);
+    if constexpr (sizeof(T) == 8)
+      wide = make_source<T, Places64<uint64_t>, kOrders>(x);
+    else if (is_long)
+      narrow_long = make_source<T, Places64<uint32_t>, kOrders>(x);
+    else
+      narrow = make_source<T, Places32, kOrders>(x);
+  });
+  if (wide.type.load != nullptr)
+    run(wide);
+  else if (is_long)
+    run(narrow_long);
+  else
+    run(narrow);
+}
 
 // Uninitialised memory: it is filled as far as something is kept, so what is not kept is not even touched.
 template <class E>
-struct Room {
-  explicit Room(int64_t n) : data(static_cast<E*>(std::malloc(std::max<int64_t>(1, n) * sizeof(E)))) {
+struct EntryBuffer {
+  explicit EntryBuffer(int64_t n) : data(static_cast<E*>(std::malloc(std::max<int64_t>(1, n) * sizeof(E)))) {
     STD_TORCH_CHECK(data != nullptr, "maskwise: no memory for the kept elements of a slice");
   }
-  ~Room() { std::free(data); }
-  Room(const Room&) = delete;
-  Room& operator=(const Room&) = delete;
+  ~EntryBuffer() { std::free(data); }
+  EntryBuffer(const EntryBuffer&) = delete;
+  EntryBuffer& operator=(const EntryBuffer&) = delete;
   E* data;
 };
 
@@ -37,177 +195,170 @@ struct Blocks {
   }
 };
 
-inline Blocks make_blocks(const Layout& layout, int64_t columns_width, int64_t rows_width) {
-  const bool rows_touch = !layout.reduced.empty() && layout.reduced.back().x == 1;
-  const bool columns_touch = !layout.kept.empty() && layout.kept.back().x == 1 && layout.kept.back().size >= 4;
+inline Blocks make_blocks(const Nest<2>& nest, int64_t columns_width, int64_t rows_width) {
+  const bool rows_touch = !nest.inner.empty() && nest.inner.back().stride[0] == 1;
+  const bool columns_touch = !nest.outer.empty() && nest.outer.back().stride[0] == 1 && nest.outer.back().size >= 4;
   const bool columns = !rows_touch && columns_touch;
-  const int64_t run = columns ? layout.kept.back().size : layout.outputs;
+  const int64_t run = columns ? nest.outer.back().size : nest.slices;
   int64_t width = std::max<int64_t>(1, std::min(run, columns ? columns_width : rows_width));
   // One block of long columns: threads share lines rather than that one does it all.
-  if (columns && layout.outputs == width && width >= 16 && layout.length >= 4096) width = ceil_div(ceil_div(width, 4), 8) * 8;
+  if (columns && nest.slices == width && width >= 16 && nest.length >= 4096) width = ceil_div(ceil_div(width, 4), 8) * 8;
   const int64_t each = ceil_div(run, width);
-  return {columns, width, run, each, run == 0 ? 0 : layout.outputs / run * each};
+  return {columns, width, run, each, run == 0 ? 0 : nest.slices / run * each};
 }
 
 // Calls piece(x, m, n, place) for stretches of at most `most` contiguous elements of one slice. m is null where all are
 // kept; stretches of which nothing is kept may be left out.
-template <class T, class Piece>
-void for_each_piece(const Layout& layout, const T* x, const uint8_t* m, int64_t most, const Piece& piece) {
-  const Loop inner = layout.reduced.empty() ? Loop{1, 1, 1} : layout.reduced.back();
-  const bool direct = inner.x == 1 && (inner.mask == 1 || inner.mask == 0);
+template <class Kind, class Piece>
+void for_each_piece(const Nest<2>& nest, const Source<Kind>& x, const uint8_t* m, int64_t most, const Piece& piece) {
+  const Loop<2> inner = innermost(nest.inner);
+  const bool direct = inner.stride[0] == 1 && (inner.stride[1] == 1 || inner.stride[1] == 0);
   constexpr int64_t kStage = 512;
-  T values[kStage];
+  char values[kStage * 8];
   uint8_t kept[kStage];
   int64_t place = 0;
-  for_each_run(layout.reduced, 0, layout.length, [&](Offset at, int64_t count) {
-    const T* xs = x + at.x;
-    const uint8_t* ms = m + at.mask;
+  for_each_run(nest.inner, 0, nest.length, [&](Offset<2> at, int64_t count) {
+    const Source<Kind> xs = x.at(at[0]);
+    const uint8_t* ms = m + at[1];
     const int64_t first = place;
     place += count;
-    if (inner.mask == 0 && !is_kept(*ms)) return;
+    if (inner.stride[1] == 0 && *ms == 0) return;
     const int64_t step = direct ? most : std::min(most, kStage);
     for (int64_t i = 0; i < count; i += step) {
       const int64_t n = std::min(step, count - i);
       if (direct) {
-        piece(xs + i, inner.mask == 0 ? nullptr : ms + i, n, first + i);
+        piece(xs.at(i), inner.stride[1] == 0 ? nullptr : ms + i, n, first + i);
         continue;
       }
-      if (inner.mask != 0) {
+      if (inner.stride[1] != 0) {
         uint8_t any = 0;
-        for (int64_t k = 0; k < n; ++k) any |= kept[k] = ms[(i + k) * inner.mask];
+        for (int64_t k = 0; k < n; ++k) any |= kept[k] = ms[(i + k) * inner.stride[1]];
         if (any == 0) continue;
       }
-      for (int64_t k = 0; k < n; ++k) values[k] = xs[(i + k) * inner.x];
-      piece(static_cast<const T*>(values), inner.mask == 0 ? nullptr : static_cast<const uint8_t*>(kept), n, first + i);
+      const int bytes = static_cast<int>(x.type.bytes);
+      gather(bytes, values, xs.at(i * inner.stride[0]).data, inner.stride[0] * bytes, n);
+      piece(Source<Kind>{x.type, values}, inner.stride[1] == 0 ? nullptr : static_cast<const uint8_t*>(kept), n, first + i);
     }
   });
 }
 
 // How many of n mask bytes keep something, in short sums, which a compiler makes of vectors.
-inline int64_t count_kept(const uint8_t* m, int64_t n) {
+inline int64_t count_bytes(const uint8_t* m, int64_t n) {
   int64_t total = 0;
   for (int64_t i = 0; i < n; i += 4096) {
     uint32_t part = 0;
-    for (int64_t k = i; k < std::min(i + 4096, n); ++k) part += is_kept(m[k]);
+    for (int64_t k = i; k < std::min(i + 4096, n); ++k) part += m[k] != 0;
     total += part;
   }
   return total;
 }
 
 // How many elements of a slice are kept.
-inline int64_t count_kept(const Layout& layout, const uint8_t* m) {
-  const Loop inner = layout.reduced.empty() ? Loop{1, 1, 1} : layout.reduced.back();
+inline int64_t count_slice(const Nest<2>& nest, const uint8_t* m) {
+  const Loop<2> inner = innermost(nest.inner);
   int64_t total = 0;
-  for_each_run(layout.reduced, 0, layout.length, [&](Offset at, int64_t count) {
-    const uint8_t* ms = m + at.mask;
-    if (inner.mask == 0) {
-      total += is_kept(*ms) ? count : 0;
-    } else if (inner.mask == 1) {
-      total += count_kept(ms, count);
+  for_each_run(nest.inner, 0, nest.length, [&](Offset<2> at, int64_t count) {
+    const uint8_t* ms = m + at[1];
+    if (inner.stride[1] == 0) {
+      total += *ms != 0 ? count : 0;
+    } else if (inner.stride[1] == 1) {
+      total += count_bytes(ms, count);
     } else {
-      for (int64_t i = 0; i < count; ++i) total += is_kept(ms[i * inner.mask]);
+      for (int64_t i = 0; i < count; ++i) total += ms[i * inner.stride[1]] != 0;
     }
   });
   return total;
 }
 
-// The room that one slice wants. To count what is kept is cheap, but dearer than a little memory.
-inline int64_t room_for(const Layout& layout, const uint8_t* m) {
-  return (layout.length <= 65536 ? layout.length : count_kept(layout, m)) + kSlack;
+// The entries that one slice needs. To count what is kept is cheap, but dearer than a little memory.
+inline int64_t entries_for(const Nest<2>& nest, const uint8_t* m) {
+  return (nest.length <= 65536 ? nest.length : count_slice(nest, m)) + kSlack;
 }
 
-template <class Kind, class T>
-int64_t fill_row(typename Kind::E* out, const Layout& layout, const T* x, const uint8_t* m, KeyOf<T> flip) {
+template <class Kind, class K = typename Kind::K>
+int64_t collect_row(typename Kind::E* out, const Nest<2>& nest, const Source<Kind>& x, const uint8_t* m, K flip) {
   int64_t count = 0;
-  for_each_piece(layout, x, m, layout.length, [&](const T* xs, const uint8_t* ms, int64_t n, int64_t place) {
-    count += compact<Kind, false>(out + count, xs, ms, n, place, flip, KeyOf<T>{0});
+  for_each_piece(nest, x, m, nest.length, [&](const Source<Kind>& xs, const uint8_t* ms, int64_t n, int64_t place) {
+    count += xs.type.compact(out + count, xs.data, ms, n, place, flip, K{0});
   });
   return count;
 }
 
-constexpr int64_t kWidest = 64;
-
 // How many slices of n entries to take at once: as many as a second-level cache holds when half is kept, but enough
 // that whole cache lines are read.
-template <class E, class T>
-int64_t block_width(int64_t n) {
+template <class E>
+int64_t block_width(int64_t n, int64_t bytes) {
   const int64_t fit = (int64_t{1} << 20) / (std::max<int64_t>(1, n) * static_cast<int64_t>(sizeof(E)));
-  return std::clamp<int64_t>(fit / 8 * 8, std::min<int64_t>(64 / sizeof(T), kWidest), kWidest);
+  return std::clamp<int64_t>(fit / 8 * 8, std::min<int64_t>(64 / bytes, kWidest), kWidest);
 }
 
-constexpr int64_t kAhead = 12;
+constexpr int64_t kRowsAhead = 12;
 
 inline void prefetch(const void* p, int64_t bytes) {
   const auto at = reinterpret_cast<uintptr_t>(p);
   for (uintptr_t line = at & ~uintptr_t{63}; line < at + bytes; line += 64) __builtin_prefetch((const void*)line);
 }
 
-// Calls row(x, kept, place) for every row of a block of w columns of which anything may be kept: the keys of the w
-// elements, padded to whole vectors, and their mask bytes.
-template <class T, bool OneZero, class Row>
-void for_each_row(const Layout& layout, const T* x, const uint8_t* m, int64_t w, KeyOf<T> flip, const Row& row) {
-  using K = KeyOf<T>;
-  constexpr int L = kLanes<K>;
-  const Loop inner = layout.kept.back();
-  const Loop loop = layout.reduced.empty() ? Loop{1, 0, 0} : layout.reduced.back();
+// Calls row(keys, kept, place) for every row of a block of w columns of which anything may be kept: the keys of the w
+// elements, and their mask bytes.
+template <class Kind, class Row, class K = typename Kind::K>
+void for_each_row(const Nest<2>& nest, const Source<Kind>& x, const uint8_t* m, int64_t w, K flip, const Row& row) {
+  const Loop<2> inner = nest.outer.back();
+  const Loop<2> loop = innermost(nest.inner);
   alignas(64) K keys[kWidest];
-  uint8_t staged[kTurned][kWidest];
+  uint8_t staged[kTransposedRows][kWidest];
   std::memset(staged, 1, sizeof(staged));
   int64_t place = 0;
-  for_each_run(layout.reduced, 0, layout.length, [&](Offset at, int64_t count) {
+  for_each_run(nest.inner, 0, nest.length, [&](Offset<2> at, int64_t count) {
     for (int64_t r = 0; r < count; ++r, ++place) {
-      const T* xs = x + at.x + r * loop.x;
-      const uint8_t* ms = m + at.mask + r * loop.mask;
+      const Source<Kind> xs = x.at(at[0] + r * loop.stride[0]);
+      const uint8_t* ms = m + at[1] + r * loop.stride[1];
       // Rows lie pages apart, where no hardware prefetcher looks. One that is beyond the end does no harm.
-      prefetch(xs + kAhead * loop.x, w * int64_t{sizeof(T)});
-      if (inner.mask == 1) prefetch(ms + kAhead * loop.mask, w);
-      if (inner.mask == 0) {
-        if (!is_kept(*ms)) continue;
+      prefetch(xs.at(kRowsAhead * loop.stride[0]).data, w * x.type.bytes);
+      if (inner.stride[1] == 1) prefetch(ms + kRowsAhead * loop.stride[1], w);
+      if (inner.stride[1] == 0) {
+        if (*ms == 0) continue;
         ms = staged[0];
-      } else if (inner.mask != 1) {
-        const int64_t ahead = loop.mask == 1 && r - r % kTurned + kTurned <= count ? r % kTurned : -1;
-        if (ahead == 0) turn(ms, inner.mask, w, staged[0], kWidest);
+      } else if (inner.stride[1] != 1) {
+        const int64_t ahead = loop.stride[1] == 1 && r - r % kTransposedRows + kTransposedRows <= count ? r % kTransposedRows : -1;
+        if (ahead == 0) transpose_rows(ms, inner.stride[1], w, staged[0], kWidest);
         if (ahead < 0)
-          for (int64_t j = 0; j < w; ++j) staged[0][j] = ms[j * inner.mask];
+          for (int64_t j = 0; j < w; ++j) staged[0][j] = ms[j * inner.stride[1]];
         ms = staged[std::max<int64_t>(ahead, 0)];
       }
-      int64_t j = 0;
-      for (; j + L <= w; j += L) {
-        const Vec<K> v = load_keys<OneZero>(xs + j, flip);
-        std::memcpy(keys + j, &v, sizeof(v));
-      }
-      for (; j < w; ++j) keys[j] = key_of<OneZero>(xs[j], flip);
+      x.type.load(xs.data, w, flip, keys);
       row(static_cast<const K*>(keys), ms, place);
     }
   });
 }
 
 // The entries of w columns, the ones of column j from out + j * stride on.
-template <class Kind, class T>
-void fill_columns(typename Kind::E* out, int64_t stride, int64_t* counts, const Layout& layout, const T* x,
-                  const uint8_t* m, int64_t w, KeyOf<T> flip) {
+template <class Kind, class K = typename Kind::K>
+void collect_columns(typename Kind::E* out, int64_t stride, int64_t* counts, const Nest<2>& nest, const Source<Kind>& x,
+                  const uint8_t* m, int64_t w, K flip) {
   std::fill_n(counts, w, 0);
-  for_each_row<T, Kind::placed>(layout, x, m, w, flip, [&](const KeyOf<T>* keys, const uint8_t* ms, int64_t place) {
+  for_each_row(nest, x, m, w, flip, [&](const K* keys, const uint8_t* ms, int64_t place) {
     for (int64_t j = 0; j < w; ++j) {
       out[j * stride + counts[j]] = Kind::make(keys[j], place);
-      counts[j] += is_kept(ms[j]);
+      counts[j] += ms[j] != 0;
     }
   });
 }
 
 // Fills a block of slices, by rows or by columns.
-template <class Kind, class T>
-void fill_block(typename Kind::E* out, int64_t stride, int64_t* counts, const Blocks& blocks, const Layout& layout,
-                const T* x, const uint8_t* m, int64_t first, int64_t w, KeyOf<T> flip) {
+template <class Kind, class K = typename Kind::K>
+void collect_block(typename Kind::E* out, int64_t stride, int64_t* counts, const Blocks& blocks, const Nest<2>& nest,
+                const Source<Kind>& x, const uint8_t* m, int64_t first, int64_t w, K flip) {
   if (blocks.columns) {
-    const Offset at = offset_of(layout.kept, first);
-    fill_columns<Kind>(out, stride, counts, layout, x + at.x, m + at.mask, w, flip);
+    const Offset<2> at = offset_of(nest.outer, first);
+    collect_columns<Kind>(out, stride, counts, nest, x.at(at[0]), m + at[1], w, flip);
     return;
   }
   for (int64_t j = 0; j < w; ++j) {
-    const Offset at = offset_of(layout.kept, first + j);
-    counts[j] = fill_row<Kind>(out + j * stride, layout, x + at.x, m + at.mask, flip);
+    const Offset<2> at = offset_of(nest.outer, first + j);
+    counts[j] = collect_row<Kind>(out + j * stride, nest, x.at(at[0]), m + at[1], flip);
   }
 }
 
-}  // namespace ordering
+}  // namespace maskwise::MASKWISE_TARGET
+#endif  // toggle

@@ -5,7 +5,7 @@
 #include "quantile_call.h"
 
 #define MASKWISE_KERNELS "quantile_kernels.h"
-#include "foreach_isa.h"
+#include "foreach_target.h"
 
 namespace maskwise {
 namespace {
@@ -31,7 +31,7 @@ QuantileCall median_of(const Tensor& x, const Tensor& mask, const Dims& dim) {
 
 Tensor values_of(const QuantileCall& call, const Tensor& x, const Tensor& mask, const std::vector<int64_t>& sizes) {
   Tensor out = empty_cpu(sizes, x.scalar_type());
-  MASKWISE_AT_ISA(ordering::values(x.scalar_type(), call, x.const_data_ptr(), mask.const_data_ptr(), out.mutable_data_ptr()));
+  MASKWISE_AT_ISA(quantile_values(x.scalar_type(), call, x.const_data_ptr(), mask.const_data_ptr(), out.mutable_data_ptr()));
   return out;
 }
 
@@ -43,7 +43,7 @@ std::tuple<Tensor, Tensor, Tensor> places_of(const QuantileCall& call, const Ten
   auto* below = static_cast<int64_t*>(lower.mutable_data_ptr());
   auto* above = static_cast<int64_t*>(upper.mutable_data_ptr());
   auto* w = static_cast<double*>(weights.mutable_data_ptr());
-  MASKWISE_AT_ISA(ordering::places(x.scalar_type(), call, x.const_data_ptr(), mask.const_data_ptr(), below, above, w));
+  MASKWISE_AT_ISA(quantile_places(x.scalar_type(), call, x.const_data_ptr(), mask.const_data_ptr(), below, above, w));
   return {lower, upper, weights};
 }
 

@@ -1,7 +1,7 @@
 // What a call of quantile asks for; knows nothing of types.
 #pragma once
 
-#include "layout.h"
+#include "loops.h"
 
 namespace maskwise {
 
@@ -16,14 +16,14 @@ struct Rank {
 };
 
 struct QuantileCall {
-  Layout layout;
+  Nest<2> nest;
   int64_t quantiles;
   const void* q;
   bool single;  // q is float32, else float64
   Interpolation interpolation;
   // The loops of x as if it were contiguous.
-  std::vector<Loop> kept;
-  std::vector<Loop> reduced;
+  Loops<1> kept;
+  Loops<1> reduced;
 
   bool interpolates() const {
     return interpolation == Interpolation::linear || interpolation == Interpolation::midpoint;
@@ -54,14 +54,14 @@ struct QuantileCall {
   }
 
   // Where an element of a slice is in x, counted as if x were contiguous.
-  int64_t flat(int64_t slice, int64_t place) const { return offset_of(kept, slice).x + offset_of(reduced, place).x; }
+  int64_t flat(int64_t slice, int64_t place) const { return offset_of(kept, slice)[0] + offset_of(reduced, place)[0]; }
 };
 
 inline QuantileCall make_quantile_call(const Tensor& x, const Tensor& mask, const std::vector<int64_t>& dims) {
-  QuantileCall call{make_layout(x, mask, dims), 1, nullptr, false, Interpolation::lower, {}, {}};
-  std::vector<Loop> loops;
+  QuantileCall call{make_nest<2>(x, {{&x}, {&mask}}, dims), 1, nullptr, false, Interpolation::lower, {}, {}};
+  Loops<1> loops;
   int64_t stride = 1;
-  for (int64_t d = x.dim(); d-- > 0; stride *= x.size(d)) loops.insert(loops.begin(), Loop{x.size(d), stride, 0});
+  for (int64_t d = x.dim(); d-- > 0; stride *= x.size(d)) loops.insert(loops.begin(), Loop<1>{x.size(d), {stride}});
   size_t next = 0;  // dims are sorted
   for (size_t d = 0; d < loops.size(); ++d) {
     const bool reduced = next < dims.size() && dims[next] == static_cast<int64_t>(d);

@@ -1,31 +1,29 @@
 // Logsumexp and the vector norms as registered ops.
-#include "reduce_call.h"
+#include "reduce_loops.h"
 
 #define MASKWISE_COMPUTE_BOUND
 #define MASKWISE_KERNELS "reduce_exponentials.h"
-#include "foreach_isa.h"
+#include "foreach_target.h"
 
 namespace maskwise {
 namespace {
 
 Tensor logsumexp(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim) {
   ReduceCall call(x, mask, dim, keepdim, x.scalar_type());
-  MASKWISE_AT_ISA(logsumexp(x.scalar_type(), call.layout, call.x, call.mask, call.result));
+  MASKWISE_AT_ISA(logsumexp(x.scalar_type(), call.nest, call.x, call.mask, call.result));
   return call.out;
 }
 
 Tensor norm(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim, double ord) {
   ReduceCall call(x, mask, dim, keepdim, x.scalar_type());
-  MASKWISE_AT_ISA(norm(x.scalar_type(), call.layout, call.x, call.mask, call.result, ord));
+  MASKWISE_AT_ISA(norm(x.scalar_type(), call.nest, call.x, call.mask, call.result, ord));
   return call.out;
 }
 
 Tensor logsumexp_backward(const Tensor& grad, const Tensor& of, const Tensor& x, const Tensor& mask, Dims dim, bool) {
   GradientCall call(grad, x, mask, dim);
   const Tensor results = torch::stable::contiguous(of);
-  MASKWISE_AT_ISA(logsumexp_backward(x.scalar_type(), call.map, call.layout.outputs, call.grad.const_data_ptr(),
-                                     results.const_data_ptr(), x.const_data_ptr(), mask.const_data_ptr(),
-                                     call.out.mutable_data_ptr()));
+  MASKWISE_AT_ISA(logsumexp_backward(call, results.const_data_ptr()));
   return call.out;
 }
 
@@ -33,9 +31,7 @@ Tensor norm_backward(const Tensor& grad, const Tensor& of, const Tensor& x, cons
                      double ord) {
   GradientCall call(grad, x, mask, dim);
   const Tensor results = torch::stable::contiguous(of);
-  MASKWISE_AT_ISA(norm_backward(x.scalar_type(), call.layout, call.map, call.grad.const_data_ptr(),
-                                results.const_data_ptr(), x.const_data_ptr(), mask.const_data_ptr(),
-                                call.out.mutable_data_ptr(), ord));
+  MASKWISE_AT_ISA(norm_backward(call, results.const_data_ptr(), ord));
   return call.out;
 }
 

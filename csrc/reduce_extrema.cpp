@@ -1,21 +1,21 @@
 // The extrema and where they are, as registered ops.
-#include "reduce_call.h"
+#include "reduce_loops.h"
 
 #define MASKWISE_KERNELS "reduce_extrema.h"
-#include "foreach_isa.h"
+#include "foreach_target.h"
 
 namespace maskwise {
 namespace {
 
 Tensor extremum(const Tensor& x, const Tensor& mask, const Dims& dim, bool keepdim, bool greatest) {
   ReduceCall call(x, mask, dim, keepdim, x.scalar_type());
-  MASKWISE_AT_ISA(extremum(x.scalar_type(), call.layout, call.x, call.mask, call.result, greatest));
+  MASKWISE_AT_ISA(extremum(x.scalar_type(), call.nest, call.x, call.mask, call.result, greatest));
   return call.out;
 }
 
 Tensor position(const Tensor& x, const Tensor& mask, const Dims& dim, bool keepdim, bool greatest) {
   ReduceCall call(x, mask, dim, keepdim, ScalarType::Long);
-  MASKWISE_AT_ISA(position(x.scalar_type(), call.layout, call.x, call.mask, call.result, greatest));
+  MASKWISE_AT_ISA(position(x.scalar_type(), call.nest, call.x, call.mask, call.result, greatest));
   return call.out;
 }
 
@@ -28,9 +28,7 @@ Tensor extremum_backward(const Tensor& grad, const Tensor& of, const Tensor& x, 
                          bool greatest) {
   GradientCall call(grad, x, mask, dim);
   const Tensor extrema = torch::stable::contiguous(of);
-  MASKWISE_AT_ISA(extremum_backward(x.scalar_type(), call.layout, call.map, call.grad.const_data_ptr(),
-                                    extrema.const_data_ptr(), x.const_data_ptr(), mask.const_data_ptr(),
-                                    call.out.mutable_data_ptr(), greatest));
+  MASKWISE_AT_ISA(extremum_backward(call, extrema.const_data_ptr(), greatest));
   return call.out;
 }
 

@@ -1,12 +1,17 @@
-// The extrema, where they are, and their gradient. Included once a SIMD level, inside its namespace, by foreach_isa.h.
-#include "reduce_walk.h"
-#include "reduce_gradients.h"
+// The extrema, where they are, and their gradient. Compiled once a target, through reduce_extrema.cpp.
 #include "reduce_order.h"
-#include "reduce_ties.h"
+#if defined(MASKWISE_REDUCE_EXTREMA_H) == defined(MASKWISE_TARGET_TOGGLE)
+#ifdef MASKWISE_TARGET_TOGGLE
+#undef MASKWISE_REDUCE_EXTREMA_H
+#else
+#define MASKWISE_REDUCE_EXTREMA_H
+#endif
+
+namespace maskwise::MASKWISE_TARGET {
 
 // Where the extremum is.
 template <class T>
-struct Position {
+struct Position : ReduceOp<Position<T>> {
   using In = T;
   using A = Compared<T>;
   using Out = int64_t;
@@ -22,25 +27,25 @@ struct Position {
   };
   Order<A> order;
 
-  Lanes nothing() const { return {splat<A>(Order<A>::last()), ~LaneMask<A>{}}; }
+  Lanes init() const { return {splat<A>(Order<A>::last()), ~LaneMask<A>{}}; }
   template <int R>
-  void see(Lanes& lanes, Vec<A> (&x)[R], const LaneMask<A> (&kept)[R], BitsOf<A> first) const {
+  void accumulate(Lanes& lanes, Vec<A> (&x)[R], const LaneMask<A> (&kept)[R], BitsOf<A> first) const {
     for (int r = 0; r < R; ++r) {
-      const Vec<A> seen = order.see(x[r]);
+      const Vec<A> key = order.key(x[r]);
       // Once a NaN is there nothing is less than it, so the first of them stays.
-      const LaneMask<A> less = (seen < lanes.least) | (is_nan<A>(seen) & ~is_nan<A>(lanes.least)) | (lanes.where < 0);
+      const LaneMask<A> less = (key < lanes.least) | (is_nan<A>(key) & ~is_nan<A>(lanes.least)) | (lanes.where < 0);
       const LaneMask<A> take = less & kept[r];
-      lanes.least = take ? seen : lanes.least;
+      lanes.least = take ? key : lanes.least;
       lanes.where = take ? splat<BitsOf<A>>(BitsOf<A>(first + r)) : lanes.where;
     }
   }
   // Finds the extremum of a chunk, and only if it is a new one, looks where it was.
-  void row(State& s, const T* x, const uint8_t* m, int64_t n, int64_t at) const {
+  void run(State& s, const T* x, const uint8_t* m, int64_t n, int64_t at) const {
     for (int64_t i = 0; i < n; i += kChunk) {
       const int64_t count = std::min(kChunk, n - i);
       const uint8_t* kept = m == nullptr ? kAllKept.bytes : m + i;
       typename Extremum<T>::State chunk;
-      see_row(Extremum<T>{order, T(0)}, chunk, x + i, kept, count);
+      accumulate_run(Extremum<T>{{}, order, T(0)}, chunk, x + i, kept, count);
       const A least = chunk.nan ? std::numeric_limits<A>::quiet_NaN() : chunk.least;
       if (chunk.some && wins(least, s)) s = {least, at + i + find(x + i, kept, count, least)};
     }
@@ -49,14 +54,14 @@ struct Position {
   __attribute__((noinline)) int64_t find(const T* x, const uint8_t* m, int64_t n, A least) const {
     constexpr int L = kLanes<A>;
     const bool nan = least != least;
-    const auto hit = [&](Vec<A> seen, LaneMask<A> kept) {
-      return (nan ? is_nan<A>(seen) : (LaneMask<A>)(seen == least)) & kept;
+    const auto hit = [&](Vec<A> key, LaneMask<A> kept) {
+      return (nan ? is_nan<A>(key) : (LaneMask<A>)(key == least)) & kept;
     };
     int64_t i = 0;
     for (; i + L <= n; i += L)
-      if (any_lane(hit(order.see(load<A>(x + i)), load_mask<A>(m + i)))) break;
+      if (any_lane(hit(order.key(load<A>(x + i)), load_mask<A>(m + i)))) break;
     for (; i < n; ++i)
-      if (m[i] && hit(order.see(splat<A>(static_cast<A>(x[i]))), ~LaneMask<A>{})[0]) break;
+      if (m[i] && hit(order.key(splat<A>(static_cast<A>(x[i]))), ~LaneMask<A>{})[0]) break;
     return i;
   }
   static bool wins(A least, const State& s) {
@@ -66,34 +71,33 @@ struct Position {
   State lane(const Lanes& lanes, int64_t i, int64_t base) const {
     return {lanes.least[i], lanes.where[i] < 0 ? int64_t{-1} : base + lanes.where[i]};
   }
-  void merge(State& s, const State& other) const {
+  void combine(State& s, const State& other) const {
     if (other.where >= 0 && wins(other.least, s)) s = other;
   }
-  bool done(const State&) const { return false; }
-  Out finish(const State& s) const { return s.where; }
+  Out finalize(const State& s) const { return s.where; }
 };
 
-inline void extremum(ScalarType dtype, const Layout& layout, const void* x, const void* m, void* out, bool greatest) {
+inline void extremum(ScalarType dtype, const ReduceNest& nest, const void* x, const void* m, void* out, bool greatest) {
   with_order(dtype, [&](auto t) {
     using T = decltype(t);
     using A = Compared<T>;
     const auto order = Order<A>::make(greatest, false, is_unsigned(dtype));
     // Of bools the last is not the last of the bytes.
-    const T empty = dtype == ScalarType::Bool ? T(greatest ? 0.0f : 1.0f) : static_cast<T>(order.show(Order<A>::last()));
-    reduce(Extremum<T>{order, empty}, layout, x, m, out);
+    const T empty = dtype == ScalarType::Bool ? T(greatest ? 0.0f : 1.0f) : static_cast<T>(order.value(Order<A>::last()));
+    reduce(Extremum<T>{{}, order, empty}, nest, x, m, out);
   });
 }
 
-inline void position(ScalarType dtype, const Layout& layout, const void* x, const void* m, void* out, bool greatest) {
+inline void position(ScalarType dtype, const ReduceNest& nest, const void* x, const void* m, void* out, bool greatest) {
   with_order(dtype, [&](auto t) {
     using T = decltype(t);
-    reduce(Position<T>{Order<Compared<T>>::make(greatest, false, is_unsigned(dtype))}, layout, x, m, out);
+    reduce(Position<T>{{}, Order<Compared<T>>::make(greatest, false, is_unsigned(dtype))}, nest, x, m, out);
   });
 }
 
-inline void extremum_backward(ScalarType dtype, const Layout& layout, const MapLayout& map, const void* grad,
-                              const void* of, const void* x, const void* m, void* out, bool greatest) {
-  with_floating(dtype, [&](auto t) {
-    share_gradient<decltype(t)>(layout, map, grad, of, x, m, out, greatest, false);
-  });
+inline void extremum_backward(const GradientCall& call, const void* of, bool greatest) {
+  dispatch_floating(call.x.scalar_type(), [&](auto t) { share_gradient<decltype(t)>(call, of, greatest, false); });
 }
+
+}  // namespace maskwise::MASKWISE_TARGET
+#endif  // toggle

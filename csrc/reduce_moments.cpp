@@ -1,15 +1,15 @@
 // Variance and standard deviation as registered ops.
-#include "reduce_call.h"
+#include "reduce_loops.h"
 
 #define MASKWISE_KERNELS "reduce_moments.h"
-#include "foreach_isa.h"
+#include "foreach_target.h"
 
 namespace maskwise {
 namespace {
 
 Tensor moments(const Tensor& x, const Tensor& mask, const Dims& dim, bool keepdim, double correction, bool root) {
   ReduceCall call(x, mask, dim, keepdim, x.scalar_type());
-  MASKWISE_AT_ISA(var(x.scalar_type(), call.layout, call.x, call.mask, call.result, correction, root));
+  MASKWISE_AT_ISA(var(x.scalar_type(), call.nest, call.x, call.mask, call.result, correction, root));
   return call.out;
 }
 
@@ -24,9 +24,7 @@ Tensor std(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim, double c
 Tensor var_backward(const Tensor& grad, const Tensor& x, const Tensor& mask, Dims dim, bool, double correction,
                     bool root) {
   GradientCall call(grad, x, mask, dim);
-  MASKWISE_AT_ISA(var_backward(x.scalar_type(), call.layout, call.map, call.grad.const_data_ptr(),
-                               x.const_data_ptr(), mask.const_data_ptr(), call.out.mutable_data_ptr(), correction,
-                               root));
+  MASKWISE_AT_ISA(var_backward(call, correction, root));
   return call.out;
 }
 

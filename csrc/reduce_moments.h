@@ -1,7 +1,14 @@
-// Variance and standard deviation, and their gradient. Included once a SIMD level, inside its namespace, by
-// foreach_isa.h.
-#include "reduce_walk.h"
+// Variance and standard deviation, and their gradient. Compiled once a target, through reduce_moments.cpp.
 #include "reduce_gradients.h"
+#include "reduce_kernel.h"
+#if defined(MASKWISE_REDUCE_MOMENTS_H) == defined(MASKWISE_TARGET_TOGGLE)
+#ifdef MASKWISE_TARGET_TOGGLE
+#undef MASKWISE_REDUCE_MOMENTS_H
+#else
+#define MASKWISE_REDUCE_MOMENTS_H
+#endif
+
+namespace maskwise::MASKWISE_TARGET {
 
 // What is known of a set of values: how many, their mean, and the squares of their distances from it.
 struct Moments {
@@ -25,25 +32,25 @@ inline void join(Moments& a, const Moments& b) {
   a.kept = kept;
 }
 
-// Finish: struct with Out and static Out of(const Moments&, double correction, bool root).
+// Finish: what becomes of the moments of an output. A struct with Out, operator()(const Moments&) -> Out, and
+// plausible(out): whether float32 could hold what it was made of.
 template <class T, class Finish>
-struct Var {
+struct Var : ReduceOp<Var<T, Finish>> {
   using In = T;
   using A = Acc<T>;
   using Out = typename Finish::Out;
-  static constexpr int64_t kPeriod = 256;
   // The mean is that of the distances from a pivot, one of the lane's kept values: far from zero, a mean in float32 would
   // lose what the variance is made of.
   struct Lanes {
     Vec<A> kept, mean, squares, pivot;
   };
   using State = Moments;
-  Finish finisher;
+  Finish finish;
 
-  Lanes nothing() const { return {Vec<A>{}, Vec<A>{}, Vec<A>{}, Vec<A>{}}; }
-  // The R values of each lane are a set with moments of its own, which then joins those seen before.
+  Lanes init() const { return {Vec<A>{}, Vec<A>{}, Vec<A>{}, Vec<A>{}}; }
+  // The R values of each lane are a set with moments of its own, which then joins those before it.
   template <int R>
-  void see(Lanes& lanes, Vec<A> (&x)[R], const LaneMask<A> (&kept)[R], BitsOf<A>) const {
+  void accumulate(Lanes& lanes, Vec<A> (&x)[R], const LaneMask<A> (&kept)[R], BitsOf<A>) const {
     const auto add = [](auto a, auto b) { return a + b; };
     const LaneMask<A> fresh = lanes.kept == Vec<A>{};
     if (any_lane(fresh))
@@ -60,12 +67,11 @@ struct Var {
     const Vec<A> total = lanes.kept + count;
     const Vec<A> share = count / (total > one ? total : one);
     const Vec<A> apart = mean - lanes.mean;
-    // In this order the product is 0, and not inf * 0, while nothing was seen before.
+    // In this order the product is 0, and not inf * 0, while nothing was accumulated before.
     lanes.squares += tree<R>(part, add) + (apart * share) * (apart * lanes.kept);
     lanes.mean += apart * share;
     lanes.kept = total;
   }
-  void row(State& s, const T* x, const uint8_t* m, int64_t n, int64_t) const { see_row(*this, s, x, m, n); }
   static double mean_of(const Lanes& lanes, int64_t i) {
     return static_cast<double>(lanes.pivot[i]) + static_cast<double>(lanes.mean[i]);
   }
@@ -88,53 +94,47 @@ struct Var {
   State lane(const Lanes& lanes, int64_t i, int64_t) const {
     return {lanes.kept[i], mean_of(lanes, i), lanes.squares[i]};
   }
-  void merge(State& s, const State& other) const { join(s, other); }
-  bool done(const State&) const { return false; }
-  Out finish(const State& s) const { return finisher(s); }
+  void combine(State& s, const State& other) const { join(s, other); }
+  Out finalize(const State& s) const { return finish(s); }
 };
 
 // The same in float64 and plainly, for the few outputs whose squares leave the range of float32.
-template <class T, class Finish>
-struct WideVar {
-  using In = T;
-  using Out = typename Finish::Out;
-  using State = Moments;
-  Finish finisher;
-
-  void row(State& s, const T* x, const uint8_t* m, int64_t n, int64_t) const {
-    Moments all;
-    for (int64_t i = 0; i < n; ++i) {
-      if (m != nullptr && m[i] == 0) continue;
-      all.kept += 1;
-      all.mean += static_cast<double>(x[i]);
-    }
-    if (all.kept == 0) return;
-    all.mean /= all.kept;
-    for (int64_t i = 0; i < n; ++i) {
-      if (m != nullptr && m[i] == 0) continue;
-      const double apart = static_cast<double>(x[i]) - all.mean;
-      all.squares += apart * apart;
-    }
-    join(s, all);
+template <class T>
+void accumulate_wide(const void*, void* state, const void* values, const uint8_t* m, int64_t n, int64_t) {
+  const auto* x = static_cast<const T*>(values);
+  Moments all;
+  for (int64_t i = 0; i < n; ++i) {
+    if (m != nullptr && m[i] == 0) continue;
+    all.kept += 1;
+    all.mean += static_cast<double>(x[i]);
   }
-  Out finish(const State& s) const { return finisher(s); }
-};
+  if (all.kept == 0) return;
+  all.mean /= all.kept;
+  for (int64_t i = 0; i < n; ++i) {
+    if (m != nullptr && m[i] == 0) continue;
+    const double apart = static_cast<double>(x[i]) - all.mean;
+    all.squares += apart * apart;
+  }
+  join(*static_cast<Moments*>(state), all);
+}
 
 // Reduces, and does again what float32 could not hold: values beyond 1e19 have squares of inf, those below 1e-19 of 0.
 template <class T, class Finish>
-void reduce_moments(const Finish& finisher, const Layout& layout, const void* x, const void* m, void* out) {
-  reduce(Var<T, Finish>{finisher}, layout, x, m, out);
+void reduce_moments(const Finish& finish, const ReduceNest& nest, const void* x, const void* m, void* out) {
+  reduce(Var<T, Finish>{{}, finish}, nest, x, m, out);
   if constexpr (std::is_same_v<Acc<T>, float>) {
-    const WideVar<T, Finish> op{finisher};
+    Reduction wide{};
+    wide.in_bytes = sizeof(T);
+    wide.accumulate = &accumulate_wide<T>;
     auto* results = static_cast<typename Finish::Out*>(out);
-    parallel(layout.outputs, layout.length, [&](int64_t begin, int64_t end) {
+    parallel(nest.slices, nest.length, [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
-        if (finisher.plausible(results[r])) continue;
-        const Offset at = offset_of(layout.kept, r);
+        if (finish.plausible(results[r])) continue;
+        const Offset<2> at = offset_of(nest.outer, r);
         Moments s;
-        reduce_range(op, s, layout, static_cast<const T*>(x) + at.x, static_cast<const uint8_t*>(m) + at.mask, 0,
-                     layout.length);
-        results[r] = op.finish(s);
+        accumulate_range(wide, &s, nest, static_cast<const char*>(x) + at[kX], static_cast<const uint8_t*>(m) + at[kMask],
+                         0, nest.length);
+        results[r] = finish(s);
       }
     });
   }
@@ -144,7 +144,7 @@ void reduce_moments(const Finish& finisher, const Layout& layout, const void* x,
 inline bool in_range(double squares) { return squares > 1e-30 && squares <= std::numeric_limits<double>::max(); }
 
 template <class T>
-struct Spread {
+struct Variance {
   using Out = T;
   double correction;
   bool root;
@@ -159,17 +159,17 @@ struct Spread {
   }
 };
 
-struct AsTheyAre {
+struct RawMoments {
   using Out = Moments;
   bool plausible(const Moments& s) const { return in_range(s.squares); }
   Moments operator()(const Moments& s) const { return s; }
 };
 
-inline void var(ScalarType dtype, const Layout& layout, const void* x, const void* m, void* out, double correction,
+inline void var(ScalarType dtype, const ReduceNest& nest, const void* x, const void* m, void* out, double correction,
                 bool root) {
-  with_floating(dtype, [&](auto t) {
+  dispatch_floating(dtype, [&](auto t) {
     using T = decltype(t);
-    reduce_moments<T>(Spread<T>{correction, root}, layout, x, m, out);
+    reduce_moments<T>(Variance<T>{correction, root}, nest, x, m, out);
   });
 }
 
@@ -181,20 +181,24 @@ struct Distance {
   Vec<A> operator()(Vec<A> x, Vec<A> scale, Vec<A> mean) const { return scale * (x - mean); }
 };
 
-inline void var_backward(ScalarType dtype, const Layout& layout, const MapLayout& map, const void* grad, const void* x,
-                         const void* m, void* out, double correction, bool root) {
-  with_floating(dtype, [&](auto t) {
+inline void var_backward(const GradientCall& call, double correction, bool root) {
+  dispatch_floating(call.x.scalar_type(), [&](auto t) {
     using T = decltype(t);
-    std::vector<Moments> moments(layout.outputs);
-    reduce_moments<T>(AsTheyAre{}, layout, x, m, moments.data());
-    Params<T> params(layout.outputs);
-    for (int64_t i = 0; i < layout.outputs; ++i) {
+    const int64_t outputs = call.nest.slices;
+    const auto* grad = static_cast<const T*>(call.grad.const_data_ptr());
+    std::vector<Moments> moments(outputs);
+    reduce_moments<T>(RawMoments{}, call.nest, call.x.const_data_ptr(), call.mask.const_data_ptr(), moments.data());
+    Params<T> params(outputs);
+    for (int64_t i = 0; i < outputs; ++i) {
       const double freedom = std::max(0.0, moments[i].kept - correction);
-      const double g = static_cast<double>(static_cast<const T*>(grad)[i]);
+      const double g = static_cast<double>(grad[i]);
       const double std = std::sqrt(moments[i].squares / freedom);
       params.a[i] = static_cast<Acc<T>>(!root ? 2 * g / freedom : std == 0 ? 0 : g / (freedom * std));
       params.b[i] = static_cast<Acc<T>>(moments[i].mean);
     }
-    map_gradient(Distance<T>{}, map, params, x, m, out);
+    write_gradient(Distance<T>{}, call, params);
   });
 }
+
+}  // namespace maskwise::MASKWISE_TARGET
+#endif  // toggle

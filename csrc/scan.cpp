@@ -1,35 +1,28 @@
 // The scans as registered ops. Arguments were checked in Python: dim holds one dim, not negative, the mask is bool and
 // broadcasts to x, and the capability table knows that the dtype is served.
-#include "scan_walk.h"
+#include "scan_loops.h"
 
 #define MASKWISE_COMPUTE_BOUND
 #define MASKWISE_KERNELS "scan_kernels.h"
-#include "foreach_isa.h"
+#include "foreach_target.h"
 
 namespace maskwise {
 namespace {
 
-using Dims = std::vector<int64_t>;
-
-bool is_integral(ScalarType dtype) {
-  return dtype != ScalarType::Float && dtype != ScalarType::Double && dtype != ScalarType::Half &&
-         dtype != ScalarType::BFloat16;
-}
-
 Tensor scan(const Scan& kernel, const Tensor& x, const Tensor& mask, ScalarType dtype, const Dims& dim) {
   Tensor out = new_like(x, dtype);
-  run_scan(kernel, make_scan_layout({&x, &mask, &out}, kernel.bytes, dim[0]));
+  run_scan(kernel, ScanLoops({&x, &mask, &out}, kernel.bytes, dim));
   return out;
 }
 
 Tensor cumsum(const Tensor& x, const Tensor& mask, Dims dim) {
   const ScalarType dtype = x.scalar_type();
-  return scan(MASKWISE_AT_ISA(cumsum(dtype)), x, mask, is_integral(dtype) ? ScalarType::Long : dtype, dim);
+  return scan(MASKWISE_AT_ISA(cumsum(dtype)), x, mask, is_floating(dtype) ? dtype : ScalarType::Long, dim);
 }
 
 Tensor cumprod(const Tensor& x, const Tensor& mask, Dims dim) {
   const ScalarType dtype = x.scalar_type();
-  return scan(MASKWISE_AT_ISA(cumprod(dtype)), x, mask, is_integral(dtype) ? ScalarType::Long : dtype, dim);
+  return scan(MASKWISE_AT_ISA(cumprod(dtype)), x, mask, is_floating(dtype) ? dtype : ScalarType::Long, dim);
 }
 
 Tensor logcumsumexp(const Tensor& x, const Tensor& mask, Dims dim) {
@@ -40,7 +33,7 @@ Tensor logcumsumexp(const Tensor& x, const Tensor& mask, Dims dim) {
 std::tuple<Tensor, Tensor> extreme(const Scan& kernel, const Tensor& x, const Tensor& mask, const Dims& dim) {
   Tensor places = new_like(x, ScalarType::Long);
   Tensor values = new_like(x, x.scalar_type());
-  run_scan(kernel, make_scan_layout({&x, &mask, &places, &values}, kernel.bytes, dim[0]));
+  run_scan(kernel, ScanLoops({&x, &mask, &places, &values}, kernel.bytes, dim));
   return {values, places};
 }
 
@@ -60,7 +53,7 @@ Tensor cumsum_backward(const Tensor& grad, const Tensor& mask, Dims dim) {
 Tensor fold_backward(const Scan& kernel, const Tensor& grad, const Tensor& x, const Tensor& mask, const Tensor& out,
                      const Dims& dim) {
   Tensor result = new_like(x, x.scalar_type());
-  run_scan(kernel, make_scan_layout({&grad, &x, &mask, &out, &result}, kernel.bytes, dim[0]));
+  run_scan(kernel, ScanLoops({&grad, &x, &mask, &out, &result}, kernel.bytes, dim));
   return result;
 }
 
@@ -76,8 +69,8 @@ Tensor cumextreme_backward(const Tensor& grad, const Tensor& places, Dims dim) {
   const ScalarType dtype = grad.scalar_type();
   Tensor result = new_like(grad, dtype);
   const int bytes[] = {static_cast<int>(grad.element_size()), 8, static_cast<int>(grad.element_size())};
-  const ScanLayout layout = make_scan_layout({&grad, &places, &result}, bytes, dim[0]);
-  if (layout.count > 0 && layout.steps.size > 0) MASKWISE_AT_ISA(cumextreme_backward(dtype, layout));
+  const ScanLoops loops({&grad, &places, &result}, bytes, dim);
+  if (loops.count > 0 && loops.steps.size > 0) MASKWISE_AT_ISA(cumextreme_backward(dtype, loops));
   return result;
 }
 

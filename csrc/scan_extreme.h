@@ -1,5 +1,13 @@
-// The running maximum and minimum with their places, and the gradient of both. Included once a SIMD level, inside its
-// namespace, after scan_vector.h.
+// The running maximum and minimum with their places, and the gradient of both. Compiled once a target, through scan.cpp.
+#include "scan_fold.h"
+#if defined(MASKWISE_SCAN_EXTREME_H) == defined(MASKWISE_TARGET_TOGGLE)
+#ifdef MASKWISE_TARGET_TOGGLE
+#undef MASKWISE_SCAN_EXTREME_H
+#else
+#define MASKWISE_SCAN_EXTREME_H
+#endif
+
+namespace maskwise::MASKWISE_TARGET {
 
 // What values are compared as: half precision has no lanes of its own, and bools are 0 and 1.
 template <class T>
@@ -32,7 +40,7 @@ struct CumExtreme {
   };
   static int64_t* places_of(void* state) { return reinterpret_cast<int64_t*>(static_cast<A*>(state) + kScanColumns); }
 
-  static void start(void* state, int64_t columns) {
+  static void init(void* state, int64_t columns) {
     std::fill_n(static_cast<A*>(state), ceil_div(columns, L) * L, worst());
     std::fill_n(places_of(state), ceil_div(columns, L) * L, int64_t{-1});
   }
@@ -51,8 +59,8 @@ struct CumExtreme {
       if (count == L) some = any_lane(load_mask<A>(m + i) & takes(load<A>(x + i), splat<A>(running)));
       if (!some) {
         // Most stretches bring nothing new.
-        put<A>(values + i, splat<A>(running));
-        for (int k = 0; k < L; k += kLanes<int64_t>) put<int64_t>(places + i + k, splat<int64_t>(place));
+        store(values + i, splat<A>(running));
+        for (int k = 0; k < L; k += kLanes<int64_t>) store(places + i + k, splat<int64_t>(place));
       } else {
         for (int64_t k = i; k < i + count; ++k) {
           const A v = static_cast<A>(x[k]);
@@ -94,7 +102,7 @@ struct CumExtreme {
         std::memcpy(running + j, &best, sizeof(best));
         for (int k = 0; k < L; ++k) place[j + k] = taken[k] ? step : place[j + k];
       }
-      put<A>(values + j, best);
+      store(values + j, best);
       std::memcpy(places + j, place + j, L * sizeof(int64_t));
     }
     for (; j < w; ++j) {
@@ -111,7 +119,7 @@ struct CumExtreme {
   static Scan kernel() {
     Scan kernel = scan();
     kernel.rows = 1;
-    kernel.start = &start;
+    kernel.init = &init;
     kernel.row = &row;
     kernel.columns = &columns;
     return kernel;
@@ -124,9 +132,9 @@ template <class T>
 struct CumExtremeBackward {
   using A = ScanAcc<T>;
 
-  static void row(const ScanLayout& layout, char* const* at) {
-    const int64_t n = layout.steps.size;
-    const int64_t gs = layout.steps.stride[0], ps = layout.steps.stride[1], xs = layout.steps.stride[2];
+  static void row(const ScanLoops& loops, char* const* at) {
+    const int64_t n = loops.steps.size;
+    const int64_t gs = loops.steps.stride[0], ps = loops.steps.stride[1], xs = loops.steps.stride[2];
     const bool together = gs == sizeof(T) && ps == sizeof(int64_t);
     for (int64_t i = 0; i < n; ++i) *reinterpret_cast<T*>(at[2] + i * xs) = static_cast<T>(0.0f);
     constexpr int L = kLanes<A>;
@@ -150,17 +158,17 @@ struct CumExtremeBackward {
   }
 
   // w columns side by side; every operand is contiguous along them.
-  static void columns(const ScanLayout& layout, char* const* at, int64_t w) {
+  static void columns(const ScanLoops& loops, char* const* at, int64_t w) {
     A total[kScanColumns];
     int64_t place[kScanColumns];
     std::fill_n(total, w, A{0});
     std::fill_n(place, w, int64_t{-1});
-    const int64_t* stride = layout.steps.stride;
+    const int64_t* stride = loops.steps.stride;
     const auto write = [&](int64_t j) {
       if (place[j] >= 0) reinterpret_cast<T*>(at[2] + place[j] * stride[2])[j] = static_cast<T>(total[j]);
     };
     constexpr int L = kLanes<A>;
-    for (int64_t i = 0; i < layout.steps.size; ++i) {
+    for (int64_t i = 0; i < loops.steps.size; ++i) {
       const T* grad = reinterpret_cast<const T*>(at[0] + i * stride[0]);
       const auto* places = reinterpret_cast<const int64_t*>(at[1] + i * stride[1]);
       std::memset(at[2] + i * stride[2], 0, w * sizeof(T));
@@ -186,29 +194,29 @@ struct CumExtremeBackward {
     for (int64_t j = 0; j < w; ++j) write(j);
   }
 
-  static void run(const ScanLayout& layout) {
-    const bool side_by_side = over_columns(layout, 2, sizeof(T)) && layout.lines.back().stride[0] == sizeof(T) &&
-                              layout.lines.back().stride[1] == sizeof(int64_t);
+  static void run(const ScanLoops& loops) {
+    const bool side_by_side = over_columns(loops, 2, sizeof(T)) && loops.lines.back().stride[0] == sizeof(T) &&
+                              loops.lines.back().stride[1] == sizeof(int64_t);
     if (!side_by_side) {
-      parallel(layout.count, layout.steps.size, [&](int64_t begin, int64_t end) {
+      parallel(loops.count, loops.steps.size, [&](int64_t begin, int64_t end) {
         char* at[kOperands];
         for (int64_t line = begin; line < end; ++line) {
-          locate(layout, layout.lines, 3, line, at);
-          row(layout, at);
+          loops.locate(loops.lines, 3, line, at);
+          row(loops, at);
         }
       });
       return;
     }
-    const ScanLoop inner = layout.lines.back();
-    const std::vector<ScanLoop> outer(layout.lines.begin(), layout.lines.end() - 1);
+    const Loop<kOperands> inner = loops.lines.back();
+    const Loops<kOperands> outer(loops.lines.begin(), loops.lines.end() - 1);
     const int64_t blocks = ceil_div(inner.size, kScanColumns);
-    parallel(layout.count / inner.size * blocks, layout.steps.size * kScanColumns, [&](int64_t begin, int64_t end) {
+    parallel(loops.count / inner.size * blocks, loops.steps.size * kScanColumns, [&](int64_t begin, int64_t end) {
       char* at[kOperands];
       for (int64_t task = begin; task < end; ++task) {
-        locate(layout, outer, 3, task / blocks, at);
+        loops.locate(outer, 3, task / blocks, at);
         const int64_t column = task % blocks * kScanColumns;
         for (int o = 0; o < 3; ++o) at[o] += column * inner.stride[o];
-        columns(layout, at, std::min(kScanColumns, inner.size - column));
+        columns(loops, at, std::min(kScanColumns, inner.size - column));
       }
     });
   }
@@ -216,29 +224,16 @@ struct CumExtremeBackward {
 
 template <bool kMax>
 Scan extreme_of(ScalarType dtype) {
-  switch (dtype) {
-    case ScalarType::Float: return CumExtreme<float, kMax>::kernel();
-    case ScalarType::Double: return CumExtreme<double, kMax>::kernel();
-    case ScalarType::Half: return CumExtreme<Half, kMax>::kernel();
-    case ScalarType::BFloat16: return CumExtreme<BFloat16, kMax>::kernel();
-    case ScalarType::Long: return CumExtreme<int64_t, kMax>::kernel();
-    case ScalarType::Int: return CumExtreme<int32_t, kMax>::kernel();
-    case ScalarType::Short: return CumExtreme<int16_t, kMax>::kernel();
-    case ScalarType::Char: return CumExtreme<int8_t, kMax>::kernel();
-    case ScalarType::Byte: return CumExtreme<uint8_t, kMax>::kernel();
-    case ScalarType::Bool: return CumExtreme<Bool, kMax>::kernel();
-    default: STD_TORCH_CHECK(false, "maskwise: a running extreme was called with a dtype that has no kernel");
-  }
+  Scan scan;
+  dispatch_any(dtype, [&](auto t) { scan = CumExtreme<decltype(t), kMax>::kernel(); });
+  return scan;
 }
 inline Scan cummax(ScalarType dtype) { return extreme_of<true>(dtype); }
 inline Scan cummin(ScalarType dtype) { return extreme_of<false>(dtype); }
 
-inline void cumextreme_backward(ScalarType dtype, const ScanLayout& layout) {
-  switch (dtype) {
-    case ScalarType::Float: return CumExtremeBackward<float>::run(layout);
-    case ScalarType::Double: return CumExtremeBackward<double>::run(layout);
-    case ScalarType::Half: return CumExtremeBackward<Half>::run(layout);
-    case ScalarType::BFloat16: return CumExtremeBackward<BFloat16>::run(layout);
-    default: STD_TORCH_CHECK(false, "maskwise: the gradient of a running extreme has a dtype without a kernel");
-  }
+inline void cumextreme_backward(ScalarType dtype, const ScanLoops& loops) {
+  dispatch_floating(dtype, [&](auto t) { CumExtremeBackward<decltype(t)>::run(loops); });
 }
+
+}  // namespace maskwise::MASKWISE_TARGET
+#endif  // toggle

@@ -1,16 +1,31 @@
 // Scans as folds: a state of one lane a line, one step after the other in the order of the scan, so that a dropped
 // position repeats the running value to the bit. Rows are read kLanes at a time and transposed in registers; columns
-// lie side by side as they are. Included once a SIMD level, inside its namespace, after scan_vector.h.
+// lie side by side as they are. Compiled once a target, through scan.cpp.
 //
 // A fold is a struct F with
 //   A, kInputs, kStates   the lane type, how many vectors a step consumes, how many the state has
 //   scan()                the operands; the functions are filled in here (see Scan)
-//   start(k)              the first value of a state vector
-//   enter(at, i, in)      the inputs of kLanes elements
-//   step(state, in)       one step of kLanes lines: its results
-//   leave(at, i, v)       writes the results of kLanes elements
+//   init(k)               the first value of a state vector
+//   load_inputs(at, i, in)  the inputs of kLanes elements
+//   accumulate(state, in) one step of kLanes lines: its results
+//   store_results(at, i, v) writes the results of kLanes elements
 // and, where an operand is wanted one step earlier as the last input, Previous (its type) and kBefore (what stands
 // before the first step).
+#include "scan_loops.h"
+#include "simd.h"
+#if defined(MASKWISE_SCAN_FOLD_H) == defined(MASKWISE_TARGET_TOGGLE)
+#ifdef MASKWISE_TARGET_TOGGLE
+#undef MASKWISE_SCAN_FOLD_H
+#else
+#define MASKWISE_SCAN_FOLD_H
+#endif
+
+namespace maskwise::MASKWISE_TARGET {
+
+// What a scan accumulates a type in: as torch does on the CPU, one step wider than the result. Integers are unsigned,
+// so that they wrap around as torch's do.
+template <class T>
+using ScanAcc = std::conditional_t<kIntegral<T>, uint64_t, std::conditional_t<(sizeof(T) >= 4), double, float>>;
 
 // The operands of one row (pitch kRows) or of columns (pitch 1).
 struct At {
@@ -23,11 +38,11 @@ struct At {
 };
 
 template <class F>
-void fold_start(void* state, int64_t columns) {
+void fold_init(void* state, int64_t columns) {
   using A = typename F::A;
   auto* states = static_cast<A*>(state);
   const int64_t lanes = ceil_div(columns, kLanes<A>) * kLanes<A>;
-  for (int k = 0; k < F::kStates; ++k) std::fill_n(states + k * kScanColumns, lanes, F::start(k));
+  for (int k = 0; k < F::kStates; ++k) std::fill_n(states + k * kScanColumns, lanes, F::init(k));
 }
 
 // kLanes steps of kLanes rows; only `count` of the steps are done.
@@ -40,7 +55,7 @@ inline void fold_block(Vec<typename F::A>* state, char* const* at, int64_t i, bo
   for (int r = 0; r < L; ++r) {
     const At row{at + r, kRows};
     Vec<A> in[F::kInputs];
-    F::enter(row, i, in);
+    F::load_inputs(row, i, in);
     if constexpr (scan.previous >= 0) {
       const auto* p = row.of<const typename F::Previous>(scan.previous) + i;
       in[F::kInputs - 1] = before ? load<A>(p - 1) : shift_up<A>(F::kBefore, load<A>(p));
@@ -52,10 +67,10 @@ inline void fold_block(Vec<typename F::A>* state, char* const* at, int64_t i, bo
     const int s = scan.reverse ? (kFull ? L : count) - 1 - t : t;
     Vec<A> in[F::kInputs];
     for (int k = 0; k < F::kInputs; ++k) in[k] = v[k][s];
-    v[0][s] = F::step(state, in);
+    v[0][s] = F::accumulate(state, in);
   }
   transpose<A>(v[0]);
-  for (int r = 0; r < L; ++r) F::leave(At{at + r, kRows}, i, v[0][r]);
+  for (int r = 0; r < L; ++r) F::store_results(At{at + r, kRows}, i, v[0][r]);
 }
 
 // The same at the end of rows, on copies that are filled up.
@@ -64,9 +79,9 @@ void fold_tail(Vec<typename F::A>* state, char* const* at, int64_t i, bool befor
   using A = typename F::A;
   constexpr int L = kLanes<A>;
   constexpr Scan scan = F::scan();
-  // One vector, after room for the element that stands before it.
-  constexpr int kRoom = L * 8 + 8;
-  alignas(64) char space[kOperands][L][kRoom];
+  // One vector, after the element that stands before it.
+  constexpr int kBuffer = L * 8 + 8;
+  alignas(64) char space[kOperands][L][kBuffer];
   char* copies[kOperands * kRows];
   for (int o = 0; o < scan.operands; ++o) {
     for (int r = 0; r < L; ++r) {
@@ -113,12 +128,12 @@ inline void fold_lanes(typename F::A* states, char* const* at, const int64_t* ne
   for (int o = 0; o < scan.operands; ++o) here[o] = at[o];
   for (int k = 0; k < F::kStates; ++k) s[k] = load_raw<Vec<A>>(states + k * kScanColumns);
   for (int64_t i = 0; i < count; ++i) {
-    F::enter(At{here, 1}, j, in);
+    F::load_inputs(At{here, 1}, j, in);
     if constexpr (scan.previous >= 0) {
       using P = typename F::Previous;
       in[F::kInputs - 1] = previous != nullptr ? load<A>(reinterpret_cast<const P*>(previous) + j) : splat<A>(F::kBefore);
     }
-    F::leave(At{here, 1}, j, F::step(s, in));
+    F::store_results(At{here, 1}, j, F::accumulate(s, in));
     for (int o = 0; o < scan.operands; ++o) here[o] += next[o];
   }
   for (int k = 0; k < F::kStates; ++k) std::memcpy(states + k * kScanColumns, &s[k], sizeof(s[k]));
@@ -157,8 +172,11 @@ template <class F>
 Scan fold() {
   Scan scan = F::scan();
   scan.rows = kLanes<typename F::A>;
-  scan.start = [](void* state, int64_t columns) { fold_start<F>(state, std::max<int64_t>(columns, kLanes<typename F::A>)); };
+  scan.init = [](void* state, int64_t columns) { fold_init<F>(state, std::max<int64_t>(columns, kLanes<typename F::A>)); };
   scan.row = &fold_rows<F>;
   scan.columns = &fold_columns<F>;
   return scan;
 }
+
+}  // namespace maskwise::MASKWISE_TARGET
+#endif  // toggle

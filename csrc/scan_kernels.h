@@ -1,12 +1,16 @@
-// The running sum, product and sum of exponentials, and their gradients, as folds. Included once a SIMD level, inside
-// its namespace, by foreach_isa.h (through scan.cpp).
-#include "vector_math.h"
-
-#include "scan_vector.h"
-
-#include "scan_fold.h"
-
+// The running sum, product and sum of exponentials, and their gradients, as folds. Compiled once a target,
+// through scan.cpp.
 #include "scan_extreme.h"
+#include "scan_fold.h"
+#include "vector_math.h"
+#if defined(MASKWISE_SCAN_KERNELS_H) == defined(MASKWISE_TARGET_TOGGLE)
+#ifdef MASKWISE_TARGET_TOGGLE
+#undef MASKWISE_SCAN_KERNELS_H
+#else
+#define MASKWISE_SCAN_KERNELS_H
+#endif
+
+namespace maskwise::MASKWISE_TARGET {
 
 // What a result of T is stored as: integers and bools add up to int64, as in torch.
 template <class T>
@@ -17,12 +21,12 @@ struct CumSum {
   using A = ScanAcc<T>;
   static constexpr int kInputs = 1, kStates = 1;
   static constexpr Scan scan() { return {3, 1, {sizeof(T), 1, sizeof(ScanOut<T>)}, 1, -1, false}; }
-  static A start(int) { return A{0}; }
-  static void enter(At at, int64_t i, Vec<A>* in) {
+  static A init(int) { return A{0}; }
+  static void load_inputs(At at, int64_t i, Vec<A>* in) {
     in[0] = keep<A>(load<A>(at.of<const T>(0) + i), load_mask<A>(at.of<const uint8_t>(1) + i));
   }
-  static Vec<A> step(Vec<A>* s, const Vec<A>* in) { return s[0] += in[0]; }
-  static void leave(At at, int64_t i, Vec<A> v) { put<A>(at.of<ScanOut<T>>(2) + i, v); }
+  static Vec<A> accumulate(Vec<A>* s, const Vec<A>* in) { return s[0] += in[0]; }
+  static void store_results(At at, int64_t i, Vec<A> v) { store(at.of<ScanOut<T>>(2) + i, v); }
 };
 
 // Operands: gradient of the result, mask, gradient of x. Each kept value is in every later sum.
@@ -31,11 +35,11 @@ struct CumSumBackward {
   using A = ScanAcc<T>;
   static constexpr int kInputs = 1, kStates = 1;
   static constexpr Scan scan() { return {3, 1, {sizeof(T), 1, sizeof(T)}, 1, -1, true}; }
-  static A start(int) { return A{0}; }
-  static void enter(At at, int64_t i, Vec<A>* in) { in[0] = load<A>(at.of<const T>(0) + i); }
-  static Vec<A> step(Vec<A>* s, const Vec<A>* in) { return s[0] += in[0]; }
-  static void leave(At at, int64_t i, Vec<A> v) {
-    put<A>(at.of<T>(2) + i, keep<A>(v, load_mask<A>(at.of<const uint8_t>(1) + i)));
+  static A init(int) { return A{0}; }
+  static void load_inputs(At at, int64_t i, Vec<A>* in) { in[0] = load<A>(at.of<const T>(0) + i); }
+  static Vec<A> accumulate(Vec<A>* s, const Vec<A>* in) { return s[0] += in[0]; }
+  static void store_results(At at, int64_t i, Vec<A> v) {
+    store(at.of<T>(2) + i, keep<A>(v, load_mask<A>(at.of<const uint8_t>(1) + i)));
   }
 };
 
@@ -44,13 +48,13 @@ struct CumProd {
   using A = ScanAcc<T>;
   static constexpr int kInputs = 1, kStates = 1;
   static constexpr Scan scan() { return {3, 1, {sizeof(T), 1, sizeof(ScanOut<T>)}, 1, -1, false}; }
-  static A start(int) { return A{1}; }
-  static void enter(At at, int64_t i, Vec<A>* in) {
+  static A init(int) { return A{1}; }
+  static void load_inputs(At at, int64_t i, Vec<A>* in) {
     const Vec<A> x = load<A>(at.of<const T>(0) + i);
     in[0] = load_mask<A>(at.of<const uint8_t>(1) + i) ? x : splat<A>(A{1});
   }
-  static Vec<A> step(Vec<A>* s, const Vec<A>* in) { return s[0] *= in[0]; }
-  static void leave(At at, int64_t i, Vec<A> v) { put<A>(at.of<ScanOut<T>>(2) + i, v); }
+  static Vec<A> accumulate(Vec<A>* s, const Vec<A>* in) { return s[0] *= in[0]; }
+  static void store_results(At at, int64_t i, Vec<A> v) { store(at.of<ScanOut<T>>(2) + i, v); }
 };
 
 // Operands: gradient of the result, x, mask, result, gradient of x. With P the product before k,
@@ -64,23 +68,23 @@ struct CumProdBackward {
   static constexpr A kBefore = 1;
   static constexpr int kInputs = 4, kStates = 3;
   static constexpr Scan scan() { return {5, 1, {sizeof(T), sizeof(T), 1, sizeof(T), sizeof(T)}, 2, 3, true}; }
-  static A start(int k) { return k == 2 ? A{1} : A{0}; }
-  static void enter(At at, int64_t i, Vec<A>* in) {
+  static A init(int k) { return k == 2 ? A{1} : A{0}; }
+  static void load_inputs(At at, int64_t i, Vec<A>* in) {
     const Vec<A> x = load<A>(at.of<const T>(1) + i);
     in[0] = load<A>(at.of<const T>(0) + i);
     in[1] = load_mask<A>(at.of<const uint8_t>(2) + i) ? x : splat<A>(A{1});
     in[2] = load<A>(at.of<const T>(3) + i);
   }
   // States: the sum of g * out, the nested form, and x of the step after.
-  static Vec<A> step(Vec<A>* s, const Vec<A>* in) {
+  static Vec<A> accumulate(Vec<A>* s, const Vec<A>* in) {
     const Vec<A> none = {};
     s[0] += in[0] * in[2];
     s[1] = s[2] == none ? in[0] : in[0] + s[2] * s[1];
     s[2] = in[1];
     return in[1] == none ? in[3] * s[1] : s[0] / in[1];
   }
-  static void leave(At at, int64_t i, Vec<A> v) {
-    put<A>(at.of<T>(4) + i, keep<A>(v, load_mask<A>(at.of<const uint8_t>(2) + i)));
+  static void store_results(At at, int64_t i, Vec<A> v) {
+    store(at.of<T>(4) + i, keep<A>(v, load_mask<A>(at.of<const uint8_t>(2) + i)));
   }
 };
 
@@ -94,13 +98,13 @@ struct LogCumSumExp {
   static constexpr int kInputs = 1, kStates = 3;
   static constexpr Scan scan() { return {3, 1, {sizeof(T), 1, sizeof(T)}, 1, -1, false}; }
   // The reference starts finite: a difference of two infinities would be NaN.
-  static A start(int k) { return k == 0 ? std::numeric_limits<A>::lowest() : k == 1 ? A{0} : -kInf; }
-  static void enter(At at, int64_t i, Vec<A>* in) {
+  static A init(int k) { return k == 0 ? std::numeric_limits<A>::lowest() : k == 1 ? A{0} : -kInf; }
+  static void load_inputs(At at, int64_t i, Vec<A>* in) {
     const Vec<A> x = load<A>(at.of<const T>(0) + i);
     in[0] = load_mask<A>(at.of<const uint8_t>(1) + i) ? x : splat<A>(-kInf);
   }
   // States: the reference, the sum, and the result so far.
-  static Vec<A> step(Vec<A>* s, const Vec<A>* in) {
+  static Vec<A> accumulate(Vec<A>* s, const Vec<A>* in) {
     const Vec<A> x = in[0], none = {};
     if (!any_lane(x != -kInf)) return s[2];
     // Equal infinities have no difference.
@@ -115,7 +119,7 @@ struct LogCumSumExp {
     const Vec<A> out = s[0] + vlog<A>(s[1]);
     return s[2] = out;
   }
-  static void leave(At at, int64_t i, Vec<A> v) { put<A>(at.of<T>(2) + i, v); }
+  static void store_results(At at, int64_t i, Vec<A> v) { store(at.of<T>(2) + i, v); }
 };
 
 // Operands: gradient of the result, x, mask, result, gradient of x. With Q_k = g_k + Q_{k+1} * exp(out_k - out_{k+1}),
@@ -126,49 +130,39 @@ struct LogCumSumExpBackward {
   static constexpr A kInf = std::numeric_limits<A>::infinity();
   static constexpr int kInputs = 2, kStates = 2;
   static constexpr Scan scan() { return {5, 1, {sizeof(T), sizeof(T), 1, sizeof(T), sizeof(T)}, 2, -1, true}; }
-  static A start(int k) { return k == 0 ? A{0} : kInf; }
-  static void enter(At at, int64_t i, Vec<A>* in) {
+  static A init(int k) { return k == 0 ? A{0} : kInf; }
+  static void load_inputs(At at, int64_t i, Vec<A>* in) {
     in[0] = load<A>(at.of<const T>(0) + i);
     in[1] = load<A>(at.of<const T>(3) + i);
   }
   // States: Q and the result of the step after.
-  static Vec<A> step(Vec<A>* s, const Vec<A>* in) {
+  static Vec<A> accumulate(Vec<A>* s, const Vec<A>* in) {
     const LaneMask<A> same = in[1] == s[1];
     // A dropped step repeats the result: then nothing is to be scaled.
     if (any_lane(~same)) s[0] = same ? s[0] : s[0] * vexp_nonpositive<A>(in[1] - s[1]);
     s[1] = in[1];
     return s[0] += in[0];
   }
-  static void leave(At at, int64_t i, Vec<A> v) {
+  static void store_results(At at, int64_t i, Vec<A> v) {
     const Vec<A> x = load<A>(at.of<const T>(1) + i), out = load<A>(at.of<const T>(3) + i);
     // Before anything finite was kept there is nothing that x could have a part in.
     const LaneMask<A> kept = load_mask<A>(at.of<const uint8_t>(2) + i) & (x != -kInf);
-    put<A>(at.of<T>(4) + i, any_lane(kept) ? keep<A>(v * vexp_nonpositive<A>(x - out), kept) : Vec<A>{});
+    store(at.of<T>(4) + i, any_lane(kept) ? keep<A>(v * vexp_nonpositive<A>(x - out), kept) : Vec<A>{});
   }
 };
 
 template <template <class> class F>
 Scan fold_of_floating(ScalarType dtype) {
-  switch (dtype) {
-    case ScalarType::Float: return fold<F<float>>();
-    case ScalarType::Double: return fold<F<double>>();
-    case ScalarType::Half: return fold<F<Half>>();
-    case ScalarType::BFloat16: return fold<F<BFloat16>>();
-    default: STD_TORCH_CHECK(false, "maskwise: a scan was called with a dtype that has no kernel");
-  }
+  Scan scan;
+  dispatch_floating(dtype, [&](auto t) { scan = fold<F<decltype(t)>>(); });
+  return scan;
 }
 
 template <template <class> class F>
 Scan fold_of(ScalarType dtype) {
-  switch (dtype) {
-    case ScalarType::Long: return fold<F<int64_t>>();
-    case ScalarType::Int: return fold<F<int32_t>>();
-    case ScalarType::Short: return fold<F<int16_t>>();
-    case ScalarType::Char: return fold<F<int8_t>>();
-    case ScalarType::Byte: return fold<F<uint8_t>>();
-    case ScalarType::Bool: return fold<F<Bool>>();
-    default: return fold_of_floating<F>(dtype);
-  }
+  Scan scan;
+  dispatch_any(dtype, [&](auto t) { scan = fold<F<decltype(t)>>(); });
+  return scan;
 }
 
 inline Scan cumsum(ScalarType dtype) { return fold_of<CumSum>(dtype); }
@@ -177,3 +171,6 @@ inline Scan cumprod(ScalarType dtype) { return fold_of<CumProd>(dtype); }
 inline Scan cumprod_backward(ScalarType dtype) { return fold_of_floating<CumProdBackward>(dtype); }
 inline Scan logcumsumexp(ScalarType dtype) { return fold_of_floating<LogCumSumExp>(dtype); }
 inline Scan logcumsumexp_backward(ScalarType dtype) { return fold_of_floating<LogCumSumExpBackward>(dtype); }
+
+}  // namespace maskwise::MASKWISE_TARGET
+#endif  // toggle

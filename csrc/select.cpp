@@ -1,5 +1,6 @@
 // Selection: pack moves the kept rows of x together, unpack puts them back. Pure movement of bytes, so one code path
 // serves every dtype and every CPU. Arguments were checked in Python: x has the mask's dims first, then those of a row.
+#include "loops.h"
 #include "select_mask.h"
 
 namespace maskwise {
@@ -13,28 +14,28 @@ int64_t block_rows(int64_t elements) {
   return std::clamp<int64_t>(kGrain / std::max<int64_t>(1, elements), 1, kBlock);
 }
 
-// The dims [from, to) of a tensor as loops; the mask stride stays unused.
-std::vector<Loop> loops_of(const Tensor& t, int64_t from, int64_t to) {
-  std::vector<Loop> loops;
-  for (int64_t d = from; d < to; ++d) loops.push_back({t.size(d), t.stride(d), 0});
+// The dims [from, to) of a tensor as loops.
+Loops<1> loops_of(const Tensor& t, int64_t from, int64_t to) {
+  Loops<1> loops;
+  for (int64_t d = from; d < to; ++d) loops.push_back({t.size(d), {t.stride(d)}});
   coalesce(loops);
   return loops;
 }
 
 // As loops_of, for a tensor that broadcasts to `sizes`: missing and single dims have stride 0.
-std::vector<Loop> broadcast_loops(const Tensor& t, const std::vector<int64_t>& sizes, size_t from, size_t to) {
+Loops<1> broadcast_loops(const Tensor& t, const std::vector<int64_t>& sizes, size_t from, size_t to) {
   const int64_t shift = static_cast<int64_t>(sizes.size()) - t.dim();
-  std::vector<Loop> loops;
+  Loops<1> loops;
   for (size_t d = from; d < to; ++d) {
     const int64_t own = static_cast<int64_t>(d) - shift;
     const bool broadcast = own < 0 || t.size(own) == 1;
-    loops.push_back({sizes[d], broadcast ? 0 : t.stride(own), 0});
+    loops.push_back({sizes[d], {broadcast ? 0 : t.stride(own)}});
   }
   coalesce(loops);
   return loops;
 }
 
-bool is_contiguous(const std::vector<Loop>& loops) { return loops.empty() || (loops.size() == 1 && loops[0].x == 1); }
+bool is_contiguous(const Loops<1>& loops) { return loops.empty() || (loops.size() == 1 && loops[0].stride[0] == 1); }
 
 // Results of at least this many bytes are written past the caches: they would not stay there, and a plain write reads
 // each line first.
@@ -94,10 +95,10 @@ inline void end_stream(bool streamed) {
 
 // One row, whose elements lie as `loops` say, into contiguous memory.
 template <class Word>
-void gather_row(const Word* from, const std::vector<Loop>& loops, int64_t elements, Word* to) {
-  const int64_t step = loops.empty() ? 1 : loops.back().x;
-  for_each_run(loops, 0, elements, [&](Offset at, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) *to++ = from[at.x + i * step];
+void gather_row(const Word* from, const Loops<1>& loops, int64_t elements, Word* to) {
+  const int64_t step = loops.empty() ? 1 : loops.back().stride[0];
+  for_each_run(loops, 0, elements, [&](const Offset<1>& at, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) *to++ = from[at[0] + i * step];
   });
 }
 
@@ -138,16 +139,16 @@ std::vector<int64_t> block_starts(const MaskBytes& mask, int64_t block) {
 template <class Word>
 struct Rows {
   const Word* data;
-  std::vector<Loop> lead;
-  std::vector<Loop> row;
+  Loops<1> lead;
+  Loops<1> row;
   int64_t elements;  // in a row
   bool touching;     // the whole tensor is contiguous
   bool solid;        // each row is
 
-  Rows(const void* bytes, std::vector<Loop> lead_loops, std::vector<Loop> row_loops, int64_t row_elements, int64_t count)
+  Rows(const void* bytes, Loops<1> lead_loops, Loops<1> row_loops, int64_t row_elements, int64_t count)
       : data(static_cast<const Word*>(bytes)), lead(std::move(lead_loops)), row(std::move(row_loops)), elements(row_elements) {
     solid = is_contiguous(row);
-    touching = solid && (count <= 1 || lead.empty() || (lead.size() == 1 && lead[0].x == elements));
+    touching = solid && (count <= 1 || lead.empty() || (lead.size() == 1 && lead[0].stride[0] == elements));
   }
 
   void copy(int64_t first, int64_t count, Word* to, bool streamed) const {
@@ -156,7 +157,7 @@ struct Rows {
       return;
     }
     for (int64_t i = 0; i < count; ++i, to += elements) {
-      const Word* from = data + offset_of(lead, first + i).x;
+      const Word* from = data + offset_of(lead, first + i)[0];
       if (solid)
         move_bytes(to, from, elements * sizeof(Word), streamed);
       else
@@ -172,10 +173,10 @@ constexpr int64_t kFew = 8;
 template <class Word>
 void pack_single(const Rows<Word>& x, const uint8_t* mask, int64_t begin, int64_t end, Word* to, Word* stop) {
   const bool few = (stop - to) * kFew < end - begin;
-  const int64_t step = x.lead.empty() ? 1 : x.lead.back().x;
+  const int64_t step = x.lead.empty() ? 1 : x.lead.back().stride[0];
   mask += begin;
-  for_each_run(x.lead, begin, end, [&](Offset at, int64_t count) {
-    const Word* from = x.data + at.x;
+  for_each_run(x.lead, begin, end, [&](const Offset<1>& at, int64_t count) {
+    const Word* from = x.data + at[0];
     if (few) {
       for_each_kept(mask, count, [&](int64_t i) { *to++ = from[i * step]; });
     } else {
@@ -202,7 +203,7 @@ void pack_words(const Rows<Word>& x, const MaskBytes& mask, const std::vector<in
         pack_single(x, mask.data, b * block, last, to, out + starts[b + 1]);
         continue;
       }
-      for_each_stretch(mask.data, b * block, last, [&](bool kept, int64_t first, int64_t count) {
+      for_each_segment(mask.data, b * block, last, [&](bool kept, int64_t first, int64_t count) {
         if (!kept) return;
         x.copy(first, count, to, streamed);
         to += count * x.elements;
@@ -247,7 +248,7 @@ void unpack_words(const Word* values, const MaskBytes& mask, const std::vector<i
         std::fill_n(out + i, last - i, *other.data);
         continue;
       }
-      for_each_stretch(mask.data, b * block, last, [&](bool kept, int64_t first, int64_t count) {
+      for_each_segment(mask.data, b * block, last, [&](bool kept, int64_t first, int64_t count) {
         Word* to = out + first * elements;
         if (kept) {
           move_bytes(to, from, count * elements * sizeof(Word), streamed);
@@ -261,22 +262,6 @@ void unpack_words(const Word* values, const MaskBytes& mask, const std::vector<i
     }
     end_stream(streamed);
   });
-}
-
-struct Word16 {
-  uint64_t low, high;
-};
-
-// Calls f with a null pointer to the word of this many bytes.
-template <class F>
-void with_word(size_t bytes, const F& f) {
-  switch (bytes) {
-    case 1: return f(static_cast<uint8_t*>(nullptr));
-    case 2: return f(static_cast<uint16_t*>(nullptr));
-    case 4: return f(static_cast<uint32_t*>(nullptr));
-    case 8: return f(static_cast<uint64_t*>(nullptr));
-    default: return f(static_cast<Word16*>(nullptr));
-  }
 }
 
 // A tensor of rows: the sizes of a row, and how many elements it has.
@@ -315,8 +300,8 @@ struct Selection {
 };
 
 void pack_into(const Selection& s, const Tensor& x, const Tensor& mask, const Tensor& out) {
-  with_word(x.element_size(), [&](auto* word) {
-    using Word = std::remove_pointer_t<decltype(word)>;
+  dispatch_bytes(x.element_size(), [&](auto word) {
+    using Word = decltype(word);
     const Rows<Word> rows(x.const_data_ptr(), loops_of(x, 0, mask.dim()), loops_of(x, mask.dim(), x.dim()),
                           s.row.elements, s.mask.rows);
     if (s.row.elements > 0) pack_words(rows, s.mask, s.starts, static_cast<Word*>(out.mutable_data_ptr()));
@@ -325,8 +310,8 @@ void pack_into(const Selection& s, const Tensor& x, const Tensor& mask, const Te
 
 void unpack_into(const Selection& s, const Tensor& values, const Tensor& mask, const Tensor& other, const Tensor& out) {
   STD_TORCH_CHECK(values.size(0) >= s.starts.back(), "maskwise: unpack was called with fewer rows than the mask keeps");
-  with_word(values.element_size(), [&](auto* word) {
-    using Word = std::remove_pointer_t<decltype(word)>;
+  dispatch_bytes(values.element_size(), [&](auto word) {
+    using Word = decltype(word);
     const size_t lead = mask.dim();
     const auto sizes = s.row.with(sizes_of(mask));
     const Rows<Word> rows(other.const_data_ptr(), broadcast_loops(other, sizes, 0, lead),
@@ -347,7 +332,7 @@ Tensor pack_rows(const Tensor& x, const Tensor& mask) {
 // Into memory that is there: contiguous, of x's dtype, and with as many rows as are kept.
 void pack_rows_out(const Tensor& x, const Tensor& mask, Tensor out) {
   const Selection s(mask, x, mask.dim());
-  STD_TORCH_CHECK(out.size(0) == s.starts.back(), "maskwise: pack was called with room for another number of rows");
+  STD_TORCH_CHECK(out.size(0) == s.starts.back(), "maskwise: pack was called with an `out` of another number of rows");
   pack_into(s, x, mask, out);
 }
 

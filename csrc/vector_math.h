@@ -1,6 +1,15 @@
 // exp and log of whole vectors, float and double: within 2 units in the last place, subnormals, infinities and NaN
-// included. Included once a SIMD level, inside its namespace, after simd.h, by the kernel headers that need it.
-// The polynomials are minimax fits (Remez) made for this file. (Not called math.h: it would hide the one of the C library.)
+// included. The polynomials are minimax fits (Remez) made for this file. (Not called math.h: it would hide the one of the
+// C library.) Compiled once a target: see foreach_target.h.
+#include "simd.h"
+#if defined(MASKWISE_VECTOR_MATH_H) == defined(MASKWISE_TARGET_TOGGLE)
+#ifdef MASKWISE_TARGET_TOGGLE
+#undef MASKWISE_VECTOR_MATH_H
+#else
+#define MASKWISE_VECTOR_MATH_H
+#endif
+
+namespace maskwise::MASKWISE_TARGET {
 
 // The constants that a type's exponent arithmetic needs.
 template <class A>
@@ -76,9 +85,9 @@ inline Vec<A> vexp(Vec<A> x) {
 }
 
 // exp of what is not above 0, which goes to 0 where it would be subnormal: what softmax and logsumexp need, and half
-// the exponent arithmetic of vexp. NaN stays.
+// the exponent arithmetic of vexp. NaN stays. Always inlined: as a call it costs softmax a fifth.
 template <class A>
-inline Vec<A> vexp_nonpositive(Vec<A> x) {
+inline __attribute__((always_inline)) Vec<A> vexp_nonpositive(Vec<A> x) {
   using M = MathOf<A>;
   // Just above the log of the least normal number.
   constexpr A kLeast = sizeof(A) == 4 ? A(-87.33) : A(-708.39);
@@ -112,3 +121,6 @@ inline Vec<A> vlog(Vec<A> x) {
       x == none ? splat<A>(-kInf) : (x < none ? splat<A>(std::numeric_limits<A>::quiet_NaN()) : x);
   return (x > none) & (x < kInf) ? out : special;
 }
+
+}  // namespace maskwise::MASKWISE_TARGET
+#endif  // toggle

@@ -11,6 +11,7 @@ from maskwise.ops.backends import ExtensionStatus
 
 LOADED = ExtensionStatus(path="/x/_C.abi3.so", loaded=True, error=None, simd="avx2", fix="")
 BROKEN = ExtensionStatus(path="/x/_C.abi3.so", loaded=False, error="undefined symbol", simd="none", fix="rebuild it")
+NO_AVX2 = ExtensionStatus(path=None, loaded=False, error="this CPU has no AVX2", simd="none", fix="")
 ABSENT = ExtensionStatus(path=None, loaded=False, error=None, simd="none", fix="install with torch")
 
 
@@ -55,6 +56,13 @@ def test_a_pure_install_is_healthy_and_shows_the_fix(examined):
     assert result.exit_code == 0
     assert "not built" in result.stdout
     assert "fix: install with torch" in result.stdout
+
+
+def test_a_cpu_without_avx2_is_healthy_and_shows_why_no_kernel_runs(examined):
+    result = examined(NO_AVX2)
+    assert result.exit_code == 0
+    assert "this CPU has no AVX2" in result.stdout
+    assert "fix:" not in result.stdout
 
 
 def test_no_compiler_is_no_error(monkeypatch):

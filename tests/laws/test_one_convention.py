@@ -13,6 +13,7 @@ from tests.laws.samples import KWARGS, ROUTES, UNDER_LAW, cases, outputs
 from tests.laws.slices import expected, law_cases
 from tests.laws.subjects import SUBJECTS
 from tests.laws.test_nothing_leaks import assert_same_bits, forward_and_gradient
+from tests.simd import SIMD_LEVELS
 
 
 @pytest.mark.kernel
@@ -72,7 +73,7 @@ DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 #: Whether the kernels are those for GPUs, which an interpreter runs: they have no SIMD levels.
 INTERPRETED = os.environ.get("MASKWISE_INTERPRET") == "1"
 #: The plain route, and the kernels at every SIMD level; one that this CPU has not runs as the best that it has.
-LEVELS = [("plain", -1), *(("kernel", level) for level in ([-1] if INTERPRETED else [0, 1, 2]))]
+LEVELS = [("plain", -1), *(("kernel", level) for level in ([-1] if INTERPRETED else SIMD_LEVELS))]
 
 
 @contextmanager

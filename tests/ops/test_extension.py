@@ -1,6 +1,7 @@
 """A missing or broken extension warns once, at the first line that needs it, with the command that fixes it."""
 
 import os
+import platform
 import subprocess
 import sys
 
@@ -19,30 +20,42 @@ print(first.item(), second.item(), compiled.item(), status().loaded, status().si
 """
 
 
+def run(script, **environment):
+    environment = {**os.environ, **environment}
+    return subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=True)
+
+
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory):
     folder = tmp_path_factory.mktemp("broken")
     binary, script = folder / "_C.abi3.so", folder / "script.py"
     binary.write_bytes(b"not a library")
     script.write_text(SCRIPT)
-    run = subprocess.run(
-        [sys.executable, str(script)],
-        env={**os.environ, "MASKWISE_EXTENSION": str(binary)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return run, script
+    return run(script, MASKWISE_EXTENSION=str(binary)), script
 
 
 def test_every_op_works_on_its_reference(broken):
-    run, _ = broken
-    assert run.stdout.startswith("3.0 3.0 3.0 False none the C++ extension does not load: ")
+    result, _ = broken
+    assert result.stdout.startswith("3.0 3.0 3.0 False none the C++ extension does not load: ")
 
 
 def test_it_warns_once_at_the_users_line_with_the_fix(broken):
-    run, script = broken
-    warnings = [line for line in run.stderr.splitlines() if "runs without its kernels" in line]
+    result, script = broken
+    warnings = [line for line in result.stderr.splitlines() if "runs without its kernels" in line]
     assert len(warnings) == 1
     assert warnings[0].startswith(f"{script}:7: UserWarning: maskwise runs without its kernels, and slower: ")
     assert warnings[0].endswith("To fix it: pip install --no-build-isolation --force-reinstall --no-deps maskwise")
+
+
+@pytest.mark.kernel
+@pytest.mark.skipif(platform.machine().lower() not in {"x86_64", "amd64"}, reason="other CPUs run the baseline kernels")
+def test_x86_without_avx2_runs_plain_torch_and_names_the_reason(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        SCRIPT + "from maskwise.ops.backends import why_not_served\nprint(why_not_served('sum', 'cpu', torch.float32))"
+    )
+    result = run(script, MASKWISE_SIMD="baseline")
+    reason = "MASKWISE_SIMD=baseline: on x86 the kernels need AVX2"
+    assert result.stdout.splitlines() == [f"3.0 3.0 3.0 False none {reason}", reason]
+    (warning,) = [line for line in result.stderr.splitlines() if "runs without its kernels" in line]
+    assert warning.endswith(f"and slower: {reason}.")

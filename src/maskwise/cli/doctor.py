@@ -115,8 +115,10 @@ def _show(report: dict[str, Any]) -> None:
         state = f"[green]loaded[/], SIMD {built['simd']}\n{built['path']}"
     elif built["path"]:
         state = f"[red]built, but it does not load[/]\n{built['path']}\n{built['error']}\nfix: {built['fix']}"
-    else:
+    elif built["fix"]:
         state = f"[yellow]not built[/]: plain PyTorch does the work\nfix: {built['fix']}"
+    else:
+        state = f"[yellow]not loaded[/]: plain PyTorch does the work\n{built['error']}"
     threads = report["threads"]
     lines = {
         **{name: report[name] or "–" for name in ("maskwise", "torch", "numpy", "triton", "python", "os", "cpu")},

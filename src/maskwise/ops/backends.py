@@ -9,6 +9,7 @@ tests without a GPU only.
 from __future__ import annotations
 
 import os
+import platform
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -60,6 +61,7 @@ def why_no_triton() -> str | None:
 # -- the C++ extension -------------------------------------------------------------------------------------------------
 FIX = "pip install --no-build-isolation --force-reinstall --no-deps maskwise"
 _LEVELS = {0: "baseline", 1: "avx2", 2: "avx512", 3: "neon"}
+_IS_X86 = platform.machine().lower() in {"x86_64", "amd64"}
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,23 @@ def find() -> Path | None:
     return found[0] if found else None
 
 
+def why_no_simd() -> str | None:
+    """Why this CPU can run none of the kernels, or None: on x86 they are compiled for AVX2 and AVX-512.
+
+    ``MASKWISE_SIMD=baseline`` gives what an x86 CPU without AVX2 has: plain torch.
+
+    >>> why_no_simd() is None or "AVX2" in why_no_simd()
+    True
+    """
+    if not _IS_X86 or os.environ.get("MASKWISE_PORTABLE") == "1":
+        return None
+    if os.environ.get("MASKWISE_SIMD") == "baseline":
+        return "MASKWISE_SIMD=baseline: on x86 the kernels need AVX2"
+    if torch.backends.cpu.get_cpu_capability() in {"DEFAULT", "NO AVX"}:
+        return "this CPU has no AVX2, which the kernels need on x86"
+    return None
+
+
 def load() -> tuple[Path | None, str | None]:
     """Load the extension; returns its path and the error, if any."""
     torch.library.define("maskwise::simd_level", "(int wish) -> int", tags=torch.Tag.pt2_compliant_tag)
@@ -90,6 +109,8 @@ def load() -> tuple[Path | None, str | None]:
     path = find()
     if path is None:
         return None, "the C++ extension is not built: torch was not importable during the build"
+    if (reason := why_no_simd()) is not None:
+        return None, reason
     try:
         torch.ops.load_library(str(path))
     except OSError as error:
@@ -98,6 +119,8 @@ def load() -> tuple[Path | None, str | None]:
 
 
 _path, _error = load()
+#: What fixes it; a CPU is not fixed by an installation.
+_fix = "" if find() is not None and why_no_simd() is not None else FIX
 _warned = False
 
 
@@ -109,7 +132,7 @@ def status() -> ExtensionStatus:
     """
     loaded = _error is None
     simd = _LEVELS[torch.ops.maskwise.simd_level(-1)] if loaded else "none"
-    return ExtensionStatus(str(_path) if _path else None, loaded, _error, simd, FIX)
+    return ExtensionStatus(str(_path) if _path else None, loaded, _error, simd, _fix)
 
 
 def why_no_extension() -> str | None:
@@ -118,7 +141,7 @@ def why_no_extension() -> str | None:
     # A traced graph cannot warn; the first eager call will.
     if _error is not None and not _warned and not is_tracing():
         _warned = True
-        message = f"maskwise runs without its kernels, and slower: {_error}. To fix it: {FIX}"
+        message = f"maskwise runs without its kernels, and slower: {_error}." + (f" To fix it: {_fix}" if _fix else "")
         warnings.warn(message, stacklevel=caller_level())
     return _error
 

@@ -9,6 +9,7 @@ from maskwise import Mask
 from maskwise.ops.attention import reference
 from maskwise.ops.attention.kernel import attend_fused
 from tests.ops.attention import masks, truth
+from tests.simd import SIMD_LEVELS
 
 pytestmark = pytest.mark.kernel
 
@@ -67,7 +68,7 @@ def test_it_is_the_reference(kind, dtype):
             agrees((*inputs(shape, dtype), kinds(shape)[kind]), is_causal=is_causal)
 
 
-@pytest.mark.parametrize("level", [0, 1, 2])
+@pytest.mark.parametrize("level", SIMD_LEVELS)
 def test_every_simd_level_that_this_cpu_has_agrees(level):
     before = torch.ops.maskwise.simd_level(-1)
     try:

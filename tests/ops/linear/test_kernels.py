@@ -8,6 +8,7 @@ from hypothesis import given
 from maskwise.ops.backends import status
 from maskwise.ops.linear import BLOCKS, SparseLayout, reference, sparse_linear
 from tests.ops.linear.truth import assert_true, block_mask, inputs, step, truth
+from tests.simd import SIMD_LEVELS
 
 pytestmark = pytest.mark.kernel
 
@@ -70,7 +71,7 @@ def test_the_bits_do_not_depend_on_the_number_of_threads(batch, block):
 @pytest.mark.skipif(not status().loaded, reason="there are no SIMD levels without the extension")
 @both_dtypes
 @every_block
-@pytest.mark.parametrize("level", [0, 1, 2])
+@pytest.mark.parametrize("level", SIMD_LEVELS)
 @pytest.mark.parametrize("batch", [1, 5, 77])
 def test_every_simd_level_that_this_cpu_has_agrees_with_the_dense_product(batch, level, block, dtype):
     x, weight, bias, above = inputs(batch, 83, 45, dtype)

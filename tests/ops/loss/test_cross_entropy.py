@@ -12,6 +12,7 @@ import maskwise as mw
 import maskwise.ops.loss
 from maskwise.ops.backends import FLOATING, status
 from maskwise.plan.dispatch import force
+from tests.simd import SIMD_LEVELS
 
 pytestmark = [
     pytest.mark.kernel,
@@ -97,7 +98,7 @@ def test_every_dtype_agrees_with_float64(dtype, shape):
 
 
 @pytest.mark.parametrize("shape", [(20, 37), (4, 37, 9)])
-@pytest.mark.parametrize("level", [0, 1, 2])
+@pytest.mark.parametrize("level", SIMD_LEVELS)
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_every_simd_level_that_this_cpu_has_agrees_with_the_reference(dtype, level, shape):
     x, target, mask = inputs(*shape, dtype=dtype)

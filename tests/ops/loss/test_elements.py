@@ -9,6 +9,7 @@ import maskwise as mw
 from maskwise.ops.backends import FLOATING, status
 from maskwise.ops.loss.element_losses import KERNEL_LOSSES, element_loss, unreduced
 from maskwise.ops.loss.functional_losses import REDUCTION_CODES
+from tests.simd import SIMD_LEVELS
 
 pytestmark = [
     pytest.mark.kernel,
@@ -51,7 +52,7 @@ def exact(code, x, target, dtype=torch.float64):
     return out.detach(), torch.autograd.grad(out, leaf, above)[0]
 
 
-@pytest.mark.parametrize("level", [0, 1, 2])
+@pytest.mark.parametrize("level", SIMD_LEVELS)
 @pytest.mark.parametrize("dtype", FLOATING)
 @every_code
 def test_every_dtype_and_simd_level_agrees_with_float64(code, dtype, level):

@@ -13,6 +13,7 @@ from maskwise.ops.order.reference import INTERPOLATIONS
 from maskwise.plan.dispatch import force
 from tests.ops.arrays import masked_inputs
 from tests.ops.order.inputs import tricky
+from tests.simd import SIMD_LEVELS
 
 ROUTES = ("plain", "kernel")
 QS = [0.0, 0.1, 0.25, 0.5, 0.77, 1.0]
@@ -172,7 +173,7 @@ def test_the_bits_do_not_depend_on_the_number_of_threads(shape, dim):
 @pytest.mark.kernel
 @pytest.mark.skipif(not status().loaded, reason="there are no SIMD levels without the extension")
 @pytest.mark.parametrize("dtype", [*FLOATING, *INTEGRAL])
-@pytest.mark.parametrize("level", [0, 1, 2])
+@pytest.mark.parametrize("level", SIMD_LEVELS)
 def test_every_simd_level_that_this_cpu_has_gives_the_same(level, dtype):
     x, mask = tricky((45, 1037), dtype), torch.rand(45, 1037) < 0.5
     before = torch.ops.maskwise.simd_level(-1)

@@ -12,6 +12,7 @@ from maskwise.ops.backends import FLOATING, INTEGRAL, status
 from maskwise.plan.dispatch import force
 from tests.ops.arrays import masked_inputs
 from tests.ops.order.inputs import same_bits, sorted_loop, tricky
+from tests.simd import SIMD_LEVELS
 
 DTYPES = [*FLOATING, *INTEGRAL]
 ROUTES = ("plain", "kernel")
@@ -111,7 +112,7 @@ def test_the_bits_do_not_depend_on_the_number_of_threads(dim):
 @pytest.mark.kernel
 @pytest.mark.skipif(not status().loaded, reason="there are no SIMD levels without the extension")
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("level", [0, 1, 2])
+@pytest.mark.parametrize("level", SIMD_LEVELS)
 def test_every_simd_level_that_this_cpu_has_gives_the_same(level, dtype):
     x, mask = tricky((45, 1037), dtype), torch.rand(45, 1037) < 0.5
     before = torch.ops.maskwise.simd_level(-1)

@@ -9,6 +9,7 @@ import maskwise as mw
 from maskwise.ops.backends import FLOATING, INTEGRAL, served, status
 from tests.ops.arrays import masked_inputs
 from tests.ops.reduce.cases import CALLS, GRADIENTS, assert_agrees, exact, gradient, label, run, tolerance
+from tests.simd import SIMD_LEVELS
 
 pytestmark = pytest.mark.kernel
 every_call = pytest.mark.parametrize(("name", "kwargs"), CALLS, ids=label)
@@ -103,7 +104,7 @@ def test_the_bits_do_not_depend_on_the_number_of_threads(name, kwargs, shape):
 
 
 @pytest.mark.skipif(not status().loaded, reason="there are no SIMD levels without the extension")
-@pytest.mark.parametrize("level", [0, 1, 2])
+@pytest.mark.parametrize("level", SIMD_LEVELS)
 @every_call
 def test_every_simd_level_that_this_cpu_has_agrees_with_the_exact_value(name, kwargs, level):
     x, mask = values(torch.float32, 23, 519), torch.rand(23, 519) < 0.5

@@ -10,6 +10,7 @@ from maskwise.errors import ArgumentError, DeviceError, DtypeError, OutOfRangeEr
 from maskwise.ops.backends import FLOATING, INTEGRAL, status
 from maskwise.plan.dispatch import force
 from tests.ops.arrays import masked_inputs
+from tests.simd import SIMD_LEVELS
 
 DTYPES = [*FLOATING, *INTEGRAL, torch.bool, torch.complex64, torch.complex128]
 
@@ -78,7 +79,7 @@ def test_the_bits_do_not_depend_on_the_number_of_threads(shape, dim):
 @pytest.mark.skipif(not status().loaded, reason="there are no SIMD levels without the extension")
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("dtype", [*FLOATING, *INTEGRAL])
-@pytest.mark.parametrize("level", [0, 1, 2])
+@pytest.mark.parametrize("level", SIMD_LEVELS)
 def test_every_simd_level_that_this_cpu_has_gives_the_sum(level, dtype, dim):
     x, mask = (torch.randn(45, 1037) * 5).to(dtype), torch.rand(45, 1037) < 0.5
     before = torch.ops.maskwise.simd_level(-1)
@@ -96,7 +97,7 @@ def test_half_precision_specials_survive_every_simd_level():
     x = values.repeat(16)[:, None].expand(-1, 8).contiguous()
     mask = torch.ones_like(x, dtype=torch.bool)
     before = torch.ops.maskwise.simd_level(-1)
-    for level in (0, 1, 2):
+    for level in SIMD_LEVELS:
         torch.ops.maskwise.simd_level(level)
         out = mw.sum(x, mask, 1)
         torch.ops.maskwise.simd_level(before)

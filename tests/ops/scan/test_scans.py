@@ -14,6 +14,7 @@ from maskwise.ops.backends import FLOATING, INTEGRAL, status
 from maskwise.plan.dispatch import force
 from tests.ops.arrays import masked_inputs
 from tests.ops.scan.scans import EXTREMES, IDENTITY, NAMES, TOTALS, assert_scans, call, first, identity
+from tests.simd import SIMD_LEVELS
 
 ALL = [*FLOATING, *INTEGRAL, torch.bool]
 CASES = [(name, dtype) for name in NAMES for dtype in (FLOATING if name == "logcumsumexp" else ALL)]
@@ -125,7 +126,7 @@ def test_the_bits_do_not_depend_on_the_number_of_threads(name, shape, dim):
 
 @pytest.mark.kernel
 @pytest.mark.skipif(not status().loaded, reason="there are no SIMD levels without the extension")
-@pytest.mark.parametrize("level", [0, 1, 2])
+@pytest.mark.parametrize("level", SIMD_LEVELS)
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_every_simd_level_that_this_cpu_has_gives_the_scan_and_its_gradient(name, dtype, dim, level):

@@ -11,6 +11,7 @@ from maskwise.ops.backends import FLOATING, status
 from maskwise.plan.dispatch import force
 from tests.ops.arrays import masked_inputs
 from tests.ops.softmax.functions import CALLS, NAMES, PLAIN, assert_exact, with_gradient
+from tests.simd import SIMD_LEVELS
 
 pytestmark = pytest.mark.kernel
 
@@ -74,7 +75,7 @@ def test_the_bits_do_not_depend_on_the_number_of_threads(name, shape, dim):
 @pytest.mark.skipif(not status().loaded, reason="there are no SIMD levels without the extension")
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("dtype", FLOATING)
-@pytest.mark.parametrize("level", [0, 1, 2])
+@pytest.mark.parametrize("level", SIMD_LEVELS)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_simd_level_that_this_cpu_has_agrees_with_the_reference(name, level, dtype, dim):
     x, above, mask = torch.randn(37, 203).to(dtype), torch.randn(37, 203).to(dtype), torch.rand(37, 203) < 0.5

@@ -1,27 +1,27 @@
 // Sum, product, mean, any, all as registered ops.
-#include "reduce_call.h"
+#include "reduce_loops.h"
 
 #define MASKWISE_KERNELS "reduce_totals.h"
-#include "foreach_isa.h"
+#include "foreach_target.h"
 
 namespace maskwise {
 namespace {
 
 Tensor sum(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim) {
   ReduceCall call(x, mask, dim, keepdim, is_floating(x.scalar_type()) ? x.scalar_type() : ScalarType::Long);
-  MASKWISE_AT_ISA(sum(x.scalar_type(), call.layout, call.x, call.mask, call.result));
+  MASKWISE_AT_ISA(sum(x.scalar_type(), call.nest, call.x, call.mask, call.result));
   return call.out;
 }
 
 Tensor prod(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim) {
   ReduceCall call(x, mask, dim, keepdim, x.scalar_type());
-  MASKWISE_AT_ISA(prod(x.scalar_type(), call.layout, call.x, call.mask, call.result));
+  MASKWISE_AT_ISA(prod(x.scalar_type(), call.nest, call.x, call.mask, call.result));
   return call.out;
 }
 
 Tensor mean(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim) {
   ReduceCall call(x, mask, dim, keepdim, x.scalar_type());
-  MASKWISE_AT_ISA(mean(x.scalar_type(), call.layout, call.x, call.mask, call.result));
+  MASKWISE_AT_ISA(mean(x.scalar_type(), call.nest, call.x, call.mask, call.result));
   return call.out;
 }
 
@@ -30,7 +30,7 @@ template <bool kAll>
 Tensor truth(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim) {
   const ScalarType dtype = x.scalar_type();
   ReduceCall call(x, mask, dim, keepdim, dtype == ScalarType::Byte ? dtype : ScalarType::Bool);
-  MASKWISE_AT_ISA(truth(dtype, call.layout, call.x, call.mask, call.result, kAll));
+  MASKWISE_AT_ISA(truth(dtype, call.nest, call.x, call.mask, call.result, kAll));
   return call.out;
 }
 

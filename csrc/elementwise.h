@@ -1,0 +1,200 @@
+// The loops of kernels that map single elements (fill, losses, gradients of reductions): in the memory order of the
+// result, in runs of the innermost loop. Operands that lie across it (a contiguous mask of a transposed x) are transposed
+// tile by tile; those of any other stride are gathered into small buffers. Counts in bytes, knows nothing of types.
+#pragma once
+
+#include "loops.h"
+
+namespace maskwise {
+
+constexpr int kElementOperands = 5;
+// Elements of one task, whatever the number of threads: a sum over tasks is then the same for any.
+constexpr int64_t kElementTask = 16384;
+// Elements that are gathered at a time.
+constexpr int64_t kGathered = 512;
+// Elements of a tile, and how many rows it has at least where there are as many: a cache line of mask bytes.
+constexpr int64_t kTile = 4096;
+constexpr int64_t kTileRows = 64;
+
+using ElementLoops = Loops<kElementOperands>;
+
+// What the loops do not say of the operands.
+struct ElementOperands {
+  int count;                        // how many the kernel takes
+  int bytes[kElementOperands];      // of an element
+  bool expands[kElementOperands];   // whether the kernel takes a stride of 0
+  int mask;                         // which is the mask
+  bool skips;                       // whether nothing is read of a run of which nothing is kept
+};
+
+class Elementwise {
+ public:
+  // `loops` are as make_loops gives them; the operand `order` decides the order of the elements.
+  Elementwise(ElementLoops loops, const ElementOperands& operands, char* const* pointers, int order)
+      : outer(std::move(loops)), of(operands) {
+    for (const auto& loop : outer) elements *= loop.size;
+    std::copy_n(pointers, of.count, data);
+    if (elements == 0) return;
+    if (outer.size() > 1) sort_by_stride(outer, order);
+    coalesce(outer);
+    inner = innermost(outer);
+    if (!outer.empty()) outer.pop_back();
+    for (int o = 0; o < of.count; ++o) {
+      stride[o] = inner.stride[o] == 0 && of.expands[o] ? 0 : of.bytes[o];
+      gathered[o] = inner.stride[o] != stride[o] && inner.size != 1;
+      if (gathered[o]) buffered += of.bytes[o];
+    }
+    const auto across = find_rows();
+    if (across == outer.end()) return;
+    tiled = true;
+    rows = *across;
+    outer.erase(across);
+    width = std::min(inner.size, kTile / std::min(rows.size, kTileRows));
+    height = std::min(rows.size, kTile / width);
+    tiles = ceil_div(rows.size, height) * ceil_div(inner.size, width);
+  }
+
+  // The last tensor decides the order; one more than there are operands stands in for a result.
+  Elementwise(std::initializer_list<const Tensor*> tensors, const ElementOperands& operands)
+      : Elementwise(loops_of(tensors, operands), operands, Pointers(tensors).of, static_cast<int>(tensors.size()) - 1) {}
+
+  int64_t tasks() const {
+    if (elements == 0) return 0;
+    return tiled ? elements / (inner.size * rows.size) * tiles : ceil_div(elements, kElementTask);
+  }
+
+  // Calls run(task, kept, at, stride, n) for every run: operand o has its n elements at at[o], next to each other or, if
+  // it expands, with a stride of 0.
+  template <class Run>
+  void for_each(const Run& run) const {
+    parallel(tasks(), tiled ? width * height : kElementTask, [&](int64_t begin, int64_t end) {
+      std::unique_ptr<char[]> buffer;
+      char* buffers[kElementOperands];
+      if (buffered > 0) {
+        const int64_t most = tiled ? kTile : kGathered;
+        buffer.reset(new char[buffered * most]);
+        char* next = buffer.get();
+        for (int o = 0; o < of.count; ++o) {
+          buffers[o] = next;
+          if (gathered[o]) next += most * of.bytes[o];
+        }
+      }
+      for (int64_t task = begin; task < end; ++task) {
+        if (tiled)
+          run_tile(task, buffers, run);
+        else
+          run_lines(task, buffers, run);
+      }
+    });
+  }
+
+ private:
+  struct Pointers {
+    char* of[kElementOperands];
+    explicit Pointers(std::initializer_list<const Tensor*> tensors) {
+      int o = 0;
+      // Results are the operands that were made for this call.
+      for (const Tensor* tensor : tensors) of[o++] = static_cast<char*>(const_cast<void*>(tensor->const_data_ptr()));
+    }
+  };
+
+  static ElementLoops loops_of(std::initializer_list<const Tensor*> tensors, const ElementOperands& operands) {
+    Operand all[kElementOperands] = {};
+    int o = 0;
+    for (const Tensor* tensor : tensors) {
+      all[o] = {tensor, operands.bytes[o]};
+      ++o;
+    }
+    return make_loops(**(tensors.end() - 1), all);
+  }
+
+  // The loop along which an operand that must be gathered is contiguous; the widest decides, where there are more.
+  ElementLoops::iterator find_rows() {
+    auto found = outer.end();
+    int widest = 0;
+    for (int o = 0; o < of.count; ++o) {
+      if (!gathered[o] || of.bytes[o] <= widest) continue;
+      for (auto loop = outer.begin(); loop != outer.end(); ++loop) {
+        if (loop->stride[o] != of.bytes[o]) continue;
+        found = loop;
+        widest = of.bytes[o];
+      }
+    }
+    return found;
+  }
+
+  template <class Run>
+  void run_lines(int64_t task, char* const* buffers, const Run& run) const {
+    const int64_t begin = task * kElementTask, end = std::min(elements, begin + kElementTask);
+    int64_t line = begin / inner.size, step = begin % inner.size;
+    for (int64_t index = begin, n = 0; index < end; index += n) {
+      n = std::min(inner.size - step, end - index);
+      const auto offset = offset_of(outer, line);
+      char* at[kElementOperands];
+      for (int o = 0; o < of.count; ++o) at[o] = data[o] + offset[o] + step * inner.stride[o];
+      const Kept kept = kept_of_run(at[of.mask], stride[of.mask]);
+      if (buffered > 0 && !(of.skips && kept == Kept::none)) {
+        n = std::min(n, kGathered);
+        for (int o = 0; o < of.count; ++o) {
+          if (!gathered[o]) continue;
+          gather(of.bytes[o], buffers[o], at[o], inner.stride[o], n);
+          at[o] = buffers[o];
+        }
+      }
+      run(task, kept, at, stride, n);
+      step += n;
+      if (step == inner.size) {
+        step = 0;
+        ++line;
+      }
+    }
+  }
+
+  template <class Run>
+  void run_tile(int64_t task, char* const* buffers, const Run& run) const {
+    const int64_t across = ceil_div(inner.size, width);
+    const int64_t column = task % tiles % across * width, row = task % tiles / across * height;
+    const int64_t w = std::min(width, inner.size - column), h = std::min(height, rows.size - row);
+    const auto offset = offset_of(outer, task / tiles);
+    char* at[kElementOperands];
+    int64_t pitch[kElementOperands];
+    // Rows that follow each other in every operand are one run.
+    bool one_run = true;
+    for (int o = 0; o < of.count; ++o) {
+      const int bytes = of.bytes[o];
+      at[o] = data[o] + offset[o] + row * rows.stride[o] + column * inner.stride[o];
+      pitch[o] = rows.stride[o];
+      if (gathered[o]) {
+        pitch[o] = w * bytes;
+        if (rows.stride[o] == bytes)
+          transpose_tile(bytes, at[o], inner.stride[o], h, w, buffers[o], pitch[o]);
+        else
+          for (int64_t r = 0; r < h; ++r)
+            gather(bytes, buffers[o] + r * pitch[o], at[o] + r * rows.stride[o], inner.stride[o], w);
+        at[o] = buffers[o];
+      }
+      one_run = one_run && pitch[o] == w * stride[o];
+    }
+    const int mask = of.mask, count = of.count;
+    const int64_t bit_step = stride[mask];
+    if (one_run) return run(task, kept_of_run(at[mask], bit_step), at, stride, h * w);
+    for (int64_t r = 0; r < h; ++r) {
+      run(task, kept_of_run(at[mask], bit_step), at, stride, w);
+      for (int o = 0; o < count; ++o) at[o] += pitch[o];
+    }
+  }
+
+  ElementLoops outer;  // all loops but the innermost and that of the rows of a tile
+  Loop<kElementOperands> inner;
+  Loop<kElementOperands> rows;  // the loop along which an operand is contiguous that lies across
+  ElementOperands of;
+  char* data[kElementOperands];
+  int64_t elements = 1;
+  int64_t stride[kElementOperands] = {};  // of the operands as the kernel gets them
+  bool gathered[kElementOperands] = {};   // which operands are copied before the kernel gets them
+  int64_t buffered = 0;                   // bytes that the copies take for each element
+  bool tiled = false;
+  int64_t width = 0, height = 0, tiles = 1;  // of a tile; and how many
+};
+
+}  // namespace maskwise

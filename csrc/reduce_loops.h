@@ -1,0 +1,84 @@
+// The loops of reductions. Arguments were checked in Python: dims are sorted, unique and not negative, the mask is bool
+// and broadcasts to x, and the capability table knows that the dtype is served.
+#pragma once
+
+#include "elementwise.h"
+
+namespace maskwise {
+
+// Rows of columns that a kernel accumulates in one step. More rows would share too few sets of the cache.
+constexpr int kColumnRows = 4;
+// Columns done side by side: wide enough to read long stretches of memory, while their lanes stay in a near cache.
+constexpr int64_t kColumns = kConstantMask;
+
+// The operands of a reduction's nest: x in bytes, and its mask.
+enum : int { kX = 0, kMask = 1 };
+using ReduceNest = Nest<2>;
+
+// A reduction, compiled for one SIMD level and one dtype. The loops know states and lanes by their size alone.
+struct Reduction {
+  const void* op;
+  int in_bytes, out_bytes, state_bytes;
+  int lanes_bytes, lanes;  // of one vector of columns, and how many columns it has
+  int64_t period;          // rows of columns that the lanes hold before they are collected
+  // n states that have accumulated nothing.
+  void (*init)(void* states, int64_t n);
+  // n contiguous elements at position `at`; m is null where all are kept.
+  void (*accumulate)(const void* op, void* state, const void* x, const uint8_t* m, int64_t n, int64_t at);
+  // `rows` outputs of n contiguous elements each, and their results. Rows of x and mask are a stride apart; without
+  // `bits` one mask byte stands for a whole row.
+  void (*reduce_rows)(const void* op, const char* x, int64_t x_stride, const uint8_t* m, int64_t m_stride, bool bits,
+                      int64_t n, int64_t rows, void* out);
+  // w columns: lanes that have accumulated nothing; kColumnRows rows of them, from row `first` of the lanes on; and the
+  // lanes joined to the states, whose positions start at `base`.
+  void (*init_columns)(const void* op, void* lanes, int64_t w);
+  void (*accumulate_columns)(const void* op, void* lanes, const char* const* x, const uint8_t* const* m, int64_t w,
+                             int64_t first);
+  void (*collect_columns)(const void* op, void* lanes, void* states, int64_t w, int64_t base);
+  // Joins the state of a later range.
+  void (*combine)(const void* op, void* state, const void* other);
+  // The results of n states.
+  void (*finalize)(const void* op, const void* states, int64_t n, void* out);
+};
+
+// The result of a reduction, contiguous in the order of the outer dims.
+void run_reduction(const Reduction& kernel, const ReduceNest& nest, const void* x, const void* mask, void* out);
+
+// Accumulates elements [begin, end) of one output, whose data starts at (x, mask).
+void accumulate_range(const Reduction& kernel, void* state, const ReduceNest& nest, const char* x, const uint8_t* mask,
+                      int64_t begin, int64_t end);
+
+// A reduction that is about to run: its loops, from where, and to where.
+struct ReduceCall {
+  ReduceNest nest;
+  Tensor out;
+  const void* x;
+  const void* mask;
+  void* result;
+
+  ReduceCall(const Tensor& values, const Tensor& kept, const Dims& dim, bool keepdim, ScalarType dtype);
+};
+
+// A gradient that is about to run: each element by two numbers that its output gives. It is written contiguously; grad
+// has the shape of the reduction's result.
+struct GradientCall {
+  ReduceNest nest;
+  Tensor grad;
+  Tensor out;
+  const Tensor& x;
+  const Tensor& mask;
+  const Dims& dim;
+
+  GradientCall(const Tensor& of_result, const Tensor& x, const Tensor& mask, const Dims& dim);
+
+  // Operands of the kernel: x, mask, the two numbers (of `bytes` each, contiguous in the shape of the result), gradient.
+  using Run = void (*)(const void* op, Kept kept, char* const* at, const int64_t* stride, int64_t n);
+  void run(Run kernel, const void* op, const void* a, const void* b, int bytes) const;
+};
+
+}  // namespace maskwise
+
+// Both ops of a reduction: with autograd around it, and without.
+#define MASKWISE_IMPL_REDUCTION(LIBRARY, NAME)                       \
+  LIBRARY.impl(#NAME "_fused", TORCH_BOX(&maskwise::NAME));          \
+  LIBRARY.impl(#NAME "_fused_forward", TORCH_BOX(&maskwise::NAME))

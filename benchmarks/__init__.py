@@ -7,5 +7,6 @@
 - :mod:`~benchmarks.registry`: all of them, and how to select some;
 - :mod:`~benchmarks.run`: checks that the sides agree, then times them with :mod:`maskwise.plan.measure`;
 - :mod:`~benchmarks.report` and :mod:`~benchmarks.plot`: table, CSV, JSON and picture;
-- :mod:`~benchmarks.command`: the command line.
+- :mod:`~benchmarks.command`: the command line;
+- :mod:`~benchmarks.compare`: two versions of maskwise instead of two sides.
 """

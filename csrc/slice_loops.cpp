@@ -75,7 +75,7 @@ struct Walk {
           if (kernel.reads_grad) gather(bytes, grad, from.grad, loop.stride[kGrad], n);
         }
         if (kept == Kept::bits)
-          for (int64_t k = 0; k < n; ++k) bits[k] = from.bits[k * bit_step];
+          gather<uint8_t>(reinterpret_cast<char*>(bits), reinterpret_cast<const char*>(from.bits), bit_step, n);
         run(SliceRun{x, grad, kept == Kept::bits ? bits : nullptr, out}, n, kept);
         if (kWrites) scatter(bytes, from.out, loop.stride[kOut], out, n);
       }

@@ -34,7 +34,9 @@ def extension() -> dict:
     quiet = ["-Wno-psabi", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]
     compile_args = ["-std=c++17", "-fvisibility=hidden", "-Wall", *quiet]
     compile_args += [f"-DTORCH_TARGET_VERSION={TORCH_TARGET_VERSION}"]
-    compile_args += ["-O1", *SANITIZE] if sanitize else ["-O3", "-g0"]
+    # Tight loops lose up to a quarter of their speed where they straddle cache lines of code; the linker decides where.
+    aligned = ["-falign-functions=64", "-falign-loops=32"]
+    compile_args += ["-O1", *SANITIZE] if sanitize else ["-O3", "-g0", *aligned]
     compile_args += ["-Werror"] if os.environ.get("MASKWISE_WERROR") == "1" and not sanitize else []
     compile_args += ["-DMASKWISE_PORTABLE"] if os.environ.get("MASKWISE_PORTABLE") == "1" else []
     module = CppExtension(

@@ -103,7 +103,7 @@ struct Call {
   double weight_of(int64_t p) const { return weight == nullptr ? 1.0 : kernel.element(weight, target[p]); }
 
   // Calls block(p, at, n) for n positions from p on, the first of which has its first class at `at`. It is one position
-  // where classes are next to each other, and up to kColumns where positions are.
+  // where classes are next to each other, and up to kPositions where positions are.
   template <class Block>
   void run(const Block& block) const {
     parallel(positions, classes, [&](int64_t begin, int64_t end) {
@@ -111,7 +111,7 @@ struct Call {
       for_each_run(loops, begin, end, [&](const Offset<1>& offset, int64_t count) {
         const int64_t apart = loops.empty() ? 0 : loops.back().stride[0];
         for (int64_t done = 0, n = 0; done < count; done += n, p += n) {
-          n = rows ? 1 : std::min(kColumns, count - done);
+          n = rows ? 1 : std::min(kPositions, count - done);
           block(p, x + (offset[0] + done * apart) * bytes, n);
         }
       });
@@ -140,8 +140,8 @@ std::tuple<Tensor, Tensor, Tensor> cross_entropy(const Tensor& x, const Tensor& 
   auto* log_sums = static_cast<double*>(sums.mutable_data_ptr());
   std::vector<double> losses(call.positions);
   call.run([&](int64_t p, const char* at, int64_t n) {
-    uint8_t counts[kColumns];
-    double totals[kColumns];
+    uint8_t counts[kPositions];
+    double totals[kPositions];
     for (int64_t i = 0; i < n; ++i) {
       counts[i] = call.counts(p + i) & call.exists(p + i);
       log_sums[p + i] = 0;
@@ -211,8 +211,8 @@ Tensor cross_entropy_backward(const Tensor& grad, const Tensor& x, const Tensor&
   const int64_t inner = std::max<int64_t>(1, call.positions / std::max<int64_t>(1, x.size(0)));
   const int64_t out_step = call.rows ? 1 : inner;
   call.run([&](int64_t p, const char* at, int64_t n) {
-    uint8_t counts[kColumns];
-    Slope slopes[kColumns];
+    uint8_t counts[kPositions];
+    Slope slopes[kPositions];
     for (int64_t i = 0; i < n; ++i) {
       counts[i] = call.counts(p + i) && call.exists(p + i);
       if (!counts[i]) continue;

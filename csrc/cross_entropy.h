@@ -6,7 +6,7 @@
 namespace maskwise {
 
 // Positions that are done side by side, where a class of each lies next to that of the other.
-constexpr int64_t kColumns = 128;
+constexpr int64_t kPositions = 128;
 
 // The gradient at a position: factor * (softmax - smooth), and at the target less by factor * sharp.
 struct Slope {

@@ -12,7 +12,7 @@ namespace maskwise::MASKWISE_TARGET {
 
 // What each lane accumulates of a row: the largest element, the sum of exponentials relative to it, the sum.
 template <class A>
-struct LogSumExp {
+struct ClassSums {
   static constexpr A kLeast = -std::numeric_limits<A>::infinity();
   Vec<A> top = splat<A>(kLeast), exponentials = {}, total = {};
 
@@ -44,7 +44,7 @@ struct CrossEntropy {
   // The log of the sum of exponentials of n classes next to each other, and their sum.
   static void row(const void* row, int64_t n, double* log_sum, double* total) {
     const T* x = static_cast<const T*>(row);
-    LogSumExp<A> state;
+    ClassSums<A> state;
     Vec<A> v[kGroup];
     int64_t i = 0;
     for (; i + kGroup * L <= n; i += kGroup * L) {
@@ -56,13 +56,13 @@ struct CrossEntropy {
     }
     int vectors = 0;
     for (; i < n; i += L) {
-      const Vec<A> some = load_partial<A>(x + i, n - i, LogSumExp<A>::kLeast);
+      const Vec<A> some = load_partial<A>(x + i, n - i, ClassSums<A>::kLeast);
       state.total += keep<A>(some, first_lanes<A>(n - i));
       v[vectors++] = some;
     }
     if (vectors) state.accumulate(v, vectors);
     const A top = max_lanes<A>(state.top);
-    const Vec<A> parts = state.exponentials * vexp_nonpositive<A>(state.top - LogSumExp<A>::finite(splat<A>(top)));
+    const Vec<A> parts = state.exponentials * vexp_nonpositive<A>(state.top - ClassSums<A>::finite(splat<A>(top)));
     *log_sum = static_cast<double>(top) + std::log(static_cast<double>(add_lanes<A>(parts)));
     *total = static_cast<double>(add_lanes<A>(state.total));
   }
@@ -72,8 +72,8 @@ struct CrossEntropy {
   static void columns(const void* block, int64_t n, int64_t step, int64_t width, const uint8_t* counts,
                       double* log_sums, double* totals) {
     const T* x = static_cast<const T*>(block);
-    LogSumExp<A> state[kColumns / L];
-    int64_t active[kColumns / L];
+    ClassSums<A> state[kPositions / L];
+    int64_t active[kPositions / L];
     const int vectors = active_vectors(counts, width, active);
     for (int64_t i = 0; i < n; i += kGroup) {
       const int group = static_cast<int>(std::min<int64_t>(kGroup, n - i));
@@ -127,8 +127,8 @@ struct CrossEntropy {
                             const int64_t* target, const Slope* slopes, void* out, int64_t out_step) {
     const T* x = static_cast<const T*>(block);
     T* to = static_cast<T*>(out);
-    alignas(64) A high[kColumns] = {}, low[kColumns] = {}, factor[kColumns] = {}, smooth[kColumns] = {};
-    alignas(64) uint8_t kept[kColumns] = {};
+    alignas(64) A high[kPositions] = {}, low[kPositions] = {}, factor[kPositions] = {}, smooth[kPositions] = {};
+    alignas(64) uint8_t kept[kPositions] = {};
     for (int64_t p = 0; p < width; ++p) {
       kept[p] = counts[p];
       if (!counts[p]) continue;

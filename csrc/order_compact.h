@@ -25,7 +25,7 @@ inline __m256i chosen_lanes(unsigned bits) {
   return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)kLaneTable.lanes[bits]));
 }
 template <class K>
-inline unsigned bits_of(LaneMask<K> lanes) {
+inline unsigned lane_bits_of(LaneMask<K> lanes) {
   if constexpr (sizeof(K) == 4) return static_cast<unsigned>(_mm256_movemask_ps((__m256)lanes));
   return static_cast<unsigned>(_mm256_movemask_pd((__m256d)lanes));
 }
@@ -57,7 +57,7 @@ inline unsigned lane_bits(const uint8_t* m) {
   return _mm_test_epi8_mask(bytes, bytes);
 }
 template <class K>
-inline unsigned bits_of(LaneMask<K> lanes) {
+inline unsigned lane_bits_of(LaneMask<K> lanes) {
   if constexpr (sizeof(K) == 4) return _mm512_movepi32_mask((__m512i)lanes);
   return _mm512_movepi64_mask((__m512i)lanes);
 }
@@ -81,53 +81,45 @@ inline int64_t store_placed(uint64_t* out, Vec<uint32_t> keys, Vec<uint32_t> pla
 }
 #endif
 
-// Appends to out the entries of the kept elements whose key is at most `limit`, and returns how many. The elements are
-// contiguous; m is null where all are kept; `place` is where the first of them stands. Where nothing is kept nothing is
-// read.
-template <class Kind, bool kLimited>
-int64_t compact(typename Kind::E* out, const Elements<typename Kind::K>& x, const uint8_t* m, int64_t n, int64_t place,
-                typename Kind::K flip, typename Kind::K limit) {
-  using K = typename Kind::K;
-  constexpr int64_t kGroup = 64;
-  alignas(64) K keys[kGroup];
-  int64_t count = 0;
-  for (int64_t i = 0; i < n; i += kGroup) {
-    const int64_t size = std::min(kGroup, n - i);
-    if (m != nullptr && size == kGroup && none_of<kGroup>(m + i)) continue;
-    x.load(i, size, flip, keys);
-    int64_t k = 0;
+// Appends to out the entries of x's kept elements whose key is at most `limit`, and returns how many. The elements are
+// contiguous; m is null where all are kept; `place` is where the first of them stands.
+template <class Kind, bool kLimited, class T>
+int64_t compact(typename Kind::E* out, const void* from, const uint8_t* m, int64_t n, int64_t place, KeyOf<T> flip,
+                KeyOf<T> limit) {
+  using K = KeyOf<T>;
+  const T* x = static_cast<const T*>(from);
+  int64_t count = 0, i = 0;
 #if defined(MASKWISE_COMPACT)
-    if constexpr (!std::is_same_v<typename Kind::E, WideEntry>) {
-      constexpr int L = kLanes<K>;
-      constexpr unsigned kAll = (1u << L) - 1;
-      Vec<uint32_t> places{};
-      for (int l = 0; l < kLanes<uint32_t>; ++l) places[l] = static_cast<uint32_t>(place + i + l);
-      for (; k + MASKWISE_COMPACT <= size; k += MASKWISE_COMPACT) {
-        if (m != nullptr && k % 32 == 0 && k + 32 <= size && none_of<32>(m + i + k)) {
-          k += 32 - MASKWISE_COMPACT;
-          continue;
-        }
-        // MASKWISE_COMPACT bytes, of which the narrower steps of 64-bit keys use some each.
-        const unsigned kept = m == nullptr ? ~0u : lane_bits(m + i + k);
-        for (int l = 0; l < MASKWISE_COMPACT; l += L) {
-          const auto v = load_raw<Vec<K>>(keys + k + l);
-          unsigned bits = kept >> l & kAll;
-          if constexpr (kLimited) {
-            bits &= bits_of<K>((LaneMask<K>)(v <= limit));
-            if (bits == 0) continue;
-          }
-          if constexpr (Kind::kPlaced)
-            count += store_placed(out + count, v, places + static_cast<uint32_t>(k + l), bits);
-          else
-            count += store_chosen(out + count, v, bits);
-        }
+  constexpr int L = kLanes<K>;
+  if constexpr (!std::is_same_v<typename Kind::E, WideEntry>) {
+    Vec<uint32_t> places{};
+    for (int l = 0; l < kLanes<uint32_t>; ++l) places[l] = static_cast<uint32_t>(place + l);
+    const auto step = [&](int64_t at, unsigned bits) {
+      const Vec<K> keys = load_keys<Kind::kPlaced>(x + at, flip);
+      if constexpr (kLimited) {
+        bits &= lane_bits_of<K>((LaneMask<K>)(keys <= limit));
+        if (bits == 0) return;
+      }
+      if constexpr (Kind::kPlaced)
+        count += store_placed(out + count, keys, places + static_cast<uint32_t>(at), bits);
+      else
+        count += store_chosen(out + count, keys, bits);
+    };
+    constexpr unsigned kAll = (1u << L) - 1;
+    // lane_bits reads MASKWISE_COMPACT bytes, of which the narrower steps of 64-bit keys use some.
+    for (; i + 32 <= n; i += 32) {
+      if (m != nullptr && none_of<32>(m + i)) continue;
+      for (int s = 0; s < 32; s += MASKWISE_COMPACT) {
+        const unsigned bits = m == nullptr ? ~0u : lane_bits(m + i + s);
+        for (int l = 0; l < MASKWISE_COMPACT; l += L) step(i + s + l, bits >> l & kAll);
       }
     }
+  }
 #endif
-    for (; k < size; ++k) {
-      out[count] = Kind::make(keys[k], place + i + k);
-      count += (m == nullptr || m[i + k] != 0) && (!kLimited || keys[k] <= limit);
-    }
+  for (; i < n; ++i) {
+    const K key = key_of<Kind::kPlaced>(x[i], flip);
+    out[count] = Kind::make(key, place + i);
+    count += (m == nullptr || m[i] != 0) && (!kLimited || key <= limit);
   }
   return count;
 }
@@ -145,7 +137,7 @@ int64_t within(E* out, const E* from, int64_t n, E lo, E hi, int64_t& less) {
       const auto v = load_raw<Vec<E>>(from + i);
       const auto low = (LaneMask<E>)(v < lo);
       belows -= low;
-      count += store_chosen(out + count, v, bits_of<E>(~low & (LaneMask<E>)(v <= hi)));
+      count += store_chosen(out + count, v, lane_bits_of<E>(~low & (LaneMask<E>)(v <= hi)));
     }
     for (int l = 0; l < L; ++l) below += static_cast<int64_t>(belows[l]);
   }

@@ -19,6 +19,20 @@ inline bool operator<(const WideEntry& a, const WideEntry& b) {
 }
 inline bool operator==(const WideEntry& a, const WideEntry& b) { return a.key == b.key && a.place == b.place; }
 
+// What stands behind the last value of a slice: zero, or for topk the value that loses against every other.
+enum class Padding { zero, least, greatest };
+
+// What to write for each slice: its n least entries, n = size; values may be null.
+struct Ordered {
+  void* values;
+  int64_t* indices;
+  int64_t size;   // results a slice
+  int64_t inner;  // how far apart the results of a slice are: the product of the sizes behind the dim
+  bool descending;
+
+  int64_t start(int64_t slice) const { return slice / inner * size * inner + slice % inner; }
+};
+
 // For each of the 256 choices among eight lanes: the lanes that are chosen, in order.
 struct LaneTable {
   uint8_t lanes[256][8];

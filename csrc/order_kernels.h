@@ -9,48 +9,8 @@
 
 namespace maskwise::MASKWISE_TARGET {
 
-// What to write for each slice: its n least entries, n = size; values may be null.
-struct Ordered {
-  void* values;
-  int64_t* indices;
-  int64_t size;   // results a slice
-  int64_t inner;  // how far apart the results of a slice are: the product of the sizes behind the dim
-  bool descending;
-
-  int64_t start(int64_t slice) const { return slice / inner * size * inner + slice % inner; }
-};
-
-// Writes w sorted lists of entries, and the tail where a list is shorter than the result.
 template <class Kind, class K = typename Kind::K>
-void write_sorted(const Ordered& o, const Nest<2>& nest, typename Kind::E* const* lists, const int64_t* counts,
-                  int64_t first, int64_t w, const Elements<K>& x, K flip, bool is_topk) {
-  const int64_t bytes = x.type.bytes, step = nest.inner.empty() ? 1 : nest.inner.back().stride[0];
-  char* values = static_cast<char*>(o.values);
-  // Few results at a time, so that slices side by side fill cache lines together.
-  constexpr int64_t kStep = 64;
-  K keys[kStep];
-  int64_t places[kStep];
-  for (int64_t r = 0; r < o.size; r += kStep) {
-    for (int64_t j = 0; j < w; ++j) {
-      const int64_t at = o.start(first + j) + r * o.inner, size = std::min(kStep, o.size - r);
-      const int64_t n = std::clamp<int64_t>(counts[j] - r, 0, size);
-      for (int64_t i = 0; i < n; ++i) {
-        const auto& e = lists[j][r + i];
-        keys[i] = Kind::key(e);
-        places[i] = Kind::place(e);
-        o.indices[at + i * o.inner] = places[i];
-      }
-      for (int64_t i = n; i < size; ++i) o.indices[at + i * o.inner] = -1;
-      if (values == nullptr) continue;
-      const char* from = x.at(offset_of(nest.outer, first + j)[0]).data;
-      x.type.write(values + at * bytes, o.inner, keys, places, n, flip, from, step);
-      if (n < size) x.type.fill(values + (at + n * o.inner) * bytes, o.inner, size - n, is_topk, o.descending);
-    }
-  }
-}
-
-template <class Kind, class K = typename Kind::K>
-void sort_slices(const Nest<2>& nest, const Elements<K>& x, const uint8_t* m, const Ordered& o) {
+void sort_slices(const Nest<2>& nest, const Source<Kind>& x, const uint8_t* m, const Ordered& o) {
   using E = typename Kind::E;
   const K flip = o.descending ? ~K{0} : 0;
   // A block's entries should stay in the second-level cache.
@@ -59,19 +19,19 @@ void sort_slices(const Nest<2>& nest, const Elements<K>& x, const uint8_t* m, co
   blocks.for_each(nest.length, [&](const auto& visit_each) {
     const bool one = blocks.width == 1;
     int64_t stride = (one && nest.length > 65536 ? 0 : nest.length) + kSlack;
-    auto entries = std::make_unique<Buffer<E>>(stride * (blocks.width + 1));
+    auto entries = std::make_unique<EntryBuffer<E>>(stride * (blocks.width + 1));
     visit_each([&](int64_t first, int64_t w) {
       if (one && nest.length > 65536) {
         const int64_t wanted = entries_for(nest, m + offset_of(nest.outer, first)[1]);
         if (wanted > stride) {
           stride = wanted;
           entries.reset();
-          entries = std::make_unique<Buffer<E>>(2 * stride);
+          entries = std::make_unique<EntryBuffer<E>>(2 * stride);
         }
       }
       int64_t counts[kWidest];
       E* lists[kWidest];
-      fill_block<Kind>(entries->data, stride, counts, blocks, nest, x, m, first, w, flip);
+      collect_block<Kind>(entries->data, stride, counts, blocks, nest, x, m, first, w, flip);
       E* other = entries->data + blocks.width * stride;
       for (int64_t j = 0; j < w; ++j) {
         E* mine = entries->data + j * stride;
@@ -79,7 +39,7 @@ void sort_slices(const Nest<2>& nest, const Elements<K>& x, const uint8_t* m, co
         // The list that was not the result is the next one's second buffer.
         if (lists[j] == other) other = mine;
       }
-      write_sorted<Kind>(o, nest, lists, counts, first, w, x, flip, false);
+      x.type.write(o, nest, lists, counts, first, w, x.data, flip, Padding::zero);
     });
   });
 }
@@ -141,7 +101,7 @@ inline void accumulate_row(Best<Kind>* best, K* limits, const K* keys, const uin
   for (; j + MASKWISE_COMPACT <= w; j += MASKWISE_COMPACT) {
     unsigned bits = 0;
     for (int l = 0; l < MASKWISE_COMPACT; l += kLanes<K>)
-      bits |= bits_of<K>((LaneMask<K>)(load_raw<Vec<K>>(keys + j + l) <= load_raw<Vec<K>>(limits + j + l))) << l;
+      bits |= lane_bits_of<K>((LaneMask<K>)(load_raw<Vec<K>>(keys + j + l) <= load_raw<Vec<K>>(limits + j + l))) << l;
     bits &= lane_bits(ms + j);
     for (; bits != 0; bits &= bits - 1) enter(j + __builtin_ctz(bits));
   }
@@ -151,7 +111,7 @@ inline void accumulate_row(Best<Kind>* best, K* limits, const K* keys, const uin
 }
 
 template <class Kind, class K = typename Kind::K>
-void topk_slices(const Nest<2>& nest, const Elements<K>& x, const uint8_t* m, const Ordered& o) {
+void topk_slices(const Nest<2>& nest, const Source<Kind>& x, const uint8_t* m, const Ordered& o) {
   using E = typename Kind::E;
   using B = Best<Kind>;
   constexpr int64_t kPiece = 256;
@@ -164,8 +124,8 @@ void topk_slices(const Nest<2>& nest, const Elements<K>& x, const uint8_t* m, co
   const int64_t wide = block_width<E>(stride, x.type.bytes);
   const Blocks blocks = make_blocks(nest, wide, o.inner == 1 ? 1 : wide);
   blocks.for_each((nest.length + 7) / 8 + k, [&](const auto& visit_each) {
-    Buffer<E> entries(stride * blocks.width);
-    Buffer<E> buffer(select_buffer(stride));
+    EntryBuffer<E> entries(stride * blocks.width);
+    EntryBuffer<E> buffer(select_buffer(stride));
     visit_each([&](int64_t first, int64_t w) {
       B best[kWidest];
       K limits[kWidest];
@@ -175,7 +135,7 @@ void topk_slices(const Nest<2>& nest, const Elements<K>& x, const uint8_t* m, co
       }
       if (whole) {
         int64_t counts[kWidest];
-        fill_block<Kind>(entries.data, stride, counts, blocks, nest, x, m, first, w, flip);
+        collect_block<Kind>(entries.data, stride, counts, blocks, nest, x, m, first, w, flip);
         for (int64_t j = 0; j < w; ++j) best[j].count = counts[j];
       } else if (blocks.columns) {
         const Offset<2> at = offset_of(nest.outer, first);
@@ -187,8 +147,8 @@ void topk_slices(const Nest<2>& nest, const Elements<K>& x, const uint8_t* m, co
           B& b = best[j];
           const Offset<2> at = offset_of(nest.outer, first + j);
           for_each_piece(nest, x.at(at[0]), m + at[1], kPiece,
-                         [&](const Elements<K>& xs, const uint8_t* ms, int64_t n, int64_t place) {
-                           b.count += compact<Kind, true>(b.list + b.count, xs, ms, n, place, flip, b.limit);
+                         [&](const Source<Kind>& xs, const uint8_t* ms, int64_t n, int64_t place) {
+                           b.count += xs.type.compact_limited(b.list + b.count, xs.data, ms, n, place, flip, b.limit);
                            if (b.count >= B::full(k)) b.cut();
                          });
         }
@@ -199,28 +159,19 @@ void topk_slices(const Nest<2>& nest, const Elements<K>& x, const uint8_t* m, co
         lists[j] = best[j].finish();
         counts[j] = std::min(k, best[j].count);
       }
-      write_sorted<Kind>(o, nest, lists, counts, first, w, x, flip, true);
+      x.type.write(o, nest, lists, counts, first, w, x.data, flip, o.descending ? Padding::least : Padding::greatest);
     });
   });
 }
 
 inline void order(ScalarType dtype, bool is_topk, const Nest<2>& nest, const void* x, const void* m, const Ordered& o) {
   const auto* ms = static_cast<const uint8_t*>(m);
-  const auto run = [&](auto kind, const auto& elements) {
-    using Kind = decltype(kind);
+  with_places<true>(dtype, x, nest.length, [&](const auto& source) {
     if (is_topk)
-      topk_slices<Kind>(nest, elements, ms, o);
+      topk_slices(nest, source, ms, o);
     else
-      sort_slices<Kind>(nest, elements, ms, o);
-  };
-  const auto narrow = [&](const Elements<uint32_t>& elements) {
-    if (nest.length < int64_t{1} << 32)
-      run(Places32{}, elements);
-    else
-      run(Places64<uint32_t>{}, elements);
-  };
-  const auto wide = [&](const Elements<uint64_t>& elements) { run(Places64<uint64_t>{}, elements); };
-  with_elements<true>(dtype, x, narrow, wide);
+      sort_slices(nest, source, ms, o);
+  });
 }
 
 }  // namespace maskwise::MASKWISE_TARGET

@@ -102,7 +102,7 @@ inline T value_of(KeyOf<T> key, KeyOf<T> flip) {
 
 // What stands where fewer than k are kept: the value that loses against every other.
 template <class T>
-T worst(bool largest) {
+T losing_value(bool largest) {
   using Limits = std::numeric_limits<std::conditional_t<kFloating<T>, float, T>>;
   if constexpr (kFloating<T>) return static_cast<T>(largest ? -Limits::infinity() : Limits::infinity());
   if constexpr (std::is_same_v<T, Bool>) return T(!largest);
@@ -113,94 +113,6 @@ T worst(bool largest) {
 template <class P>
 P lerp(P a, P b, P weight) {
   return weight < P(0.5) ? a + weight * (b - a) : b - (b - a) * (P(1) - weight);
-}
-
-// An element type, as the order kernels know it: they work on keys of 32 or 64 bits, and are compiled for those only.
-template <class K>
-struct ElementType {
-  int64_t bytes;
-  bool is_floating;
-  // The keys of n contiguous elements.
-  void (*load)(const void* x, int64_t n, K flip, K* keys);
-  // n values at out, `stride` apart. A key that stands for several patterns of bits, a zero or a NaN, is read from x.
-  void (*write)(void* out, int64_t stride, const K* keys, const int64_t* places, int64_t n, K flip, const void* x,
-                int64_t step);
-  // n times what stands behind the last value: zero, or for topk the value that loses against every other.
-  void (*fill)(void* out, int64_t stride, int64_t n, bool is_topk, bool largest);
-  // One value between two keys: the first where weight is negative.
-  void (*interpolate)(void* out, int64_t at, K below, K above, double weight);
-};
-
-template <class T, bool kOneZero>
-struct ElementFunctions {
-  using K = KeyOf<T>;
-
-  static void load(const void* from, int64_t n, K flip, K* keys) {
-    const T* x = static_cast<const T*>(from);
-    int64_t i = 0;
-    for (; i + kLanes<K> <= n; i += kLanes<K>) store(keys + i, load_keys<kOneZero>(x + i, flip));
-    for (; i < n; ++i) keys[i] = key_of<kOneZero>(x[i], flip);
-  }
-
-  static void write(void* out, int64_t stride, const K* keys, const int64_t* places, int64_t n, K flip, const void* x,
-                    int64_t step) {
-    T* to = static_cast<T*>(out);
-    for (int64_t i = 0; i < n; ++i) {
-      const bool ambiguous = kFloating<T> && ((keys[i] ^ flip) == kTop<K> || (keys[i] ^ flip) == ~K{0});
-      to[i * stride] = ambiguous ? static_cast<const T*>(x)[places[i] * step] : value_of<T>(keys[i], flip);
-    }
-  }
-
-  static void fill(void* out, int64_t stride, int64_t n, bool is_topk, bool largest) {
-    const T value = is_topk ? worst<T>(largest) : T(0);
-    for (int64_t i = 0; i < n; ++i) static_cast<T*>(out)[i * stride] = value;
-  }
-
-  static void interpolate(void* out, int64_t at, K below, K above, double weight) {
-    const T a = value_of<T>(below, 0);
-    T result = a;
-    if constexpr (kFloating<T>) {
-      using P = PlainOf<T>;
-      const T b = value_of<T>(above, 0);
-      if (weight >= 0) result = static_cast<T>(lerp<P>(static_cast<P>(a), static_cast<P>(b), static_cast<P>(weight)));
-    }
-    static_cast<T*>(out)[at] = result;
-  }
-};
-
-template <class T, bool kOneZero>
-ElementType<KeyOf<T>> element_type() {
-  using F = ElementFunctions<T, kOneZero>;
-  return {sizeof(T), kFloating<T>, F::load, F::write, F::fill, F::interpolate};
-}
-
-// A slice, or a block of slices, of x: typed memory behind an untyped pointer.
-template <class K>
-struct Elements {
-  ElementType<K> type;
-  const char* data;
-
-  Elements at(int64_t offset) const { return {type, data + offset * type.bytes}; }
-  void load(int64_t offset, int64_t n, K flip, K* keys) const { type.load(data + offset * type.bytes, n, flip, keys); }
-};
-
-// Calls narrow(Elements<uint32_t>) or wide(Elements<uint64_t>), by the width of the dtype's keys.
-template <bool kOneZero, class Narrow, class Wide>
-void with_elements(ScalarType dtype, const void* x, const Narrow& narrow, const Wide& wide) {
-  const char* data = static_cast<const char*>(x);
-  Elements<uint32_t> in_32{};
-  Elements<uint64_t> in_64{};
-  dispatch_any(dtype, [&](auto t) {
-    using T = decltype(t);
-    if constexpr (sizeof(T) == 8)
-      in_64 = {element_type<T, kOneZero>(), data};
-    else
-      in_32 = {element_type<T, kOneZero>(), data};
-  });
-  if (in_64.type.load != nullptr)
-    wide(in_64);
-  else
-    narrow(in_32);
 }
 
 }  // namespace maskwise::MASKWISE_TARGET

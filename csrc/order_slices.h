@@ -11,15 +11,164 @@
 
 namespace maskwise::MASKWISE_TARGET {
 
+// Slices of a block, at most.
+constexpr int64_t kWidest = 64;
+
+// An element type behind function pointers: what sorts and selects knows keys and entries, and is compiled for those
+// alone.
+template <class Kind>
+struct ElementType {
+  using K = typename Kind::K;
+  using E = typename Kind::E;
+  int64_t bytes;
+  bool is_floating;
+  // The keys of n contiguous elements.
+  void (*load)(const void* x, int64_t n, K flip, K* keys);
+  int64_t (*compact)(E* out, const void* x, const uint8_t* m, int64_t n, int64_t place, K flip, K limit);
+  int64_t (*compact_limited)(E* out, const void* x, const uint8_t* m, int64_t n, int64_t place, K flip, K limit);
+  // w sorted lists as results, and the tail where a list is shorter.
+  void (*write)(const Ordered& o, const Nest<2>& nest, E* const* lists, const int64_t* counts, int64_t first, int64_t w,
+                const void* x, K flip, Padding padding);
+  // One value between two keys; the first where weight is negative.
+  void (*interpolate)(void* out, int64_t at, K below, K above, double weight);
+};
+
+template <class T, class Kind>
+struct ElementFunctions {
+  using K = typename Kind::K;
+
+  static void load(const void* from, int64_t n, K flip, K* keys) {
+    const T* x = static_cast<const T*>(from);
+    int64_t i = 0;
+    for (; i + kLanes<K> <= n; i += kLanes<K>) store(keys + i, load_keys<Kind::kPlaced>(x + i, flip));
+    for (; i < n; ++i) keys[i] = key_of<Kind::kPlaced>(x[i], flip);
+  }
+
+  static void write(const Ordered& o, const Nest<2>& nest, typename Kind::E* const* lists, const int64_t* counts,
+                    int64_t first, int64_t w, const void* from, K flip, Padding padding) {
+    const T* x = static_cast<const T*>(from);
+    T* values = static_cast<T*>(o.values);
+    const T rest = padding == Padding::zero ? T(0) : losing_value<T>(padding == Padding::least);
+    const int64_t step = innermost(nest.inner).stride[0];
+    int64_t starts[kWidest], sources[kWidest];
+    for (int64_t j = 0; j < w; ++j) {
+      starts[j] = o.start(first + j);
+      sources[j] = offset_of(nest.outer, first + j)[0];
+    }
+    const auto put = [&](int64_t j, int64_t r, int64_t at) {
+      if (r >= counts[j]) {
+        o.indices[at] = -1;
+        if (values != nullptr) values[at] = rest;
+        return;
+      }
+      const auto e = lists[j][r];
+      const int64_t place = Kind::place(e);
+      o.indices[at] = place;
+      if (values == nullptr) return;
+      // A zero or a NaN stands for several patterns of bits.
+      const K key = Kind::key(e);
+      const bool ambiguous = kFloating<T> && ((key ^ flip) == kTop<K> || (key ^ flip) == ~K{0});
+      values[at] = ambiguous ? x[sources[j] + place * step] : value_of<T>(key, flip);
+    };
+    if (w == 1 && o.inner == 1) {
+      const int64_t n = std::min(counts[0], o.size);
+      for (int64_t r = 0; r < n; ++r) put(0, r, starts[0] + r);
+      std::fill(o.indices + starts[0] + n, o.indices + starts[0] + o.size, int64_t{-1});
+      if (values != nullptr) std::fill(values + starts[0] + n, values + starts[0] + o.size, rest);
+      return;
+    }
+    for (int64_t r = 0; r < o.size; ++r)
+      for (int64_t j = 0; j < w; ++j) put(j, r, starts[j] + r * o.inner);
+  }
+
+  static void interpolate(void* out, int64_t at, K below, K above, double weight) {
+    const T a = value_of<T>(below, 0);
+    T result = a;
+    if constexpr (kFloating<T>) {
+      using P = PlainOf<T>;
+      const T b = value_of<T>(above, 0);
+      if (weight >= 0) result = static_cast<T>(lerp<P>(static_cast<P>(a), static_cast<P>(b), static_cast<P>(weight)));
+    }
+    static_cast<T*>(out)[at] = result;
+  }
+};
+
+// A slice, or a block of slices, of x: typed memory behind an untyped pointer.
+template <class Kind>
+struct Source {
+  ElementType<Kind> type;
+  const char* data;
+
+  Source at(int64_t offset) const { return {type, data + offset * type.bytes}; }
+};
+
+template <class Kind>
+int64_t place_of(const Source<Kind>&, const typename Kind::E& entry) {
+  return Kind::place(entry);
+}
+
+template <class T, class Kind, bool kOrders = false>
+Source<Kind> make_source(const void* x) {
+  using F = ElementFunctions<T, Kind>;
+  ElementType<Kind> type{sizeof(T), kFloating<T>, F::load, compact<Kind, false, T>, nullptr, nullptr, F::interpolate};
+  if constexpr (kOrders) {
+    type.compact_limited = compact<Kind, true, T>;
+    type.write = F::write;
+  }
+  return {type, static_cast<const char*>(x)};
+}
+
+// Calls run(Source<Kind>) for entries without places.
+template <class Run>
+void with_keys(ScalarType dtype, const void* x, const Run& run) {
+  Source<Keys<uint32_t>> narrow{};
+  Source<Keys<uint64_t>> wide{};
+  dispatch_numeric(dtype, [&](auto t) {
+    using T = decltype(t);
+    if constexpr (sizeof(T) == 8)
+      wide = make_source<T, Keys<uint64_t>>(x);
+    else
+      narrow = make_source<T, Keys<uint32_t>>(x);
+  });
+  if (wide.type.load != nullptr)
+    run(wide);
+  else
+    run(narrow);
+}
+
+// Calls run(Source<Kind>) for entries with places in slices of so many elements; kOrders for sort and topk.
+template <bool kOrders, class Run>
+void with_places(ScalarType dtype, const void* x, int64_t length, const Run& run) {
+  Source<Places32> narrow{};
+  Source<Places64<uint32_t>> narrow_long{};
+  Source<Places64<uint64_t>> wide{};
+  const bool is_long = length >= int64_t{1} << 32;
+  dispatch_any(dtype, [&](auto t) {
+    using T = decltype(t);
+    if constexpr (sizeof(T) == 8)
+      wide = make_source<T, Places64<uint64_t>, kOrders>(x);
+    else if (is_long)
+      narrow_long = make_source<T, Places64<uint32_t>, kOrders>(x);
+    else
+      narrow = make_source<T, Places32, kOrders>(x);
+  });
+  if (wide.type.load != nullptr)
+    run(wide);
+  else if (is_long)
+    run(narrow_long);
+  else
+    run(narrow);
+}
+
 // Uninitialised memory: it is filled as far as something is kept, so what is not kept is not even touched.
 template <class E>
-struct Buffer {
-  explicit Buffer(int64_t n) : data(static_cast<E*>(std::malloc(std::max<int64_t>(1, n) * sizeof(E)))) {
+struct EntryBuffer {
+  explicit EntryBuffer(int64_t n) : data(static_cast<E*>(std::malloc(std::max<int64_t>(1, n) * sizeof(E)))) {
     STD_TORCH_CHECK(data != nullptr, "maskwise: no memory for the kept elements of a slice");
   }
-  ~Buffer() { std::free(data); }
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
+  ~EntryBuffer() { std::free(data); }
+  EntryBuffer(const EntryBuffer&) = delete;
+  EntryBuffer& operator=(const EntryBuffer&) = delete;
   E* data;
 };
 
@@ -60,8 +209,8 @@ inline Blocks make_blocks(const Nest<2>& nest, int64_t columns_width, int64_t ro
 
 // Calls piece(x, m, n, place) for stretches of at most `most` contiguous elements of one slice. m is null where all are
 // kept; stretches of which nothing is kept may be left out.
-template <class K, class Piece>
-void for_each_piece(const Nest<2>& nest, const Elements<K>& x, const uint8_t* m, int64_t most, const Piece& piece) {
+template <class Kind, class Piece>
+void for_each_piece(const Nest<2>& nest, const Source<Kind>& x, const uint8_t* m, int64_t most, const Piece& piece) {
   const Loop<2> inner = innermost(nest.inner);
   const bool direct = inner.stride[0] == 1 && (inner.stride[1] == 1 || inner.stride[1] == 0);
   constexpr int64_t kStage = 512;
@@ -69,7 +218,7 @@ void for_each_piece(const Nest<2>& nest, const Elements<K>& x, const uint8_t* m,
   uint8_t kept[kStage];
   int64_t place = 0;
   for_each_run(nest.inner, 0, nest.length, [&](Offset<2> at, int64_t count) {
-    const Elements<K> xs = x.at(at[0]);
+    const Source<Kind> xs = x.at(at[0]);
     const uint8_t* ms = m + at[1];
     const int64_t first = place;
     place += count;
@@ -88,13 +237,13 @@ void for_each_piece(const Nest<2>& nest, const Elements<K>& x, const uint8_t* m,
       }
       const int bytes = static_cast<int>(x.type.bytes);
       gather(bytes, values, xs.at(i * inner.stride[0]).data, inner.stride[0] * bytes, n);
-      piece(Elements<K>{x.type, values}, inner.stride[1] == 0 ? nullptr : static_cast<const uint8_t*>(kept), n, first + i);
+      piece(Source<Kind>{x.type, values}, inner.stride[1] == 0 ? nullptr : static_cast<const uint8_t*>(kept), n, first + i);
     }
   });
 }
 
 // How many of n mask bytes keep something, in short sums, which a compiler makes of vectors.
-inline int64_t count_kept(const uint8_t* m, int64_t n) {
+inline int64_t count_bytes(const uint8_t* m, int64_t n) {
   int64_t total = 0;
   for (int64_t i = 0; i < n; i += 4096) {
     uint32_t part = 0;
@@ -105,7 +254,7 @@ inline int64_t count_kept(const uint8_t* m, int64_t n) {
 }
 
 // How many elements of a slice are kept.
-inline int64_t count_kept(const Nest<2>& nest, const uint8_t* m) {
+inline int64_t count_slice(const Nest<2>& nest, const uint8_t* m) {
   const Loop<2> inner = innermost(nest.inner);
   int64_t total = 0;
   for_each_run(nest.inner, 0, nest.length, [&](Offset<2> at, int64_t count) {
@@ -113,7 +262,7 @@ inline int64_t count_kept(const Nest<2>& nest, const uint8_t* m) {
     if (inner.stride[1] == 0) {
       total += *ms != 0 ? count : 0;
     } else if (inner.stride[1] == 1) {
-      total += count_kept(ms, count);
+      total += count_bytes(ms, count);
     } else {
       for (int64_t i = 0; i < count; ++i) total += ms[i * inner.stride[1]] != 0;
     }
@@ -123,19 +272,17 @@ inline int64_t count_kept(const Nest<2>& nest, const uint8_t* m) {
 
 // The entries that one slice needs. To count what is kept is cheap, but dearer than a little memory.
 inline int64_t entries_for(const Nest<2>& nest, const uint8_t* m) {
-  return (nest.length <= 65536 ? nest.length : count_kept(nest, m)) + kSlack;
+  return (nest.length <= 65536 ? nest.length : count_slice(nest, m)) + kSlack;
 }
 
 template <class Kind, class K = typename Kind::K>
-int64_t fill_row(typename Kind::E* out, const Nest<2>& nest, const Elements<K>& x, const uint8_t* m, K flip) {
+int64_t collect_row(typename Kind::E* out, const Nest<2>& nest, const Source<Kind>& x, const uint8_t* m, K flip) {
   int64_t count = 0;
-  for_each_piece(nest, x, m, nest.length, [&](const Elements<K>& xs, const uint8_t* ms, int64_t n, int64_t place) {
-    count += compact<Kind, false>(out + count, xs, ms, n, place, flip, K{0});
+  for_each_piece(nest, x, m, nest.length, [&](const Source<Kind>& xs, const uint8_t* ms, int64_t n, int64_t place) {
+    count += xs.type.compact(out + count, xs.data, ms, n, place, flip, K{0});
   });
   return count;
 }
-
-constexpr int64_t kWidest = 64;
 
 // How many slices of n entries to take at once: as many as a second-level cache holds when half is kept, but enough
 // that whole cache lines are read.
@@ -145,7 +292,7 @@ int64_t block_width(int64_t n, int64_t bytes) {
   return std::clamp<int64_t>(fit / 8 * 8, std::min<int64_t>(64 / bytes, kWidest), kWidest);
 }
 
-constexpr int64_t kAhead = 12;
+constexpr int64_t kRowsAhead = 12;
 
 inline void prefetch(const void* p, int64_t bytes) {
   const auto at = reinterpret_cast<uintptr_t>(p);
@@ -154,8 +301,8 @@ inline void prefetch(const void* p, int64_t bytes) {
 
 // Calls row(keys, kept, place) for every row of a block of w columns of which anything may be kept: the keys of the w
 // elements, and their mask bytes.
-template <class K, class Row>
-void for_each_row(const Nest<2>& nest, const Elements<K>& x, const uint8_t* m, int64_t w, K flip, const Row& row) {
+template <class Kind, class Row, class K = typename Kind::K>
+void for_each_row(const Nest<2>& nest, const Source<Kind>& x, const uint8_t* m, int64_t w, K flip, const Row& row) {
   const Loop<2> inner = nest.outer.back();
   const Loop<2> loop = innermost(nest.inner);
   alignas(64) K keys[kWidest];
@@ -164,11 +311,11 @@ void for_each_row(const Nest<2>& nest, const Elements<K>& x, const uint8_t* m, i
   int64_t place = 0;
   for_each_run(nest.inner, 0, nest.length, [&](Offset<2> at, int64_t count) {
     for (int64_t r = 0; r < count; ++r, ++place) {
-      const Elements<K> xs = x.at(at[0] + r * loop.stride[0]);
+      const Source<Kind> xs = x.at(at[0] + r * loop.stride[0]);
       const uint8_t* ms = m + at[1] + r * loop.stride[1];
       // Rows lie pages apart, where no hardware prefetcher looks. One that is beyond the end does no harm.
-      prefetch(xs.at(kAhead * loop.stride[0]).data, w * x.type.bytes);
-      if (inner.stride[1] == 1) prefetch(ms + kAhead * loop.stride[1], w);
+      prefetch(xs.at(kRowsAhead * loop.stride[0]).data, w * x.type.bytes);
+      if (inner.stride[1] == 1) prefetch(ms + kRowsAhead * loop.stride[1], w);
       if (inner.stride[1] == 0) {
         if (*ms == 0) continue;
         ms = staged[0];
@@ -179,7 +326,7 @@ void for_each_row(const Nest<2>& nest, const Elements<K>& x, const uint8_t* m, i
           for (int64_t j = 0; j < w; ++j) staged[0][j] = ms[j * inner.stride[1]];
         ms = staged[std::max<int64_t>(ahead, 0)];
       }
-      xs.load(0, w, flip, keys);
+      x.type.load(xs.data, w, flip, keys);
       row(static_cast<const K*>(keys), ms, place);
     }
   });
@@ -187,7 +334,7 @@ void for_each_row(const Nest<2>& nest, const Elements<K>& x, const uint8_t* m, i
 
 // The entries of w columns, the ones of column j from out + j * stride on.
 template <class Kind, class K = typename Kind::K>
-void fill_columns(typename Kind::E* out, int64_t stride, int64_t* counts, const Nest<2>& nest, const Elements<K>& x,
+void collect_columns(typename Kind::E* out, int64_t stride, int64_t* counts, const Nest<2>& nest, const Source<Kind>& x,
                   const uint8_t* m, int64_t w, K flip) {
   std::fill_n(counts, w, 0);
   for_each_row(nest, x, m, w, flip, [&](const K* keys, const uint8_t* ms, int64_t place) {
@@ -200,16 +347,16 @@ void fill_columns(typename Kind::E* out, int64_t stride, int64_t* counts, const 
 
 // Fills a block of slices, by rows or by columns.
 template <class Kind, class K = typename Kind::K>
-void fill_block(typename Kind::E* out, int64_t stride, int64_t* counts, const Blocks& blocks, const Nest<2>& nest,
-                const Elements<K>& x, const uint8_t* m, int64_t first, int64_t w, K flip) {
+void collect_block(typename Kind::E* out, int64_t stride, int64_t* counts, const Blocks& blocks, const Nest<2>& nest,
+                const Source<Kind>& x, const uint8_t* m, int64_t first, int64_t w, K flip) {
   if (blocks.columns) {
     const Offset<2> at = offset_of(nest.outer, first);
-    fill_columns<Kind>(out, stride, counts, nest, x.at(at[0]), m + at[1], w, flip);
+    collect_columns<Kind>(out, stride, counts, nest, x.at(at[0]), m + at[1], w, flip);
     return;
   }
   for (int64_t j = 0; j < w; ++j) {
     const Offset<2> at = offset_of(nest.outer, first + j);
-    counts[j] = fill_row<Kind>(out + j * stride, nest, x.at(at[0]), m + at[1], flip);
+    counts[j] = collect_row<Kind>(out + j * stride, nest, x.at(at[0]), m + at[1], flip);
   }
 }
 

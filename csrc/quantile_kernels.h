@@ -43,26 +43,26 @@ void find_ranks(const QuantileCall& call, bool is_floating, typename Kind::E* li
 }
 
 template <class Kind, class Found, class K = typename Kind::K>
-void quantile_slices(const QuantileCall& call, const Elements<K>& x, const uint8_t* m, const Found& found) {
+void quantile_slices(const QuantileCall& call, const Source<Kind>& x, const uint8_t* m, const Found& found) {
   using E = typename Kind::E;
   const Nest<2>& nest = call.nest;
   const Blocks blocks = make_blocks(nest, block_width<E>(nest.length, x.type.bytes), 1);
   blocks.for_each((nest.length + 3) / 4, [&](const auto& visit_each) {
     const bool one = blocks.width == 1;
     int64_t stride = (one && nest.length > 65536 ? 0 : nest.length) + kSlack;
-    auto lists = std::make_unique<Buffer<E>>(stride * blocks.width);
-    auto buffer = std::make_unique<Buffer<E>>(select_buffer(stride));
+    auto lists = std::make_unique<EntryBuffer<E>>(stride * blocks.width);
+    auto buffer = std::make_unique<EntryBuffer<E>>(select_buffer(stride));
     visit_each([&](int64_t first, int64_t w) {
       if (one && nest.length > 65536) {
         const int64_t wanted = entries_for(nest, m + offset_of(nest.outer, first)[1]);
         if (wanted > stride) {
           stride = wanted;
-          lists = std::make_unique<Buffer<E>>(stride);
-          buffer = std::make_unique<Buffer<E>>(select_buffer(stride));
+          lists = std::make_unique<EntryBuffer<E>>(stride);
+          buffer = std::make_unique<EntryBuffer<E>>(select_buffer(stride));
         }
       }
       int64_t counts[kWidest];
-      fill_block<Kind>(lists->data, stride, counts, blocks, nest, x, m, first, w, K{0});
+      collect_block<Kind>(lists->data, stride, counts, blocks, nest, x, m, first, w, K{0});
       for (int64_t j = 0; j < w; ++j) {
         if (counts[j] == 0) continue;
         find_ranks<Kind>(call, x.type.is_floating, lists->data + j * stride, counts[j], buffer->data,
@@ -75,15 +75,6 @@ void quantile_slices(const QuantileCall& call, const Elements<K>& x, const uint8
 }
 
 inline void quantile_values(ScalarType dtype, const QuantileCall& call, const void* x, const void* m, void* out) {
-  const auto* ms = static_cast<const uint8_t*>(m);
-  const auto run = [&](auto kind, const auto& elements) {
-    using Kind = decltype(kind);
-    const auto& type = elements.type;
-    const bool lerps = call.interpolates();
-    quantile_slices<Kind>(call, elements, ms, [&](int64_t at, int64_t, auto below, auto above, double weight) {
-      type.interpolate(out, at, Kind::key(below), Kind::key(above), lerps ? weight : -1.0);
-    });
-  };
   // Slices of which nothing is kept: NaN, or the least integer.
   dispatch_numeric(dtype, [&](auto t) {
     using T = decltype(t);
@@ -91,34 +82,29 @@ inline void quantile_values(ScalarType dtype, const QuantileCall& call, const vo
     const T none = static_cast<T>(kFloating<T> ? Limits::quiet_NaN() : Limits::lowest());
     std::fill_n(static_cast<T*>(out), call.quantiles * call.nest.slices, none);
   });
-  with_elements<false>(
-      dtype, x, [&](const Elements<uint32_t>& elements) { run(Keys<uint32_t>{}, elements); },
-      [&](const Elements<uint64_t>& elements) { run(Keys<uint64_t>{}, elements); });
+  const bool lerps = call.interpolates();
+  with_keys(dtype, x, [&](const auto& source) {
+    const auto found = [&](int64_t at, int64_t, auto below, auto above, double weight) {
+      source.type.interpolate(out, at, below, above, lerps ? weight : -1.0);
+    };
+    quantile_slices(call, source, static_cast<const uint8_t*>(m), found);
+  });
 }
 
 inline void quantile_places(ScalarType dtype, const QuantileCall& call, const void* x, const void* m, int64_t* lower,
                             int64_t* upper, double* weights) {
-  const auto* ms = static_cast<const uint8_t*>(m);
-  const auto run = [&](auto kind, const auto& elements) {
-    using Kind = decltype(kind);
-    quantile_slices<Kind>(call, elements, ms, [&](int64_t at, int64_t slice, auto below, auto above, double weight) {
-      lower[at] = call.flat(slice, Kind::place(below));
-      upper[at] = call.flat(slice, Kind::place(above));
-      weights[at] = weight;
-    });
-  };
   const int64_t all = call.quantiles * call.nest.slices;
   std::fill_n(lower, all, int64_t{-1});
   std::fill_n(upper, all, int64_t{-1});
   std::fill_n(weights, all, 0.0);
-  const auto narrow = [&](const Elements<uint32_t>& elements) {
-    if (call.nest.length < int64_t{1} << 32)
-      run(Places32{}, elements);
-    else
-      run(Places64<uint32_t>{}, elements);
-  };
-  const auto wide = [&](const Elements<uint64_t>& elements) { run(Places64<uint64_t>{}, elements); };
-  with_elements<true>(dtype, x, narrow, wide);
+  with_places<false>(dtype, x, call.nest.length, [&](const auto& source) {
+    const auto found = [&](int64_t at, int64_t slice, auto below, auto above, double weight) {
+      lower[at] = call.flat(slice, place_of(source, below));
+      upper[at] = call.flat(slice, place_of(source, above));
+      weights[at] = weight;
+    };
+    quantile_slices(call, source, static_cast<const uint8_t*>(m), found);
+  });
 }
 
 }  // namespace maskwise::MASKWISE_TARGET

@@ -203,7 +203,7 @@ void pack_words(const Rows<Word>& x, const MaskBytes& mask, const std::vector<in
         pack_single(x, mask.data, b * block, last, to, out + starts[b + 1]);
         continue;
       }
-      for_each_stretch(mask.data, b * block, last, [&](bool kept, int64_t first, int64_t count) {
+      for_each_segment(mask.data, b * block, last, [&](bool kept, int64_t first, int64_t count) {
         if (!kept) return;
         x.copy(first, count, to, streamed);
         to += count * x.elements;
@@ -248,7 +248,7 @@ void unpack_words(const Word* values, const MaskBytes& mask, const std::vector<i
         std::fill_n(out + i, last - i, *other.data);
         continue;
       }
-      for_each_stretch(mask.data, b * block, last, [&](bool kept, int64_t first, int64_t count) {
+      for_each_segment(mask.data, b * block, last, [&](bool kept, int64_t first, int64_t count) {
         Word* to = out + first * elements;
         if (kept) {
           move_bytes(to, from, count * elements * sizeof(Word), streamed);

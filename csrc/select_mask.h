@@ -49,7 +49,7 @@ void for_each_kept(const uint8_t* mask, int64_t count, const Run& run) {
 
 // Calls run(kept, first, count) for each stretch of positions in [begin, end) that are all kept or all dropped.
 template <class Run>
-void for_each_stretch(const uint8_t* mask, int64_t begin, int64_t end, const Run& run) {
+void for_each_segment(const uint8_t* mask, int64_t begin, int64_t end, const Run& run) {
   while (begin < end) {
     const bool kept = mask[begin] != 0;
     const uint64_t same = kept ? kOnes : 0;

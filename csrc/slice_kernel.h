@@ -101,7 +101,7 @@ struct SliceKernels {
   }
 
   template <bool kMasked>
-  static inline int64_t accumulate_whole(const Op& op, State& s, const T* x, const T* g, const uint8_t* m, int64_t n) {
+  MASKWISE_FLATTEN static inline int64_t accumulate_whole(const Op& op, State& s, const T* x, const T* g, const uint8_t* m, int64_t n) {
     int64_t i = 0;
     for (; i + kWide <= n; i += kWide) {
       if (kMasked && none_of<kWide>(m + i)) continue;
@@ -162,7 +162,7 @@ struct SliceKernels {
 
   // Whole vectors of a run. The state is a copy, so that it stays in registers.
   template <bool kMasked, bool kStream>
-  static void map_whole(const Op& op, const State s, const T* x, const T* g, const uint8_t* m, T* out, int64_t n) {
+  MASKWISE_FLATTEN static void map_whole(const Op& op, const State s, const T* x, const T* g, const uint8_t* m, T* out, int64_t n) {
     for (int64_t i = 0; i + L <= n; i += L) map_one<kMasked, kStream>(op, s, x + i, g + i, m + i, out + i);
   }
 
@@ -214,7 +214,7 @@ struct SliceKernels {
   static int64_t column(int64_t v, int64_t w) { return std::min(v * L, w - L); }
 
   template <bool kMasked>
-  static void accumulate_vectors(const Op& op, State* states, const T* x, const T* g, const uint8_t* m, int64_t x_step,
+  MASKWISE_FLATTEN static void accumulate_vectors(const Op& op, State* states, const T* x, const T* g, const uint8_t* m, int64_t x_step,
                                  int64_t g_step, int64_t bit_step, int rows, int64_t w) {
     for (int64_t v = 0; v < ceil_div(w, L); ++v) {
       const int64_t j = column(v, w);
@@ -247,7 +247,7 @@ struct SliceKernels {
   }
 
   template <bool kMasked, bool kStream>
-  static inline void map_column_row(const Op& op, const State* s, const T* x, const T* g, const uint8_t* m, T* out,
+  MASKWISE_FLATTEN static inline void map_column_row(const Op& op, const State* s, const T* x, const T* g, const uint8_t* m, T* out,
                                     int64_t w) {
     for (int64_t v = 0; v < w / L; ++v)
       map_one<kMasked, kStream>(op, s[v], x + v * L, g + v * L, m + v * L, out + v * L);
@@ -333,7 +333,7 @@ struct ThreePass {
   }
 
   template <bool kMasked>
-  static void row_as(const Op& op, const T* x, const uint8_t* m, T* held, T* out, int64_t n, bool stream) {
+  MASKWISE_FLATTEN static void row_as(const Op& op, const T* x, const uint8_t* m, T* held, T* out, int64_t n, bool stream) {
     const int64_t whole = n / L * L;
     T last[L] = {};
     uint8_t bits[L] = {};
@@ -386,7 +386,7 @@ struct ThreePass {
 
   // At least a vector of slices side by side; `row` steps along the slices. The bits of step r are at bits + r * bit_step,
   // and its exponentials at held + r * held_step.
-  static void columns(const void* self_op, void* memory, const SliceRun& run, const SliceLoop& row, int64_t bit_step,
+  MASKWISE_FLATTEN static void columns(const void* self_op, void* memory, const SliceRun& run, const SliceLoop& row, int64_t bit_step,
                       char* held_bytes, int64_t held_step, int64_t w, bool stream) {
     constexpr int64_t kSize = sizeof(T);
     const Op& op = K::self(self_op);

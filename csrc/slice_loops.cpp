@@ -64,20 +64,32 @@ struct Walk {
         run(here, count, kept);
         return;
       }
+      // Operands that are contiguous along the run stay where they are.
       alignas(64) char x[kStage * 8], grad[kStage * 8], out[kStage * 8];
       uint8_t bits[kStage];
       const int bytes = kernel.bytes;
+      const auto gathered = [&](char* to, const char* from, SliceOperand operand, int64_t n) -> const char* {
+        if (loop.stride[operand] == bytes) return from;
+        gather(bytes, to, from, loop.stride[operand], n);
+        return to;
+      };
+      const bool scatters = loop.stride[kOut] != bytes;
       for (int64_t i = 0; i < count; i += kStage) {
         const int64_t n = std::min(count - i, kStage);
-        const SliceRun from = at(here, loop, i);
+        SliceRun from = at(here, loop, i);
+        char* const result = from.out;
         if (kept != Kept::none) {
-          gather(bytes, x, from.x, loop.stride[kValues], n);
-          if (kernel.reads_grad) gather(bytes, grad, from.grad, loop.stride[kGrad], n);
+          from.x = gathered(x, from.x, kValues, n);
+          if (kernel.reads_grad) from.grad = gathered(grad, from.grad, kGrad, n);
         }
-        if (kept == Kept::bits)
-          for (int64_t k = 0; k < n; ++k) bits[k] = from.bits[k * bit_step];
-        run(SliceRun{x, grad, kept == Kept::bits ? bits : nullptr, out}, n, kept);
-        if (kWrites) scatter(bytes, from.out, loop.stride[kOut], out, n);
+        if (kept == Kept::bits && bit_step != 1) {
+          gather<uint8_t>(reinterpret_cast<char*>(bits), reinterpret_cast<const char*>(from.bits), bit_step, n);
+          from.bits = bits;
+        }
+        if (kept != Kept::bits) from.bits = nullptr;
+        if (scatters) from.out = out;
+        run(from, n, kept);
+        if (kWrites && scatters) scatter(bytes, result, loop.stride[kOut], out, n);
       }
     });
   }

@@ -4,6 +4,9 @@
 
 #include "loops.h"
 
+// Inlines all that an inner loop calls: the compiler would stop where the file has grown enough.
+#define MASKWISE_FLATTEN __attribute__((flatten))
+
 namespace maskwise {
 
 // Vectors that a kernel accumulates in one step: enough to pay for what it does once a group.

@@ -89,14 +89,14 @@ inline void transpose_tile(int bytes, const char* from, int64_t across, int64_t 
   dispatch_bytes(bytes, [&](auto t) { transpose_tile<decltype(t)>(from, across, height, w, to, pitch); });
 }
 
-// Four at a time, since the compiler unrolls no loop of unknown length.
+// Eight at a time, since the compiler unrolls no loop of unknown length.
 template <class T>
 inline void gather(char* to, const char* from, int64_t stride, int64_t n) {
   int64_t i = 0;
-  for (; i + 4 <= n; i += 4, to += 4 * sizeof(T), from += 4 * stride) {
-    T four[4];
-    for (int k = 0; k < 4; ++k) std::memcpy(&four[k], from + k * stride, sizeof(T));
-    std::memcpy(to, four, sizeof(four));
+  for (; i + 8 <= n; i += 8, to += 8 * sizeof(T), from += 8 * stride) {
+    T values[8];
+    for (int k = 0; k < 8; ++k) std::memcpy(&values[k], from + k * stride, sizeof(T));
+    std::memcpy(to, values, sizeof(values));
   }
   for (; i < n; ++i, to += sizeof(T), from += stride) std::memcpy(to, from, sizeof(T));
 }
@@ -109,10 +109,10 @@ inline void gather(int bytes, char* to, const char* from, int64_t stride, int64_
 template <class T>
 inline void scatter(char* to, int64_t stride, const char* from, int64_t n) {
   int64_t i = 0;
-  for (; i + 4 <= n; i += 4, to += 4 * stride, from += 4 * sizeof(T)) {
-    T four[4];
-    std::memcpy(four, from, sizeof(four));
-    for (int k = 0; k < 4; ++k) std::memcpy(to + k * stride, &four[k], sizeof(T));
+  for (; i + 8 <= n; i += 8, to += 8 * stride, from += 8 * sizeof(T)) {
+    T values[8];
+    std::memcpy(values, from, sizeof(values));
+    for (int k = 0; k < 8; ++k) std::memcpy(to + k * stride, &values[k], sizeof(T));
   }
   for (; i < n; ++i, to += stride, from += sizeof(T)) std::memcpy(to, from, sizeof(T));
 }

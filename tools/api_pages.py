@@ -51,10 +51,12 @@ def methods(owner: type) -> list[str]:
     """What a class adds: not what every torch module has, and not the fields, which its docstring lists."""
     usual = ("forward", "extra_repr", "reset_parameters")
     names = [name for name in public(owner) if name not in usual]
-    return [name for name in names if inspect.getdoc(inspect.getattr_static(owner, name)) and is_told(owner, name)]
+    return [
+        name for name in names if inspect.getdoc(inspect.getattr_static(owner, name)) and is_documented(owner, name)
+    ]
 
 
-def is_told(owner: type, name: str) -> bool:
+def is_documented(owner: type, name: str) -> bool:
     """Whether this is a method or a property, and no field with a default value."""
     static = inspect.getattr_static(owner, name)
     return isinstance(static, property | classmethod | staticmethod) or inspect.isfunction(static)

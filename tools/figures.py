@@ -39,8 +39,8 @@ SHOWN = {
         ("the same with its gradient", ["attention lengths 1..512 forward+backward"]),
     ],
     "linear": [
-        (f"`mw.nn.SparseLinear`, 10 % kept{told}, five shapes", [f"SparseLinear {shape} {end}" for shape in _SHAPES])
-        for told, end in (("", "keep=10%"), (" in 16 x 16 blocks", "16x16 keep=10%"))
+        (f"`mw.nn.SparseLinear`, 10 % kept{variant}, five shapes", [f"SparseLinear {shape} {end}" for shape in _SHAPES])
+        for variant, end in (("", "keep=10%"), (" in 16 x 16 blocks", "16x16 keep=10%"))
     ],
     "models": [
         ("`mw.unpad` of MiniLM, a fifth of the tokens real", ["unpad MiniLM 64 paragraphs in 256"]),
@@ -78,7 +78,7 @@ def read(path: Path) -> list[Row]:
         ours = next(line for line in sides if line["kind"] == "ours")
         peers = [line for line in sides if line["kind"] == "peer"]
         best = min(peers, key=lambda line: float(line["median_us"]))
-        told = ours["targets"].split("; ") if ours["targets"] else []
+        targets = ours["targets"].split("; ") if ours["targets"] else []
         bandwidth = ours["of_copy_bandwidth"]
         where = f"{ours['cpu']}, {ours['threads']} threads, {ours['simd']}, torch {ours['torch']}, {ours['date'][:10]}"
         rows.append(
@@ -90,7 +90,7 @@ def read(path: Path) -> list[Row]:
                 spread=f"{number(best['ratio'])} [{number(best['ratio_q1'])}, {number(best['ratio_q3'])}]",
                 peer=best["side"],
                 bandwidth=f"{float(bandwidth):.0%}" if bandwidth else "",
-                missed=tuple(text.removeprefix("MISS: ") for text in told if text.startswith("MISS: ")),
+                missed=tuple(text.removeprefix("MISS: ") for text in targets if text.startswith("MISS: ")),
                 large=bool(bandwidth) and "backward" not in case,
                 where=where,
                 command=runnable(ours["command"]),
@@ -112,7 +112,7 @@ def number(value: str) -> str:
 def headline(results: Path) -> str:
     """The picture and the few lines that the README shows, with the machine and the commands."""
     lines = [
-        "![how many times faster than the fastest other way](docs/assets/headline.svg)",
+        "![speedup over the fastest alternative](docs/assets/headline.svg)",
         "",
         "| work | times faster than the best peer | best peer |",
         "|---|---|---|",
@@ -128,8 +128,8 @@ def headline(results: Path) -> str:
             where = chosen[-1].where
         # Where the files go is no part of what was measured.
         commands.append(next(iter(rows.values())).command.split(" --csv")[0])
-    told = f"Medians, {where}; float32.\nAll cases: [docs/figures.md](docs/figures.md). Taken with:"
-    return "\n".join([*lines, "", told, "", "```sh", *commands, "```"])
+    note = f"Medians, {where}; float32.\nAll cases: [docs/figures.md](docs/figures.md). Taken with:"
+    return "\n".join([*lines, "", note, "", "```sh", *commands, "```"])
 
 
 def page(results: Path) -> str:
@@ -152,16 +152,16 @@ def page(results: Path) -> str:
         lines += ["", f"## {path.stem}", "", f"`{rows[0].command}`  ", f"{rows[0].where}", ""]
         of_functions = geometric_means((row.function, row.ratio) for row in rows if row.large)
         if of_functions:
-            told = ", ".join(f"{function} {mean:.1f}" for function, mean in of_functions.items())
-            lines += [f"Geometric mean of the ratios, over the large cases without gradient: {told}.", ""]
+            listed = ", ".join(f"{function} {mean:.1f}" for function, mean in of_functions.items())
+            lines += [f"Geometric mean of the ratios, over the large cases without gradient: {listed}.", ""]
         judged = means.judged([(row.case, side, ratio) for row in rows for side, ratio in row.ratios])
         lines += [f"- {mean.text}: {value:.2f}, {'met' if holds else 'missed'}" for mean, value, holds in judged]
         lines += [""] if judged else []
         lines += ["| case | time | times faster | best peer | of copy_ | missed |", "|---|---|---|---|---|---|"]
         lines += [
-            f"| {row.case} | {in_words(row.ours)} | {row.spread} | `{row.peer}` | {row.bandwidth} | {told} |"
+            f"| {row.case} | {in_words(row.ours)} | {row.spread} | `{row.peer}` | {row.bandwidth} | {missed} |"
             for row in rows
-            for told in ("; ".join(row.missed),)
+            for missed in ("; ".join(row.missed),)
         ]
     return "\n".join(lines) + "\n"
 
@@ -220,7 +220,7 @@ def picture(results: Path) -> str:
             peer = row.peer.replace("compile(", "torch.compile(")
             chosen.append(Bar(label, row.ratio, f"{row.ratio:.1f} x {peer}", ours=True))
             before = label.split(",")[0]
-    return bars("Times faster than the fastest other way to do it", sorted(chosen, key=lambda bar: -bar.value))
+    return bars("Speedup over the fastest alternative", sorted(chosen, key=lambda bar: -bar.value))
 
 
 def files(root: Path) -> dict[Path, str]:

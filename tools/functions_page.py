@@ -25,10 +25,10 @@ Each function takes torch's arguments under torch's names, and `mask`: a `Mask` 
 that broadcasts to `x`. All of them are under the laws: nothing leaks (1), True means keep (2), one rule for nothing
 kept (3), never slower than the idiom (4), plain tensors in and out (5). Laws 1, 2, 3 and 5 are the suites in
 `tests/laws/`, run over this table; law 4 is `make bench`, in which every function below has cases with targets.
-Besides these there is `mw.count(mask, dim=None, keepdim=False)`, which counts what is kept.
+Besides these there is `mw.count(mask, dim=None, keepdim=False)`, which counts kept positions.
 
-- **nothing kept**: what a slice that keeps nothing gives. On reductions, `empty=` replaces it.
-- **CPU kernel**, **GPU kernel**: the dtypes that the fused kernel serves, in C++ or in [Triton](gpu.md); any other
+- **nothing kept**: the result of an empty slice. On reductions, `empty=` replaces it.
+- **CPU kernel**, **GPU kernel**: the dtypes that the fused kernel supports, in C++ or in [Triton](gpu.md); any other
   dtype that torch has for the function, and any other device, runs on plain torch operations that obey the same laws.
 - **gradient**: how often it can be differentiated.
 """
@@ -65,7 +65,7 @@ def losses() -> str:
   where input and target have one shape and one dtype, and no target needs a gradient;
 - `cross_entropy` with classes as target, also with `ignore_index`, and with `weight` or `label_smoothing`.
 
-Every other loss, and these with other arguments, is torch's own function, with what is dropped made harmless before:
+Every other loss, and these with other arguments, is torch's own function, with dropped inputs replaced first
 by the kernels of `fill` and `sum`, which takes a few calls more than an idiom that leaks, and shows on small inputs."""
 
 

@@ -81,35 +81,34 @@ HEAD = """# On the GPU
 *Made by `make gpu-page`; the tests fail when it is stale.*
 
 On CUDA and ROCm every fused function is a [Triton](https://triton-lang.org) kernel: one launch forward, one or two
-backward, no waiting for the device. Masks are read as bytes, masks that broadcast by their strides; what is dropped is
-not read, wherever 16 bytes in a row are dropped. bfloat16 and float16 are added up in float32. The same laws hold as on
-the CPU, and are tested there by Triton's interpreter (`make test-gpu`). Every kernel is compiled ahead of time, in each
-configuration that its launcher can choose, for sm_80, sm_90, sm_100 and gfx942 (`make test-gpu-compile`). No kernel has
-been timed by the developers, who have no GPU: `python -m benchmarks --device cuda`, in a clone, does it on yours.
+backward, no host-device sync. Masks are read as bytes, broadcast by their strides; wherever 16 consecutive bytes are
+dropped, x is not read. bfloat16 and float16 accumulate in float32. The same laws hold as on the CPU, and are tested
+there under Triton's interpreter (`make test-gpu`). Every kernel is compiled ahead of time, in each configuration that
+its launcher can choose, for sm_80, sm_90, sm_100 and gfx942 (`make test-gpu-compile`). No kernel has been timed by
+the developers, who have no GPU: `python -m benchmarks --device cuda`, in a clone, does it on yours.
 
-- Without Triton (`pip install triton`), and on other devices, plain torch operations serve; `mw.explain()` says so.
+- Without Triton (`pip install triton`), and on other devices, plain torch operations run; `mw.explain()` reports it.
 - Inside `torch.compile` on a GPU, reductions, softmax, fill and losses are traced as plain torch operations, which
   Inductor fuses with their neighbours; scans, pack and segments stay ops of their own.
-- `mw.pack(x, mask, capacity=n)` never asks how many are kept; `mw.pack(x, mask)` does, unless the mask knows.
-- To pack or unpack with a mask of more than 65,536 takes two launches: the first counts what each 4,096 of the mask
-  keep, one byte read a row. Up to there every program of the one launch counts for itself. In a single pass over a
-  longer mask programs would have to wait for each other, and rows beyond the last kept one would be written twice,
-  since nobody knows how many are kept until the last one has counted.
+- `mw.pack(x, mask, capacity=n)` needs no count; `mw.pack(x, mask)` syncs to count, unless the mask has its count.
+- `pack` and `unpack` with a mask of more than 65,536 positions take two launches. The first counts per 4,096
+  positions of the mask. Below that, every program of the single launch counts on its own. In a single pass over a
+  longer mask, programs would wait for each other, and rows beyond the last kept one would be written twice.
 - Sparse layers of 16 x 16 blocks multiply kept blocks alone; other layouts, and `mw.linear` with a mask, are dense.
 - `sort`, `argsort`, `topk`, and the two reductions that sort, `median` and `quantile`, run on torch's own sort, and
-  `attention` on torch's attention: leak-proof and without waiting for the device like the rest, but not in one launch.
-- A class that does not exist makes a cross entropy NaN on a GPU, and the gradient of its row; the CPU raises. To look
-  would make the host wait, and torch's own loss, which asserts on the device, leaves a process that can use the device
-  no more. With `TRITON_DEBUG=1` in the environment ours asserts too, and says what is wrong.
+  `attention` on torch's attention: leak-proof and without a host-device sync, but not in one launch.
+- A class that does not exist makes a cross entropy NaN on a GPU, and the gradient of its row; the CPU raises. A check
+  would take a host-device sync, and torch's own loss, which asserts on the device, leaves the CUDA context unusable.
+  With `TRITON_DEBUG=1` in the environment ours asserts too, with a message.
 - The variance of values beyond 1e19 leaves the range of float32, as that of torch does on a GPU.
 """
 
 TABLE = """
-For x of 4096 x 1024 float32 along its last dim, with a mask of x's shape: launches, and bytes read and written for each
-element of x with everything kept, against the fewest there can be (each operand once); registers a thread and bytes of
-shared memory of the kernel on sm_80, compiled by Triton {version}, which spills none of them. Beside it the idiom in
-plain torch and torch.masked, traced operation by operation: each reads its operands and writes its result once. What
-a program reads again from the cache, as a block-sparse product does, is not counted.
+For x of 4096 x 1024 float32 along its last dim, with a mask of x's shape: launches, and bytes read and written for
+each element of x with everything kept, against the fewest there can be (each operand once); registers per thread and
+bytes of shared memory of the kernel on sm_80, compiled by Triton {version}, which spills none of them. Beside it the
+idiom in plain torch and torch.masked, traced operation by operation: each reads its operands and writes its result
+once. What a program reads again from the cache, as a block-sparse product does, is not counted.
 """
 
 

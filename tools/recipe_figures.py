@@ -97,14 +97,14 @@ def plot(recipe: Recipe) -> str:
 
 def figure(recipe: Recipe) -> str:
     """The plot, and the figure in words."""
-    told = [f"**{recipe.ratios[recipe.written]:.1f} x** the speed of the idiom as it is written"]
+    ratios = [f"**{recipe.ratios[recipe.written]:.1f} x** as fast as the usual idiom"]
     if recipe.best != recipe.written:
-        told.append(f"**{recipe.ratios[recipe.best]:.1f} x** that of its best form, `{recipe.best}`")
+        ratios.append(f"**{recipe.ratios[recipe.best]:.1f} x** as fast as its best form, `{recipe.best}`")
     return "\n".join(
         [
-            f"![{recipe.name}: the time of each way]({recipe.plot})",
+            f"![{recipe.name}: the time of each implementation]({recipe.plot})",
             "",
-            f"`{recipe.ours}` has {', '.join(told)}.",
+            f"`{recipe.ours}` is {', '.join(ratios)}.",
         ]
     )
 

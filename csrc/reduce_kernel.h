@@ -110,6 +110,25 @@ struct ReduceOp {
   }
 };
 
+// Whether none of n mask bytes is set; finds out at the first that is.
+inline bool none_kept(const uint8_t* m, int64_t n) {
+  int64_t i = 0;
+  for (; i + 32 <= n; i += 32)
+    if (!none_of<32>(m + i)) return false;
+  for (; i < n; ++i)
+    if (m[i]) return false;
+  return true;
+}
+
+// Reads a byte of each cache line of n bytes, in order. Short rows lie several to a page, and when they are read
+// alternately, the CPU finds no order that it could read ahead in.
+inline void touch(const void* p, int64_t n) {
+  const char* bytes = static_cast<const char*>(p);
+  char any = 0;
+  for (int64_t i = 0; i < n; i += 64) any ^= bytes[i];
+  asm volatile("" : : "r"(any));
+}
+
 // The functions of a Reduction.
 template <class Op>
 struct ReduceKernel {
@@ -138,52 +157,105 @@ struct ReduceKernel {
     }
   }
 
-  static void init_columns(const void* op, void* lanes, int64_t w) {
-    std::fill_n(static_cast<Lanes*>(lanes), ceil_div(w, L), self(op).init());
+  static void init_columns(const void* op, Columns& columns) {
+    std::fill_n(reinterpret_cast<Lanes*>(columns.lanes), ceil_div(columns.w, L), self(op).init());
+    init(columns.states, columns.w);
   }
 
-  static void accumulate_columns(const void* op, void* lanes, const char* const* rows, const uint8_t* const* m, int64_t w,
-                                 int64_t first) {
+  // Not in the loops that are compiled once: narrow columns have few elements a step, and a call a step costs more.
+  static void accumulate_columns(const void* op, Columns& held, const char* x, const uint8_t* m, const Loop<2>& loop,
+                                 int64_t m_step, int64_t count, int64_t at) {
+    static_assert(kTransposedRows % R == 0, "transposed rows are used in whole steps");
+    // In registers: what is written through a pointer to char could be any of it.
+    Columns columns = held;
+    const int64_t x_stride = loop.stride[kX], m_stride = loop.stride[kMask];
+    const int64_t w = columns.w, bytes = w * int64_t{sizeof(In)};
+    uint8_t staged[kTransposedRows][kColumns];
+    for (int64_t r = 0; r < count; r += R) {
+      // Which of the staged rows this step uses: those that were transposed with the step before, or the first ones.
+      const int64_t ahead = r % kTransposedRows, first = r - ahead;
+      const bool across = m_step != 0 && m_step != 1 && m_stride == 1 && first + kTransposedRows <= count;
+      if (across && ahead == 0) transpose_rows(m + r, m_step, w, staged[0], kColumns);
+      const In* xs[R];
+      const uint8_t* ms[R];
+      const In* some = nullptr;
+      for (int k = 0; k < R; ++k) {
+        ms[k] = kNoneKept.bytes;
+        if (r + k >= count) continue;
+        const uint8_t* row = m + (r + k) * m_stride;
+        if (across) {
+          ms[k] = staged[ahead + k];
+        } else if (const Kept kept = kept_of_run(row, m_step); kept == Kept::all) {
+          ms[k] = kAllKept.bytes;
+        } else if (kept == Kept::bits && m_step == 1) {
+          if (!none_kept(row, w)) ms[k] = row;
+        } else if (kept == Kept::bits) {
+          for (int64_t j = 0; j < w; ++j) staged[k][j] = row[j * m_step];
+          ms[k] = staged[k];
+        }
+        xs[k] = reinterpret_cast<const In*>(x + (r + k) * x_stride);
+        if (ms[k] != kNoneKept.bytes) some = xs[k];
+      }
+      if (some == nullptr) continue;
+      // A row of which nothing is kept is not read: another stands in for it.
+      for (int k = 0; k < R; ++k)
+        if (ms[k] == kNoneKept.bytes) xs[k] = some;
+      if (x_stride == bytes && m_stride == w && bytes <= 2048 && r + R <= count) {
+        touch(x + r * bytes, R * bytes);
+        touch(m + r * w, R * w);
+      }
+      if (columns.pending + R > Op::kPeriod || at + r + R - columns.base > Op::kPeriod) collect_columns(op, columns);
+      if (columns.pending == 0) columns.base = at + r;
+      columns.pending += R;
+      const auto first_row = static_cast<BitsOf<A>>(at + r - columns.base);
+      accumulate_rows(self(op), reinterpret_cast<Lanes*>(columns.lanes), xs, ms, w, first_row);
+    }
+    held = columns;
+  }
+
+  // R rows of w columns, from row `first` of the lanes on.
+  static void accumulate_rows(const Op& op, Lanes* lanes, const In* const (&x)[R], const uint8_t* const (&m)[R], int64_t w,
+                              BitsOf<A> first) {
     const int64_t whole = w / L;
-    auto* held = static_cast<Lanes*>(lanes);
-    const In* x[R];
-    for (int r = 0; r < R; ++r) x[r] = reinterpret_cast<const In*>(rows[r]);
-    accumulate_vectors(self(op), held, x, m, whole, static_cast<BitsOf<A>>(first));
+    accumulate_vectors(op, lanes, x, m, whole, first);
     if (whole * L == w) return;
     In values[R][L] = {};
     uint8_t bytes[R][L] = {};
+    const In* xs[R];
     const uint8_t* ms[R];
     for (int r = 0; r < R; ++r) {
       for (int64_t j = whole * L; j < w; ++j) values[r][j - whole * L] = x[r][j];
       for (int64_t j = whole * L; j < w; ++j) bytes[r][j - whole * L] = m[r][j];
-      x[r] = values[r];
+      xs[r] = values[r];
       ms[r] = bytes[r];
     }
-    accumulate_vectors(self(op), held + whole, x, ms, 1, static_cast<BitsOf<A>>(first));
+    accumulate_vectors(op, lanes + whole, xs, ms, 1, first);
   }
 
   // Not inlined: it is called from two places, and compiles slowly.
-  __attribute__((noinline)) static void accumulate_vectors(const Op& op, Lanes* lanes, const In* const* x,
-                                                           const uint8_t* const* m, int64_t vectors, BitsOf<A> first) {
-    const In* xs[R];
-    const uint8_t* ms[R];
-    for (int r = 0; r < R; ++r) xs[r] = x[r], ms[r] = m[r];
+  __attribute__((noinline)) static void accumulate_vectors(const Op& op, Lanes* lanes, const In* const (&x)[R],
+                                                           const uint8_t* const (&m)[R], int64_t vectors,
+                                                           BitsOf<A> first) {
+    // A copy of the pointers would be made by vectors, which wait for the pointers that were just stored one by one.
     for (int64_t i = 0; i < vectors; ++i) {
       Vec<A> values[R];
       LaneMask<A> kept[R];
       for (int r = 0; r < R; ++r) {
-        values[r] = load<A>(xs[r] + i * L);
-        kept[r] = load_mask<A>(ms[r] + i * L);
+        values[r] = load<A>(x[r] + i * L);
+        kept[r] = load_mask<A>(m[r] + i * L);
       }
       op.template accumulate<R>(lanes[i], values, kept, first);
     }
   }
 
-  static void collect_columns(const void* op, void* lanes, void* states, int64_t w, int64_t base) {
-    auto* held = static_cast<Lanes*>(lanes);
-    for (int64_t j = 0; j < w; ++j)
-      self(op).combine(static_cast<State*>(states)[j], self(op).lane(held[j / L], j % L, base));
-    init_columns(op, lanes, w);
+  static void collect_columns(const void* op, Columns& columns) {
+    if (columns.pending == 0) return;
+    auto* lanes = reinterpret_cast<Lanes*>(columns.lanes);
+    auto* states = reinterpret_cast<State*>(columns.states);
+    for (int64_t j = 0; j < columns.w; ++j)
+      self(op).combine(states[j], self(op).lane(lanes[j / L], j % L, columns.base));
+    std::fill_n(lanes, ceil_div(columns.w, L), self(op).init());
+    columns.pending = 0;
   }
 
   static void combine(const void* op, void* state, const void* other) {
@@ -205,7 +277,6 @@ void reduce(const Op& op, const ReduceNest& nest, const void* x, const void* m, 
                          sizeof(typename Op::State),
                          sizeof(typename Op::Lanes),
                          K::L,
-                         Op::kPeriod,
                          K::init,
                          K::accumulate,
                          K::reduce_rows,

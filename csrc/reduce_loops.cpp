@@ -70,108 +70,6 @@ void reduce_rows(const Reduction& kernel, const ReduceNest& nest, const char* x,
   }
 }
 
-// Whether none of n mask bytes is set; finds out at the first that is.
-bool none_kept(const uint8_t* m, int64_t n) {
-  int64_t i = 0;
-  for (; i + 32 <= n; i += 32) {
-    uint64_t words[4];
-    std::memcpy(words, m + i, sizeof(words));
-    if ((words[0] | words[1] | words[2] | words[3]) != 0) return false;
-  }
-  for (; i < n; ++i)
-    if (m[i]) return false;
-  return true;
-}
-
-// Reads a byte of each cache line of n bytes, in order. Short rows lie several to a page, and when they are read
-// alternately, the CPU finds no order that it could read ahead in.
-inline void touch(const void* p, int64_t n) {
-  const char* bytes = static_cast<const char*>(p);
-  char any = 0;
-  for (int64_t i = 0; i < n; i += 64) any ^= bytes[i];
-  asm volatile("" : : "r"(any));
-}
-
-// Up to kColumns outputs side by side.
-class Columns {
- public:
-  explicit Columns(const Reduction& kernel, int64_t width)
-      : kernel(kernel),
-        lanes(ceil_div(width, kernel.lanes) * kernel.lanes_bytes),
-        held(width * kernel.state_bytes),
-        states(held.data) {}
-
-  void init(int64_t columns) {
-    w = columns;
-    kernel.init_columns(kernel.op, lanes.data, w);
-    kernel.init(states, w);
-    pending = 0;
-  }
-
-  void flush() {
-    if (pending == 0) return;
-    kernel.collect_columns(kernel.op, lanes.data, states, w, base);
-    pending = 0;
-  }
-
-  // One run of `count` rows; `loop` says how far apart they are, `m_step` is the mask's stride along a row.
-  void accumulate(const char* x, const uint8_t* m, const Loop<2>& loop, int64_t m_step, int64_t count, int64_t at) {
-    constexpr int R = kColumnRows;
-    static_assert(kTransposedRows % R == 0, "transposed rows are used in whole steps");
-    uint8_t staged[kTransposedRows][kColumns];
-    for (int64_t r = 0; r < count; r += R) {
-      // Which of the staged rows this step uses: those that were transposed with the step before, or the first ones.
-      const int64_t ahead = r % kTransposedRows, first = r - ahead;
-      const bool across = m_step != 0 && m_step != 1 && loop.stride[kMask] == 1 && first + kTransposedRows <= count;
-      if (across && ahead == 0) transpose_rows(m + r, m_step, w, staged[0], kColumns);
-      const char* xs[R];
-      const uint8_t* ms[R];
-      const char* some = nullptr;
-      for (int k = 0; k < R; ++k) {
-        ms[k] = kNoneKept.bytes;
-        if (r + k >= count) continue;
-        const uint8_t* row = m + (r + k) * loop.stride[kMask];
-        const Kept kept = kept_of_run(row, m_step);
-        if (kept == Kept::all) {
-          ms[k] = kAllKept.bytes;
-        } else if (kept == Kept::bits && m_step == 1) {
-          if (!none_kept(row, w)) ms[k] = row;
-        } else if (kept == Kept::bits && across) {
-          ms[k] = staged[ahead + k];
-        } else if (kept == Kept::bits) {
-          for (int64_t j = 0; j < w; ++j) staged[k][j] = row[j * m_step];
-          ms[k] = staged[k];
-        }
-        xs[k] = x + (r + k) * loop.stride[kX];
-        if (ms[k] != kNoneKept.bytes) some = xs[k];
-      }
-      if (some == nullptr) continue;
-      // A row of which nothing is kept is not read: another stands in for it.
-      for (int k = 0; k < R; ++k)
-        if (ms[k] == kNoneKept.bytes) xs[k] = some;
-      const int64_t bytes = w * kernel.in_bytes;
-      if (loop.stride[kX] == bytes && loop.stride[kMask] == w && bytes <= 2048 && r + R <= count) {
-        touch(x + r * bytes, R * bytes);
-        touch(m + r * w, R * w);
-      }
-      if (pending + R > kernel.period || at + r + R - base > kernel.period) flush();
-      if (pending == 0) base = at + r;
-      pending += R;
-      kernel.accumulate_columns(kernel.op, lanes.data, xs, ms, w, at + r - base);
-    }
-  }
-
- private:
-  const Reduction& kernel;
-  const Buffer lanes, held;
-  int64_t w = 0;
-  int64_t base = 0;     // the position at which the lanes started
-  int64_t pending = 0;  // rows in the lanes
-
- public:
-  char* const states;
-};
-
 // The innermost outer loop is contiguous in x: its outputs are reduced side by side.
 void reduce_columns(const Reduction& kernel, const ReduceNest& nest, const char* x, const uint8_t* m, char* out) {
   const Loop<2> inner = nest.outer.back(), loop = innermost(nest.inner);
@@ -191,18 +89,20 @@ void reduce_columns(const Reduction& kernel, const ReduceNest& nest, const char*
   const auto columns_of = [&](int64_t group) { return std::min(width, inner.size - group % blocks * width); };
 
   parallel(groups * splits, step * width, [&](int64_t begin, int64_t end) {
-    Columns columns(kernel, width);
+    const Buffer lanes(ceil_div(width, kernel.lanes) * kernel.lanes_bytes), states(width * kernel.state_bytes);
     for (int64_t task = begin; task < end; ++task) {
       const int64_t group = task / splits, w = columns_of(group);
       Offset<2> at = offset_of(outer, group / blocks);
       at.step(inner, group % blocks * width);
-      columns.init(w);
+      Columns columns{lanes.data, states.data, w};
+      kernel.init_columns(kernel.op, columns);
       int64_t from = task % splits * step;
       for_each_run(nest.inner, from, std::min(from + step, nest.length), [&](const Offset<2>& run, int64_t count) {
-        columns.accumulate(x + at[kX] + run[kX], m + at[kMask] + run[kMask], loop, inner.stride[kMask], count, from);
+        kernel.accumulate_columns(kernel.op, columns, x + at[kX] + run[kX], m + at[kMask] + run[kMask], loop,
+                                  inner.stride[kMask], count, from);
         from += count;
       });
-      columns.flush();
+      kernel.collect_columns(kernel.op, columns);
       if (splits == 1)
         kernel.finalize(kernel.op, columns.states, w, result(group));
       else

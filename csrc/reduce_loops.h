@@ -15,12 +15,20 @@ constexpr int64_t kColumns = kConstantMask;
 enum : int { kX = 0, kMask = 1 };
 using ReduceNest = Nest<2>;
 
+// Up to kColumns outputs side by side, and what they have accumulated.
+struct Columns {
+  char* lanes;
+  char* states;
+  int64_t w;
+  int64_t base = 0;     // the position at which the lanes started
+  int64_t pending = 0;  // rows in the lanes
+};
+
 // A reduction, compiled for one SIMD level and one dtype. The loops know states and lanes by their size alone.
 struct Reduction {
   const void* op;
   int in_bytes, out_bytes, state_bytes;
   int lanes_bytes, lanes;  // of one vector of columns, and how many columns it has
-  int64_t period;          // rows of columns that the lanes hold before they are collected
   // n states that have accumulated nothing.
   void (*init)(void* states, int64_t n);
   // n contiguous elements at position `at`; m is null where all are kept.
@@ -29,12 +37,12 @@ struct Reduction {
   // `bits` one mask byte stands for a whole row.
   void (*reduce_rows)(const void* op, const char* x, int64_t x_stride, const uint8_t* m, int64_t m_stride, bool bits,
                       int64_t n, int64_t rows, void* out);
-  // w columns: lanes that have accumulated nothing; kColumnRows rows of them, from row `first` of the lanes on; and the
-  // lanes joined to the states, whose positions start at `base`.
-  void (*init_columns)(const void* op, void* lanes, int64_t w);
-  void (*accumulate_columns)(const void* op, void* lanes, const char* const* x, const uint8_t* const* m, int64_t w,
-                             int64_t first);
-  void (*collect_columns)(const void* op, void* lanes, void* states, int64_t w, int64_t base);
+  // Columns that have accumulated nothing; a run of `count` rows of them from position `at` on, which are `loop` apart,
+  // while the mask steps by `m_step` along a row; and the lanes joined to the states.
+  void (*init_columns)(const void* op, Columns& columns);
+  void (*accumulate_columns)(const void* op, Columns& columns, const char* x, const uint8_t* m, const Loop<2>& loop,
+                             int64_t m_step, int64_t count, int64_t at);
+  void (*collect_columns)(const void* op, Columns& columns);
   // Joins the state of a later range.
   void (*combine)(const void* op, void* state, const void* other);
   // The results of n states.

@@ -20,6 +20,7 @@ import torch
 
 from maskwise.errors import caller_level
 from maskwise.ops.torch_private import is_tracing
+from maskwise.plan.dispatch import forced
 
 __all__ = [
     "DEVICE",
@@ -28,6 +29,7 @@ __all__ = [
     "INTERPRETED",
     "KEY",
     "ExtensionStatus",
+    "is_kernel_allowed",
     "provide",
     "served",
     "status",
@@ -172,6 +174,15 @@ def why_not_served(op: str, device: str, dtype: torch.dtype) -> str | None:
     if dtype not in dtypes:
         return f"the {device} kernel of {op} does not support {dtype}"
     return _probes[device]() if device in _probes else None
+
+
+def is_kernel_allowed(op: str, device: str, dtype: torch.dtype) -> bool:
+    """Whether a step of another function may run on a kernel: one supports it, and `mw.force` does not require torch.
+
+    >>> is_kernel_allowed("no_such_op", "cpu", torch.float32)
+    False
+    """
+    return forced() != "plain" and why_not_served(op, device, dtype) is None
 
 
 def served(op: str, device: str) -> frozenset[torch.dtype]:

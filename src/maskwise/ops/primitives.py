@@ -18,11 +18,10 @@ from torch import Tensor
 from maskwise.errors import ArgumentError, DtypeError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import Dim, MaskLike, dims_of
-from maskwise.ops.backends import DEVICE, FLOATING, INTEGRAL, why_not_served
+from maskwise.ops.backends import DEVICE, FLOATING, INTEGRAL, is_kernel_allowed, why_not_served
 from maskwise.ops.operation import define, dropped_rows, register
 from maskwise.ops.torch_private import has_dispatch_modes, is_tracing
 from maskwise.plan.cost import Work
-from maskwise.plan.dispatch import forced
 
 __all__ = [
     "accumulate_dtype",
@@ -324,13 +323,18 @@ def copy_transposed(x: Tensor) -> Tensor:
     >>> copy_transposed(torch.tensor([[1.0, 2.0], [3.0, 4.0]]).T).is_contiguous()
     True
     """
-    if forced() == "plain" or why_not_served("fill", x.device.type, x.dtype) is not None:
+    if not is_kernel_allowed("fill", x.device.type, x.dtype):
         return x.contiguous()
-    # The kernel of fill transposes its value tile by tile.
-    out: Tensor = torch.ops.maskwise.fill_fused_forward.default(
-        x.new_zeros(()).expand(x.shape), torch.zeros((), dtype=torch.bool), x
-    )
+    out: Tensor = torch.ops.maskwise.copy_transposed.default(x)
     return out
+
+
+define(
+    "copy_transposed",
+    "(Tensor x) -> Tensor",
+    reference=lambda x: x.clone(memory_format=torch.contiguous_format),
+    fake=lambda x: x.new_empty(x.shape),
+)
 
 
 # -- empty slices ------------------------------------------------------------------------------------------------------

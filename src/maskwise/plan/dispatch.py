@@ -229,7 +229,7 @@ class Decision:
     The plan is made when it is first read: a call that nobody observes does without one.
     """
 
-    __slots__ = ("_plan", "facts", "prepared", "route", "run")
+    __slots__ = ("_plan", "facts", "is_forced", "prepared", "route", "run")
 
     def __init__(
         self,
@@ -238,8 +238,11 @@ class Decision:
         plan: Plan | Callable[[], Plan],
         route: Route,
         facts: Facts | None = None,
+        *,
+        is_forced: bool = False,
     ) -> None:
         self.run, self.prepared, self.route, self.facts, self._plan = run, prepared, route, facts, plan
+        self.is_forced = is_forced
 
     @property
     def plan(self) -> Plan:
@@ -275,8 +278,9 @@ def decide(facts: Facts, routes: Sequence[Route], prepared: Any = None) -> Decis
         if best.work is not None and len(served) > 1:
             known = [(found[1], route) for route in served if (found := route.predict(facts)) is not None]
             best = min(known, key=lambda each: each[0])[1]
-    plan = functools.partial(_plan, facts, routes, best, required is not None)
-    return Decision(best.run, prepared, plan, best, facts)
+    is_forced = required is not None
+    plan = functools.partial(_plan, facts, routes, best, is_forced)
+    return Decision(best.run, prepared, plan, best, facts, is_forced=is_forced)
 
 
 def _plan(facts: Facts, routes: Sequence[Route], best: Route, is_forced: bool) -> Plan:

@@ -8,6 +8,7 @@ from hypothesis import given
 import maskwise as mw
 from maskwise.errors import ArgumentError, DeviceError, DtypeError, ShapeError
 from maskwise.ops.backends import FLOATING, INTEGRAL
+from maskwise.ops.primitives import copy_transposed
 from maskwise.plan.dispatch import force
 
 DTYPES = (*FLOATING, *INTEGRAL, torch.bool, torch.complex64, torch.complex128)
@@ -81,3 +82,16 @@ def test_incompatible_arguments_are_rejected_with_a_hint(value, mask, error, hin
 def test_a_number_out_of_range_of_the_dtype_is_rejected_with_a_hint():
     with pytest.raises(ArgumentError, match=r"a value in the range of torch.uint8"):
         mw.fill(torch.zeros(3, dtype=torch.uint8), torch.ones(3, dtype=torch.bool), 1000)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("shape", [(3, 5), (100, 257), (4, 6, 70), (0, 3)])
+def test_a_transposed_copy_is_contiguous_and_has_the_values(shape, dtype):
+    x = (torch.randn(shape) * 50).to(dtype)
+    for view in (x, x.transpose(-1, -2), x.transpose(0, -1), x[..., ::2]):
+        copy = copy_transposed(view)
+        assert copy.is_contiguous()
+        assert copy.data_ptr() != view.data_ptr() or not copy.numel()
+        torch.testing.assert_close(copy, view, rtol=0, atol=0)
+        torch.library.opcheck(torch.ops.maskwise.copy_transposed.default, (view,))

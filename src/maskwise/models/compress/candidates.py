@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from maskwise.models.compress.live_units import without_dead_units
 from maskwise.nn import SparseLinear
-from maskwise.ops.backends import why_not_served
+from maskwise.ops.backends import is_kernel_allowed
 from maskwise.ops.linear import BLOCKS, Block
-from maskwise.plan.dispatch import forced
 from maskwise.plan.measure import measure, synced_timer
 
 __all__ = ["DENSE", "MARGIN", "Choice", "Layer", "Times", "candidates", "choose", "time_calls"]
@@ -68,7 +67,7 @@ def candidates(layer: Layer, x: Tensor) -> tuple[dict[str, nn.Module], list[str]
         found["live units"] = live
     if isinstance(module, nn.Conv2d):
         return found, [] if found else ["no whole channel is dead, and there is no sparse convolution"]
-    if forced() == "plain" or why_not_served("linear", x.device.type, module.weight.dtype) is not None:
+    if not is_kernel_allowed("linear", x.device.type, module.weight.dtype):
         return found, [f"there is no sparse kernel for {module.weight.dtype} on {x.device.type}"]
     if layer.density > TOO_DENSE:
         return found, ["too dense for a sparse kernel"]

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from maskwise.ops import backends
-from maskwise.ops.backends import why_not_served
+from maskwise.ops.backends import is_kernel_allowed, why_not_served
 from maskwise.ops.linear import reference
 from maskwise.ops.linear.layouts import Block, SparseLayout
 from maskwise.ops.operation import define, differentiate, eager_function
 from maskwise.ops.torch_private import is_tracing
 from maskwise.plan import calibration
 from maskwise.plan.cost import Rates, Work
-from maskwise.plan.dispatch import Decision, Facts, Route, Skips, decide, forced
+from maskwise.plan.dispatch import Decision, Facts, Route, Skips, decide
 
 __all__ = [
     "DeferredLayout",
@@ -131,7 +131,7 @@ def sparse_linear(
     >>> sparse_linear(torch.tensor([[1.0, 10.0]]), torch.tensor([1.0, 2.0, 3.0]), layout)
     tensor([[ 1., 32.]])
     """
-    if forced() == "plain" or why_not_served("linear", x.device.type, x.dtype) is not None:
+    if not is_kernel_allowed("linear", x.device.type, x.dtype):
         return torch.nn.functional.linear(x, layout.dense(values), bias)
     return multiply(x, values, bias, layout)
 
@@ -319,12 +319,8 @@ def decide_product(facts: Facts, routes: tuple[Route, ...]) -> Decision:
     decision = decide(facts, routes)
     chosen = decision.route.predict(facts)
     # Nothing is missed where a route is forced.
-    if (
-        chosen is not None
-        and forced() is None
-        and routes[0].refuses(facts) is None
-        and _pays_sparse(facts) is _NO_LAYOUT
-    ):
+    lacks_layout = routes[0].refuses(facts) is None and _pays_sparse(facts) is _NO_LAYOUT
+    if chosen is not None and lacks_layout and not decision.is_forced:
         missed = chosen[1] - _sparse_cost(facts, _NO_WORK, calibration.rates_for(facts.device))
         if missed > 0.0:
             weights, kept = facts.detail.inputs * facts.detail.outputs, facts.kept or 0

@@ -110,16 +110,6 @@ struct ReduceOp {
   }
 };
 
-// Whether none of n mask bytes is set; finds out at the first that is.
-inline bool none_kept(const uint8_t* m, int64_t n) {
-  int64_t i = 0;
-  for (; i + 32 <= n; i += 32)
-    if (!none_of<32>(m + i)) return false;
-  for (; i < n; ++i)
-    if (m[i]) return false;
-  return true;
-}
-
 // Reads a byte of each cache line of n bytes, in order. Short rows lie several to a page, and when they are read
 // alternately, the CPU finds no order that it could read ahead in.
 inline void touch(const void* p, int64_t n) {
@@ -188,7 +178,7 @@ struct ReduceKernel {
         } else if (const Kept kept = kept_of_run(row, m_step); kept == Kept::all) {
           ms[k] = kAllKept.bytes;
         } else if (kept == Kept::bits && m_step == 1) {
-          if (!none_kept(row, w)) ms[k] = row;
+          if (!none_of(row, w)) ms[k] = row;
         } else if (kept == Kept::bits) {
           for (int64_t j = 0; j < w; ++j) staged[k][j] = row[j * m_step];
           ms[k] = staged[k];

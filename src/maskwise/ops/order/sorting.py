@@ -12,14 +12,11 @@ from maskwise.ops.arguments import MaskLike, dims_of, need_dense, need_ordered
 from maskwise.ops.backends import FLOATING, INTEGRAL
 from maskwise.ops.operation import define, register
 from maskwise.ops.order import reference
-from maskwise.ops.torch_private import is_tracing
 from maskwise.plan.cost import Work
 
 __all__ = ["argsort", "sort", "topk"]
 
 _ops = torch.ops.maskwise
-#: Up to this many elements, torch's gather with its gradient is cheaper than an op with autograd.
-_SMALL = 1 << 15
 
 
 class Ordered(NamedTuple):
@@ -230,27 +227,6 @@ def fake_topk(x: Tensor, mask: Tensor, dim: list[int], k: int, largest: bool) ->
     return x.new_empty(shape), x.new_empty(shape, dtype=torch.int64)
 
 
-def gather_or(x: Tensor, dim: int, indices: Tensor, value: float) -> Tensor:
-    """The elements of x at the indices, ``value`` where an index is -1; differentiable by torch itself."""
-    return x.gather(dim, indices.clamp_min(0)).masked_fill(indices < 0, value)
-
-
-def sort_with_gradient(x: Tensor, mask: Tensor, dim: list[int], descending: bool) -> Any:
-    """Sort by the kernel; for a small x the gradient is that of torch's gather, else a kernel."""
-    if x.numel() > _SMALL or is_tracing():
-        return _ops.sort_fused.default(x, mask, dim, descending)
-    indices = _ops.argsort_fused_forward.default(x.detach(), mask, dim, descending)
-    return gather_or(x, dim[0], indices, 0.0), indices
-
-
-def topk_with_gradient(x: Tensor, mask: Tensor, dim: list[int], k: int, largest: bool) -> Any:
-    """Topk by the kernel; for a small x the gradient is that of torch's gather, else a kernel."""
-    if x.numel() > _SMALL or is_tracing():
-        return _ops.topk_fused.default(x, mask, dim, k, largest)
-    _, indices = _ops.topk_fused_forward.default(x.detach(), mask, dim, k, largest)
-    return gather_or(x, dim[0], indices, reference.worst(x.dtype, largest)), indices
-
-
 _sort = register(
     "sort",
     "(Tensor x, Tensor mask, int[] dim, bool descending) -> (Tensor, Tensor)",
@@ -260,7 +236,6 @@ _sort = register(
     backward=order_backward,
     work=order_work,
     cpu=(*FLOATING, *INTEGRAL, torch.bool),
-    adapt=lambda route, run: sort_with_gradient if route == "fused" else run,
 )
 
 _argsort = register(
@@ -281,5 +256,4 @@ _topk = register(
     backward=order_backward,
     work=order_work,
     cpu=(*FLOATING, *INTEGRAL),
-    adapt=lambda route, run: topk_with_gradient if route == "fused" else run,
 )

@@ -8,6 +8,7 @@
 #include "dtype.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -96,6 +97,24 @@ void parallel(int64_t n, int64_t elements_each, const Body& body) {
     return;
   }
   torch::stable::parallel_for(0, n, grain, body);
+}
+
+// The same for tasks of uneven cost, as rows are of which more or less is kept: threads take the next few whenever they
+// are done. Calls body more than once a thread.
+template <class Body>
+void parallel_uneven(int64_t n, int64_t elements_each, const Body& body) {
+  constexpr int64_t kChunks = 16;
+  const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, elements_each));
+  const auto threads = static_cast<int64_t>(torch::stable::get_num_threads());
+  if (n <= grain || threads == 1) {
+    if (n > 0) body(int64_t{0}, n);
+    return;
+  }
+  const int64_t chunk = std::max(grain, ceil_div(n, kChunks * threads));
+  std::atomic<int64_t> next{0};
+  torch::stable::parallel_for(0, std::min(threads, ceil_div(n, chunk)), 1, [&](int64_t, int64_t) {
+    for (int64_t begin; (begin = next.fetch_add(chunk)) < n;) body(begin, std::min(begin + chunk, n));
+  });
 }
 
 }  // namespace maskwise

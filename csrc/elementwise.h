@@ -1,5 +1,6 @@
 // The loops of kernels that map single elements (fill, losses, gradients of reductions): in the memory order of the
-// result, in runs of the innermost loop. Operands that lie across it (a contiguous mask of a transposed x) are transposed
+// result, in runs of the innermost loop; a run of which an interval is kept is handed out in parts that are all kept, or
+// all dropped. Operands that lie across it (a contiguous mask of a transposed x) are transposed
 // tile by tile; those of any other stride are gathered into small buffers. Counts in bytes, knows nothing of types.
 #pragma once
 
@@ -7,7 +8,9 @@
 
 namespace maskwise {
 
-constexpr int kElementOperands = 5;
+// At most so many, and the position along the intervals of the mask.
+constexpr int kElementOperands = 6;
+constexpr int kElementPosition = kElementOperands - 1;
 // Elements of one task, whatever the number of threads: a sum over tasks is then the same for any.
 constexpr int64_t kElementTask = 16384;
 // Elements that are gathered at a time.
@@ -23,21 +26,23 @@ struct ElementOperands {
   int count;                        // how many the kernel takes
   int bytes[kElementOperands];      // of an element
   bool expands[kElementOperands];   // whether the kernel takes a stride of 0
-  int mask;                         // which is the mask
+  int mask;                         // which is the mask: bytes, or bounds of intervals
   bool skips;                       // whether nothing is read of a run of which nothing is kept
 };
 
 class Elementwise {
  public:
-  // `loops` are as make_loops gives them; the operand `order` decides the order of the elements.
-  Elementwise(ElementLoops loops, const ElementOperands& operands, char* const* pointers, int order)
-      : outer(std::move(loops)), of(operands) {
+  // `loops` are as make_loops gives them, with the mask's position last; the operand `order` decides the order of the
+  // elements.
+  Elementwise(ElementLoops loops, const ElementOperands& operands, const Mask& kept, char* const* pointers, int order)
+      : outer(std::move(loops)), of(operands), mask(kept) {
     for (const auto& loop : outer) elements *= loop.size;
     std::copy_n(pointers, of.count, data);
     if (elements == 0) return;
     if (outer.size() > 1) sort_by_stride(outer, order);
+    if (mask.has_intervals()) mask.scale = linearize(outer, of.mask, kElementPosition);
     coalesce(outer);
-    inner = innermost(outer);
+    inner = innermost(outer, mask, of.mask);
     if (!outer.empty()) outer.pop_back();
     for (int o = 0; o < of.count; ++o) {
       stride[o] = inner.stride[o] == 0 && of.expands[o] ? 0 : of.bytes[o];
@@ -54,9 +59,10 @@ class Elementwise {
     tiles = ceil_div(rows.size, height) * ceil_div(inner.size, width);
   }
 
-  // The last tensor decides the order; one more than there are operands stands in for a result.
-  Elementwise(std::initializer_list<const Tensor*> tensors, const ElementOperands& operands)
-      : Elementwise(loops_of(tensors, operands), operands, Pointers(tensors).of, static_cast<int>(tensors.size()) - 1) {}
+  // The last tensor decides the order; one more than there are operands stands in for a result. `along` is the dim of the
+  // mask's intervals.
+  Elementwise(std::initializer_list<const Tensor*> tensors, const ElementOperands& operands, int64_t along)
+      : Elementwise(tensors, operands, Mask(*tensors.begin()[operands.mask], along, **(tensors.end() - 1))) {}
 
   int64_t tasks() const {
     if (elements == 0) return 0;
@@ -67,7 +73,7 @@ class Elementwise {
   // it expands, with a stride of 0.
   template <class Run>
   void for_each(const Run& run) const {
-    parallel(tasks(), tiled ? width * height : kElementTask, [&](int64_t begin, int64_t end) {
+    parallel_uneven(tasks(), tiled ? width * height : kElementTask, [&](int64_t begin, int64_t end) {
       std::unique_ptr<char[]> buffer;
       char* buffers[kElementOperands];
       if (buffered > 0) {
@@ -98,13 +104,20 @@ class Elementwise {
     }
   };
 
-  static ElementLoops loops_of(std::initializer_list<const Tensor*> tensors, const ElementOperands& operands) {
+  Elementwise(std::initializer_list<const Tensor*> tensors, const ElementOperands& operands, const Mask& kept)
+      : Elementwise(loops_of(tensors, operands, kept), operands, kept, Pointers(tensors).of,
+                    static_cast<int>(tensors.size()) - 1) {}
+
+  static ElementLoops loops_of(std::initializer_list<const Tensor*> tensors, const ElementOperands& operands,
+                               const Mask& kept) {
     Operand all[kElementOperands] = {};
     int o = 0;
     for (const Tensor* tensor : tensors) {
       all[o] = {tensor, operands.bytes[o]};
       ++o;
     }
+    all[operands.mask] = kept.operand;
+    all[kElementPosition] = kept.position;
     return make_loops(**(tensors.end() - 1), all);
   }
 
@@ -113,7 +126,7 @@ class Elementwise {
     auto found = outer.end();
     int widest = 0;
     for (int o = 0; o < of.count; ++o) {
-      if (!gathered[o] || of.bytes[o] <= widest) continue;
+      if (!gathered[o] || of.bytes[o] <= widest || (o == of.mask && mask.has_intervals())) continue;
       for (auto loop = outer.begin(); loop != outer.end(); ++loop) {
         if (loop->stride[o] != of.bytes[o]) continue;
         found = loop;
@@ -123,25 +136,58 @@ class Elementwise {
     return found;
   }
 
+  KeptRun kept_at(const char* at, int64_t position, int64_t n) const {
+    const auto* bytes = reinterpret_cast<const uint8_t*>(at);
+    return kept_of_run(mask, bytes, position, inner.stride[of.mask], inner.stride[kElementPosition], n);
+  }
+
+  // n elements of operand o, from `from` on, next to each other.
+  void gather_operand(int o, char* to, const char* from, int64_t position, int64_t n) const {
+    if (o == of.mask && mask.has_intervals())
+      stage_bits(mask, reinterpret_cast<const uint8_t*>(from), position, inner.stride[o], n, reinterpret_cast<uint8_t*>(to));
+    else
+      gather(of.bytes[o], to, from, inner.stride[o], n);
+  }
+
+  // Hands out a run: what lies before the interval that is kept, the interval, and what lies behind it.
+  template <class Run>
+  void run_parts(int64_t task, const KeptRun& kept, char* const* at, int64_t n, const Run& run) const {
+    if (kept.kept != Kept::all || kept.end - kept.begin == n) return run(task, kept.kept, at, stride, n);
+    const auto part = [&](Kept keeps, int64_t begin, int64_t end) {
+      if (begin == end) return;
+      char* from[kElementOperands];
+      for (int o = 0; o < of.count; ++o) from[o] = at[o] + begin * stride[o];
+      run(task, keeps, from, stride, end - begin);
+    };
+    part(Kept::none, 0, kept.begin);
+    part(Kept::all, kept.begin, kept.end);
+    part(Kept::none, kept.end, n);
+  }
+
   template <class Run>
   void run_lines(int64_t task, char* const* buffers, const Run& run) const {
     const int64_t begin = task * kElementTask, end = std::min(elements, begin + kElementTask);
     int64_t line = begin / inner.size, step = begin % inner.size;
     for (int64_t index = begin, n = 0; index < end; index += n) {
       n = std::min(inner.size - step, end - index);
-      const auto offset = offset_of(outer, line);
+      auto offset = offset_of(outer, line);
+      offset.step(inner, step);
       char* at[kElementOperands];
-      for (int o = 0; o < of.count; ++o) at[o] = data[o] + offset[o] + step * inner.stride[o];
-      const Kept kept = kept_of_run(at[of.mask], stride[of.mask]);
-      if (buffered > 0 && !(of.skips && kept == Kept::none)) {
+      for (int o = 0; o < of.count; ++o) at[o] = data[o] + offset[o];
+      const int64_t position = offset[kElementPosition];
+      KeptRun kept = kept_at(at[of.mask], position, n);
+      if (buffered > 0 && !(of.skips && kept.kept == Kept::none)) {
         n = std::min(n, kGathered);
+        kept = kept_at(at[of.mask], position, n);
+        // What is dropped is not read, where the kernel does not need it.
+        const int64_t from = of.skips ? kept.begin : 0, to = of.skips ? kept.end : n;
         for (int o = 0; o < of.count; ++o) {
           if (!gathered[o]) continue;
-          gather(of.bytes[o], buffers[o], at[o], inner.stride[o], n);
+          gather_operand(o, buffers[o] + from * of.bytes[o], at[o] + from * inner.stride[o], position, to - from);
           at[o] = buffers[o];
         }
       }
-      run(task, kept, at, stride, n);
+      run_parts(task, kept, at, n, run);
       step += n;
       if (step == inner.size) {
         step = 0;
@@ -155,32 +201,34 @@ class Elementwise {
     const int64_t across = ceil_div(inner.size, width);
     const int64_t column = task % tiles % across * width, row = task % tiles / across * height;
     const int64_t w = std::min(width, inner.size - column), h = std::min(height, rows.size - row);
-    const auto offset = offset_of(outer, task / tiles);
+    auto offset = offset_of(outer, task / tiles);
+    offset.step(rows, row);
+    offset.step(inner, column);
+    const int64_t position = offset[kElementPosition], position_pitch = rows.stride[kElementPosition];
     char* at[kElementOperands];
     int64_t pitch[kElementOperands];
     // Rows that follow each other in every operand are one run.
     bool one_run = true;
     for (int o = 0; o < of.count; ++o) {
       const int bytes = of.bytes[o];
-      at[o] = data[o] + offset[o] + row * rows.stride[o] + column * inner.stride[o];
+      at[o] = data[o] + offset[o];
       pitch[o] = rows.stride[o];
       if (gathered[o]) {
         pitch[o] = w * bytes;
-        if (rows.stride[o] == bytes)
+        if (rows.stride[o] == bytes && !(o == of.mask && mask.has_intervals()))
           transpose_tile(bytes, at[o], inner.stride[o], h, w, buffers[o], pitch[o]);
         else
           for (int64_t r = 0; r < h; ++r)
-            gather(bytes, buffers[o] + r * pitch[o], at[o] + r * rows.stride[o], inner.stride[o], w);
+            gather_operand(o, buffers[o] + r * pitch[o], at[o] + r * rows.stride[o], position + r * position_pitch, w);
         at[o] = buffers[o];
       }
       one_run = one_run && pitch[o] == w * stride[o];
     }
-    const int mask = of.mask, count = of.count;
-    const int64_t bit_step = stride[mask];
-    if (one_run) return run(task, kept_of_run(at[mask], bit_step), at, stride, h * w);
+    // An interval begins and ends in each row anew, and its bounds may be others.
+    if (one_run && !mask.has_intervals()) return run_parts(task, kept_at(at[of.mask], 0, h * w), at, h * w, run);
     for (int64_t r = 0; r < h; ++r) {
-      run(task, kept_of_run(at[mask], bit_step), at, stride, w);
-      for (int o = 0; o < count; ++o) at[o] += pitch[o];
+      run_parts(task, kept_at(at[of.mask], position + r * position_pitch, w), at, w, run);
+      for (int o = 0; o < of.count; ++o) at[o] += pitch[o];
     }
   }
 
@@ -188,6 +236,7 @@ class Elementwise {
   Loop<kElementOperands> inner;
   Loop<kElementOperands> rows;  // the loop along which an operand is contiguous that lies across
   ElementOperands of;
+  Mask mask;
   char* data[kElementOperands];
   int64_t elements = 1;
   int64_t stride[kElementOperands] = {};  // of the operands as the kernel gets them

@@ -8,12 +8,12 @@
 namespace maskwise {
 namespace {
 
-Tensor fill(const Tensor& x, const Tensor& mask, const Tensor& value) {
+Tensor fill(const Tensor& x, const Tensor& mask, const Tensor& value, int64_t along) {
   Tensor out = new_like(x, x.scalar_type());
   const int bytes = static_cast<int>(x.element_size());
   const ElementOperands operands{4, {bytes, 1, bytes, bytes}, {true, true, true, false}, 1, false};
   const auto kernel = MASKWISE_AT_ISA(fill_of(bytes));
-  Elementwise({&x, &mask, &value, &out}, operands)
+  Elementwise({&x, &mask, &value, &out}, operands, along)
       .for_each([&](int64_t, Kept kept, char* const* at, const int64_t* stride, int64_t n) { kernel(kept, at, stride, n); });
   return out;
 }
@@ -25,10 +25,11 @@ Tensor copy_transposed(const Tensor& x) {
   const int bytes = static_cast<int>(x.element_size());
   const ElementOperands operands{3, {bytes, 1, bytes}, {false, true, false}, 1, false};
   ElementLoops loops = make_loops<kElementOperands>(x, {{&x, bytes}, {nullptr}, {&out, bytes}});
+  const Mask all(kAllKept.bytes);
   char* const data[] = {static_cast<char*>(const_cast<void*>(x.const_data_ptr())),
-                        reinterpret_cast<char*>(const_cast<uint8_t*>(kAllKept.bytes)),
+                        reinterpret_cast<char*>(const_cast<uint8_t*>(all.data)),
                         static_cast<char*>(out.mutable_data_ptr())};
-  Elementwise(std::move(loops), operands, data, 2)
+  Elementwise(std::move(loops), operands, all, data, 2)
       .for_each([&](int64_t, Kept, char* const* at, const int64_t*, int64_t n) { std::memcpy(at[2], at[0], n * bytes); });
   return out;
 }

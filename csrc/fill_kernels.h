@@ -19,12 +19,15 @@ void fill_run(Kept kept, char* const* at, const int64_t* stride, int64_t n) {
   const bool one_value = stride[2] == 0;
   T value;
   std::memcpy(&value, at[2], sizeof(T));
-  if (kept == Kept::none && one_value) {
-    std::fill_n(out, n, value);
-    return;
-  }
-  if (kept == Kept::all && stride[0] == sizeof(T)) {
-    std::memcpy(out, x, n * sizeof(T));
+  if (kept != Kept::bits) {
+    // All of it comes from one operand, which may be one element for all.
+    const int from = kept == Kept::all ? 0 : 2;
+    T same;
+    std::memcpy(&same, at[from], sizeof(T));
+    if (stride[from] == 0)
+      std::fill_n(out, n, same);
+    else
+      std::memcpy(out, at[from], n * sizeof(T));
     return;
   }
   int64_t i = 0;

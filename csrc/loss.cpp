@@ -60,14 +60,14 @@ struct Sums {
 
 // The loss; and how many elements are kept, as float64, where it is a mean.
 std::tuple<Tensor, Tensor> loss(const Tensor& x, const Tensor& target, const Tensor& mask, int64_t code,
-                                double parameter, int64_t reduction) {
+                                double parameter, int64_t reduction, int64_t along) {
   const auto kernel = kernel_of(x.scalar_type(), code);
   Tensor kept = empty_cpu({}, ScalarType::Double);
   double& count = *static_cast<double*>(kept.mutable_data_ptr());
   count = 0;
   if (reduction == none) {
     Tensor out = new_like(x, x.scalar_type());
-    Elementwise({&x, &target, &mask, &out}, operands_of(4, x))
+    Elementwise({&x, &target, &mask, &out}, operands_of(4, x), along)
         .for_each([&](int64_t, Kept keeps, char* const* at, const int64_t*, int64_t n) {
           if (keeps == Kept::none)
             std::memset(at[3], 0, n * x.element_size());
@@ -77,7 +77,7 @@ std::tuple<Tensor, Tensor> loss(const Tensor& x, const Tensor& target, const Ten
     return {out, kept};
   }
   // x stands in for the result that there is not: the loops follow its memory.
-  const Elementwise loops({&x, &target, &mask, &x}, operands_of(3, x));
+  const Elementwise loops({&x, &target, &mask, &x}, operands_of(3, x), along);
   std::vector<Sums> sums(loops.tasks());
   loops.for_each([&](int64_t task, Kept keeps, char* const* at, const int64_t*, int64_t n) {
     if (keeps == Kept::none) return;
@@ -97,12 +97,12 @@ std::tuple<Tensor, Tensor> loss(const Tensor& x, const Tensor& target, const Ten
 
 // The gradient of x. `grad` has x's dtype; it has x's shape, or is one number.
 Tensor loss_backward(const Tensor& grad, const Tensor& x, const Tensor& target, const Tensor& mask, const Tensor& kept,
-                     int64_t code, double parameter, int64_t reduction) {
+                     int64_t code, double parameter, int64_t reduction, int64_t along) {
   const auto kernel = kernel_of(x.scalar_type(), code);
   const double count = *static_cast<const double*>(kept.const_data_ptr());
   const double scale = reduction == mean ? 1.0 / std::max(count, 1.0) : 1.0;
   Tensor out = new_like(x, x.scalar_type());
-  Elementwise({&x, &target, &mask, &grad, &out}, operands_of(5, x))
+  Elementwise({&x, &target, &mask, &grad, &out}, operands_of(5, x), along)
       .for_each([&](int64_t, Kept keeps, char* const* at, const int64_t* stride, int64_t n) {
         if (keeps == Kept::none)
           std::memset(at[4], 0, n * x.element_size());

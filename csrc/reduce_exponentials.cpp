@@ -8,28 +8,29 @@
 namespace maskwise {
 namespace {
 
-Tensor logsumexp(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim) {
-  ReduceCall call(x, mask, dim, keepdim, x.scalar_type());
-  MASKWISE_AT_ISA(logsumexp(x.scalar_type(), call.nest, call.x, call.mask, call.result));
+Tensor logsumexp(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim, int64_t along) {
+  ReduceCall call(x, mask, dim, keepdim, along, x.scalar_type());
+  MASKWISE_AT_ISA(logsumexp(x.scalar_type(), call.nest, call.x, call.result));
   return call.out;
 }
 
-Tensor norm(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim, double ord) {
-  ReduceCall call(x, mask, dim, keepdim, x.scalar_type());
-  MASKWISE_AT_ISA(norm(x.scalar_type(), call.nest, call.x, call.mask, call.result, ord));
+Tensor norm(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim, double ord, int64_t along) {
+  ReduceCall call(x, mask, dim, keepdim, along, x.scalar_type());
+  MASKWISE_AT_ISA(norm(x.scalar_type(), call.nest, call.x, call.result, ord));
   return call.out;
 }
 
-Tensor logsumexp_backward(const Tensor& grad, const Tensor& of, const Tensor& x, const Tensor& mask, Dims dim, bool) {
-  GradientCall call(grad, x, mask, dim);
+Tensor logsumexp_backward(const Tensor& grad, const Tensor& of, const Tensor& x, const Tensor& mask, Dims dim, bool,
+                          int64_t along) {
+  GradientCall call(grad, x, mask, dim, along);
   const Tensor results = torch::stable::contiguous(of);
   MASKWISE_AT_ISA(logsumexp_backward(call, results.const_data_ptr()));
   return call.out;
 }
 
 Tensor norm_backward(const Tensor& grad, const Tensor& of, const Tensor& x, const Tensor& mask, Dims dim, bool,
-                     double ord) {
-  GradientCall call(grad, x, mask, dim);
+                     double ord, int64_t along) {
+  GradientCall call(grad, x, mask, dim, along);
   const Tensor results = torch::stable::contiguous(of);
   MASKWISE_AT_ISA(norm_backward(call, results.const_data_ptr(), ord));
   return call.out;

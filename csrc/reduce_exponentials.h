@@ -122,20 +122,20 @@ struct Norm : ReduceOp<Norm<T, kAny>> {
   }
 };
 
-inline void logsumexp(ScalarType dtype, const ReduceNest& nest, const void* x, const void* m, void* out) {
-  dispatch_floating(dtype, [&](auto t) { reduce(LogSumExpOp<decltype(t)>{}, nest, x, m, out); });
+inline void logsumexp(ScalarType dtype, const ReduceNest& nest, const void* x, void* out) {
+  dispatch_floating(dtype, [&](auto t) { reduce(LogSumExpOp<decltype(t)>{}, nest, x, out); });
 }
 
-inline void norm(ScalarType dtype, const ReduceNest& nest, const void* x, const void* m, void* out, double ord) {
+inline void norm(ScalarType dtype, const ReduceNest& nest, const void* x, void* out, double ord) {
   dispatch_floating(dtype, [&](auto t) {
     using T = decltype(t);
     if (std::isinf(ord)) {
-      reduce(Extremum<T>{{}, Order<Acc<T>>::make(ord > 0, true, false), T(0.0f)}, nest, x, m, out);
+      reduce(Extremum<T>{{}, Order<Acc<T>>::make(ord > 0, true, false), T(0.0f)}, nest, x, out);
     } else if (ord == 0 || ord == 1 || ord == 2) {
       const Power power = ord == 0 ? Power::zero : ord == 1 ? Power::one : Power::two;
-      reduce(Norm<T, false>{{}, power, ord}, nest, x, m, out);
+      reduce(Norm<T, false>{{}, power, ord}, nest, x, out);
     } else {
-      reduce(Norm<T, true>{{}, Power::any, ord}, nest, x, m, out);
+      reduce(Norm<T, true>{{}, Power::any, ord}, nest, x, out);
     }
   });
 }

@@ -7,26 +7,34 @@
 namespace maskwise {
 namespace {
 
-Tensor extremum(const Tensor& x, const Tensor& mask, const Dims& dim, bool keepdim, bool greatest) {
-  ReduceCall call(x, mask, dim, keepdim, x.scalar_type());
-  MASKWISE_AT_ISA(extremum(x.scalar_type(), call.nest, call.x, call.mask, call.result, greatest));
+Tensor extremum(const Tensor& x, const Tensor& mask, const Dims& dim, bool keepdim, int64_t along, bool greatest) {
+  ReduceCall call(x, mask, dim, keepdim, along, x.scalar_type());
+  MASKWISE_AT_ISA(extremum(x.scalar_type(), call.nest, call.x, call.result, greatest));
   return call.out;
 }
 
-Tensor position(const Tensor& x, const Tensor& mask, const Dims& dim, bool keepdim, bool greatest) {
-  ReduceCall call(x, mask, dim, keepdim, ScalarType::Long);
-  MASKWISE_AT_ISA(position(x.scalar_type(), call.nest, call.x, call.mask, call.result, greatest));
+Tensor position(const Tensor& x, const Tensor& mask, const Dims& dim, bool keepdim, int64_t along, bool greatest) {
+  ReduceCall call(x, mask, dim, keepdim, along, ScalarType::Long);
+  MASKWISE_AT_ISA(position(x.scalar_type(), call.nest, call.x, call.result, greatest));
   return call.out;
 }
 
-Tensor amax(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim) { return extremum(x, mask, dim, keepdim, true); }
-Tensor amin(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim) { return extremum(x, mask, dim, keepdim, false); }
-Tensor argmax(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim) { return position(x, mask, dim, keepdim, true); }
-Tensor argmin(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim) { return position(x, mask, dim, keepdim, false); }
+Tensor amax(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim, int64_t along) {
+  return extremum(x, mask, dim, keepdim, along, true);
+}
+Tensor amin(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim, int64_t along) {
+  return extremum(x, mask, dim, keepdim, along, false);
+}
+Tensor argmax(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim, int64_t along) {
+  return position(x, mask, dim, keepdim, along, true);
+}
+Tensor argmin(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim, int64_t along) {
+  return position(x, mask, dim, keepdim, along, false);
+}
 
 Tensor extremum_backward(const Tensor& grad, const Tensor& of, const Tensor& x, const Tensor& mask, Dims dim, bool,
-                         bool greatest) {
-  GradientCall call(grad, x, mask, dim);
+                         bool greatest, int64_t along) {
+  GradientCall call(grad, x, mask, dim, along);
   const Tensor extrema = torch::stable::contiguous(of);
   MASKWISE_AT_ISA(extremum_backward(call, extrema.const_data_ptr(), greatest));
   return call.out;

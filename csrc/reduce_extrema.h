@@ -43,11 +43,12 @@ struct Position : ReduceOp<Position<T>> {
   void run(State& s, const T* x, const uint8_t* m, int64_t n, int64_t at) const {
     for (int64_t i = 0; i < n; i += kChunk) {
       const int64_t count = std::min(kChunk, n - i);
-      const uint8_t* kept = m == nullptr ? kAllKept.bytes : m + i;
+      const uint8_t* kept = m == nullptr ? nullptr : m + i;
       typename Extremum<T>::State chunk;
       accumulate_run(Extremum<T>{{}, order, T(0)}, chunk, x + i, kept, count);
       const A least = chunk.nan ? std::numeric_limits<A>::quiet_NaN() : chunk.least;
-      if (chunk.some && wins(least, s)) s = {least, at + i + find(x + i, kept, count, least)};
+      if (chunk.some && wins(least, s))
+        s = {least, at + i + find(x + i, kept == nullptr ? kAllKept.bytes : kept, count, least)};
     }
   }
   // The first kept position of `least`; it is there.
@@ -77,21 +78,21 @@ struct Position : ReduceOp<Position<T>> {
   Out finalize(const State& s) const { return s.where; }
 };
 
-inline void extremum(ScalarType dtype, const ReduceNest& nest, const void* x, const void* m, void* out, bool greatest) {
+inline void extremum(ScalarType dtype, const ReduceNest& nest, const void* x, void* out, bool greatest) {
   with_order(dtype, [&](auto t) {
     using T = decltype(t);
     using A = Compared<T>;
     const auto order = Order<A>::make(greatest, false, is_unsigned(dtype));
     // Of bools the last is not the last of the bytes.
     const T empty = dtype == ScalarType::Bool ? T(greatest ? 0.0f : 1.0f) : static_cast<T>(order.value(Order<A>::last()));
-    reduce(Extremum<T>{{}, order, empty}, nest, x, m, out);
+    reduce(Extremum<T>{{}, order, empty}, nest, x, out);
   });
 }
 
-inline void position(ScalarType dtype, const ReduceNest& nest, const void* x, const void* m, void* out, bool greatest) {
+inline void position(ScalarType dtype, const ReduceNest& nest, const void* x, void* out, bool greatest) {
   with_order(dtype, [&](auto t) {
     using T = decltype(t);
-    reduce(Position<T>{{}, Order<Compared<T>>::make(greatest, false, is_unsigned(dtype))}, nest, x, m, out);
+    reduce(Position<T>{{}, Order<Compared<T>>::make(greatest, false, is_unsigned(dtype))}, nest, x, out);
   });
 }
 

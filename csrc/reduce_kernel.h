@@ -38,22 +38,43 @@ inline V tree(const V (&v)[R], const Join& join) {
   else return join(join(join(v[0], v[1]), join(v[2], v[3])), join(join(v[4], v[5]), join(v[6], v[7])));
 }
 
-// Accumulates at most kChunk elements. `before` elements before x may be read too.
-template <class Op, class T>
+// `from`, or where nothing of it is kept, memory that is in the cache anyway. Not by a branch, which at random would be
+// guessed wrongly half of the time.
+template <class T>
+inline const T* if_kept(bool kept, const T* from) {
+  static constexpr char kNothing[64] = {};
+  const uintptr_t mask = -static_cast<uintptr_t>(kept);
+  return reinterpret_cast<const T*>((reinterpret_cast<uintptr_t>(from) & mask) |
+                                    (reinterpret_cast<uintptr_t>(kNothing) & ~mask));
+}
+
+// Accumulates at most kChunk elements, without kBits all of them. `before` elements before x may be read too.
+template <bool kBits, class Op, class T>
 inline __attribute__((always_inline)) void accumulate_chunk(const Op& op, typename Op::Lanes& lanes, const T* x,
                                                             const uint8_t* m, int64_t n, int64_t before) {
   using A = typename Op::A;
-  constexpr int L = kLanes<A>, R = kRowVectors;
+  constexpr int L = kLanes<A>, R = kRowVectors, kLine = 64 / sizeof(T);
   int64_t i = 0;
   for (; i + R * L <= n; i += R * L) {
-    for (int k = 0; k < R * L; k += 64 / sizeof(T)) __builtin_prefetch(x + i + k + kAhead);
-    for (int k = 0; k < R * L; k += 64) __builtin_prefetch(m + i + k + kAhead);
-    if (none_of<R * L>(m + i)) continue;
     Vec<A> values[R];
     LaneMask<A> kept[R];
-    for (int k = 0; k < R; ++k) {
-      values[k] = load<A>(x + i + k * L);
-      kept[k] = load_mask<A>(m + i + k * L);
+    if constexpr (kBits) {
+      // Of x, only what is kept is read, or prefetched.
+      for (int k = 0; k < R * L; k += 64) __builtin_prefetch(m + i + k + 2 * kAhead);
+      if (i + kAhead + R * L <= n)
+        for (int k = 0; k < R * L; k += kLine)
+          __builtin_prefetch(if_kept(!none_of<std::min(kLine, R * L)>(m + i + k + kAhead), x + i + k + kAhead));
+      if (none_of<R * L>(m + i)) continue;
+      for (int k = 0; k < R; ++k) {
+        const uint8_t* bits = m + i + k * L;
+        values[k] = load<A>(if_kept(!none_of<L>(bits), x + i + k * L));
+        kept[k] = load_mask<A>(bits);
+      }
+    } else {
+      for (int k = 0; k < R; ++k) {
+        values[k] = load<A>(x + i + k * L);
+        kept[k] = ~LaneMask<A>{};
+      }
     }
     op.template accumulate<R>(lanes, values, kept, 0);
   }
@@ -63,16 +84,17 @@ inline __attribute__((always_inline)) void accumulate_chunk(const Op& op, typena
     const int rest = static_cast<int>(n - i);
     if (rest >= L) {
       values[0] = load<A>(x + i);
-      kept[0] = load_mask<A>(m + i);
+      kept[0] = kBits ? load_mask<A>(m + i) : ~LaneMask<A>{};
     } else if (before + i >= L - rest) {
       // A whole vector that ends where the row does; its first lanes were accumulated before.
       values[0] = load<A>(x + n - L);
-      kept[0] = last_lanes<A>(rest) & load_mask<A>(m + n - L);
+      kept[0] = last_lanes<A>(rest);
+      if (kBits) kept[0] &= load_mask<A>(m + n - L);
     } else {
       T staged[L] = {};
       uint8_t bytes[L] = {};
       for (int k = 0; k < rest; ++k) staged[k] = x[i + k];
-      for (int k = 0; k < rest; ++k) bytes[k] = m[i + k];
+      for (int k = 0; k < rest; ++k) bytes[k] = kBits ? m[i + k] : 1;
       values[0] = load<A>(staged);
       kept[0] = load_mask<A>(bytes);
     }
@@ -87,8 +109,10 @@ __attribute__((noinline)) void accumulate_run(const Op& op, typename Op::State& 
   for (int64_t i = 0; i < n && !op.done(s); i += kChunk) {
     typename Op::Lanes lanes = op.init();
     const int64_t count = std::min(kChunk, n - i);
-    // Of the mask that stands for "all kept" nothing lies before the first byte.
-    accumulate_chunk(op, lanes, x + i, m == nullptr ? kAllKept.bytes : m + i, count, m == nullptr ? 0 : i);
+    if (m == nullptr)
+      accumulate_chunk<false>(op, lanes, x + i, m, count, i);
+    else
+      accumulate_chunk<true>(op, lanes, x + i, m + i, count, i);
     op.collect(s, lanes);
   }
 }
@@ -137,13 +161,21 @@ struct ReduceKernel {
     self(op).run(*static_cast<State*>(state), static_cast<const In*>(x), m, n, at);
   }
 
-  static void reduce_rows(const void* op, const char* x, int64_t x_stride, const uint8_t* m, int64_t m_stride, bool bits,
-                          int64_t n, int64_t rows, void* out) {
-    for (int64_t r = 0; r < rows; ++r, x += x_stride, m += m_stride) {
+  static void reduce_rows(const void* op, const RowRuns& rows, int64_t n, int64_t count, void* out) {
+    const char* x = rows.x;
+    const uint8_t* m = rows.m;
+    int64_t position = rows.position;
+    const ReduceLoop& loop = rows.loop;
+    for (int64_t r = 0; r < count; ++r) {
       State s;
-      if (bits || kept_of_run(m, 0) == Kept::all)
-        self(op).run(s, reinterpret_cast<const In*>(x), bits ? m : nullptr, n, 0);
+      const KeptRun run = kept_of_run(rows.mask, m, position, rows.bits, rows.step, n);
+      if (run.kept != Kept::none)
+        self(op).run(s, reinterpret_cast<const In*>(x) + run.begin, run.kept == Kept::bits ? m : nullptr,
+                     run.end - run.begin, run.begin);
       static_cast<Out*>(out)[r] = self(op).finalize(s);
+      x += loop.stride[kX];
+      m += loop.stride[kMask];
+      position += loop.stride[kPosition];
     }
   }
 
@@ -153,61 +185,141 @@ struct ReduceKernel {
   }
 
   // Not in the loops that are compiled once: narrow columns have few elements a step, and a call a step costs more.
-  static void accumulate_columns(const void* op, Columns& held, const char* x, const uint8_t* m, const Loop<2>& loop,
-                                 int64_t m_step, int64_t count, int64_t at) {
+  static void accumulate_columns(const void* op, Columns& held, const ColumnRun& run, int64_t count, int64_t at) {
     static_assert(kTransposedRows % R == 0, "transposed rows are used in whole steps");
     // In registers: what is written through a pointer to char could be any of it.
     Columns columns = held;
-    const int64_t x_stride = loop.stride[kX], m_stride = loop.stride[kMask];
+    const Mask& mask = run.mask;
+    const int64_t x_stride = run.row.stride[kX], m_stride = run.row.stride[kMask], p_stride = run.row.stride[kPosition];
+    const int64_t m_step = run.column.stride[kMask], p_step = run.column.stride[kPosition];
     const int64_t w = columns.w, bytes = w * int64_t{sizeof(In)};
+    int64_t begin = 0;
+    if (p_stride != 0 && m_step == 0) {
+      // An interval of whole rows.
+      const KeptRun rows = kept_of_run(mask, run.m, run.position, 0, p_stride, count);
+      begin = rows.begin;
+      count = rows.end;
+    }
     uint8_t staged[kTransposedRows][kColumns];
-    for (int64_t r = 0; r < count; r += R) {
+    for (int64_t r = begin; r < count; r += R) {
+      const uint8_t* m = run.m + r * m_stride;
+      const int64_t rows = std::min<int64_t>(R, count - r), position = run.position + r * p_stride;
       // Which of the staged rows this step uses: those that were transposed with the step before, or the first ones.
       const int64_t ahead = r % kTransposedRows, first = r - ahead;
-      const bool across = m_step != 0 && m_step != 1 && m_stride == 1 && first + kTransposedRows <= count;
-      if (across && ahead == 0) transpose_rows(m + r, m_step, w, staged[0], kColumns);
+      const bool across =
+          m_step != 0 && m_step != 1 && m_stride == 1 && first + kTransposedRows <= count && !mask.has_intervals();
+      if (across && ahead == 0) transpose_rows(m, m_step, w, staged[0], kColumns);
       const In* xs[R];
       const uint8_t* ms[R];
+      KeptRun kept[R];
       const In* some = nullptr;
+      int whole = 0;
       for (int k = 0; k < R; ++k) {
         ms[k] = kNoneKept.bytes;
-        if (r + k >= count) continue;
-        const uint8_t* row = m + (r + k) * m_stride;
+        if (k >= rows) continue;
+        const uint8_t* row = m + k * m_stride;
+        kept[k] = kept_of_run(mask, row, position + k * p_stride, m_step, p_step, w);
         if (across) {
           ms[k] = staged[ahead + k];
-        } else if (const Kept kept = kept_of_run(row, m_step); kept == Kept::all) {
+        } else if (kept[k].kept == Kept::all) {
           ms[k] = kAllKept.bytes;
-        } else if (kept == Kept::bits && m_step == 1) {
-          if (!none_of(row, w)) ms[k] = row;
-        } else if (kept == Kept::bits) {
-          for (int64_t j = 0; j < w; ++j) staged[k][j] = row[j * m_step];
-          ms[k] = staged[k];
+          whole += kept[k].end - kept[k].begin == w;
+        } else if (kept[k].kept == Kept::bits) {
+          ms[k] = bits_of(mask, row, position + k * p_stride, m_step, w, staged[k]);
         }
-        xs[k] = reinterpret_cast<const In*>(x + (r + k) * x_stride);
+        xs[k] = reinterpret_cast<const In*>(run.x + (r + k) * x_stride);
         if (ms[k] != kNoneKept.bytes) some = xs[k];
       }
       if (some == nullptr) continue;
-      // A row of which nothing is kept is not read: another stands in for it.
-      for (int k = 0; k < R; ++k)
-        if (ms[k] == kNoneKept.bytes) xs[k] = some;
-      if (x_stride == bytes && m_stride == w && bytes <= 2048 && r + R <= count) {
-        touch(x + r * bytes, R * bytes);
-        touch(m + r * w, R * w);
-      }
       if (columns.pending + R > Op::kPeriod || at + r + R - columns.base > Op::kPeriod) collect_columns(op, columns);
       if (columns.pending == 0) columns.base = at + r;
       columns.pending += R;
-      const auto first_row = static_cast<BitsOf<A>>(at + r - columns.base);
-      accumulate_rows(self(op), reinterpret_cast<Lanes*>(columns.lanes), xs, ms, w, first_row);
+      const auto row = static_cast<BitsOf<A>>(at + r - columns.base);
+      auto* lanes = reinterpret_cast<Lanes*>(columns.lanes);
+      if (whole < rows && p_step != 0) {
+        accumulate_ranges(self(op), lanes, xs, kept, static_cast<int>(rows), w, row);
+        continue;
+      }
+      // A row of which nothing is kept is not read: another stands in for it.
+      for (int k = 0; k < R; ++k)
+        if (ms[k] == kNoneKept.bytes) xs[k] = some;
+      if (x_stride == bytes && bytes <= 2048)
+        for (int k = 0; k < R; ++k) touch(xs[k], bytes);
+      accumulate_rows(self(op), lanes, xs, ms, w, row, whole == R);
     }
     held = columns;
   }
 
+  // The mask bytes of a row, next to each other; kNoneKept where none is kept.
+  static const uint8_t* bits_of(const Mask& mask, const uint8_t* m, int64_t position, int64_t step, int64_t w,
+                                uint8_t* staged) {
+    if (mask.has_intervals()) {
+      stage_bits(mask, m, position, step, w, staged);
+      m = staged;
+    } else if (step != 1) {
+      for (int64_t j = 0; j < w; ++j) staged[j] = m[j * step];
+      return staged;
+    }
+    return none_of(m, w) ? kNoneKept.bytes : m;
+  }
+
+  // Up to R rows of which an interval of columns is kept: together what they all keep, and each the rest of its own.
+  static void accumulate_ranges(const Op& op, Lanes* lanes, const In* const (&x)[R], const KeptRun (&kept)[R], int rows,
+                                int64_t w, BitsOf<A> first) {
+    int64_t begin = 0, end = rows == R ? w / L * L : 0;
+    for (int k = 0; k < rows; ++k) {
+      const bool some = kept[k].kept != Kept::none;
+      begin = std::max(begin, some ? ceil_div(kept[k].begin, L) * L : w);
+      end = std::min(end, some ? kept[k].end / L * L : 0);
+    }
+    if (begin < end) {
+      const In* xs[R];
+      for (int k = 0; k < R; ++k) xs[k] = x[k] + begin;
+      accumulate_vectors<R, false>(op, lanes + begin / L, xs, nullptr, (end - begin) / L, first);
+    }
+    for (int k = 0; k < rows; ++k) {
+      if (kept[k].kept == Kept::none) continue;
+      const auto row = static_cast<BitsOf<A>>(first + k);
+      if (begin < end) {
+        accumulate_range(op, lanes, x[k], kept[k].begin, begin, row);
+        accumulate_range(op, lanes, x[k], end, kept[k].end, row);
+      } else {
+        accumulate_range(op, lanes, x[k], kept[k].begin, kept[k].end, row);
+      }
+    }
+  }
+
+  // Columns [begin, end) of a row.
+  static void accumulate_range(const Op& op, Lanes* lanes, const In* x, int64_t begin, int64_t end, BitsOf<A> first) {
+    const auto accumulate_part = [&](int64_t from, int64_t to) {
+      In values[L] = {};
+      uint8_t bytes[L] = {};
+      for (int64_t j = from; j < to; ++j) values[j % L] = x[j], bytes[j % L] = 1;
+      const In* const xs[1] = {values};
+      const uint8_t* const ms[1] = {bytes};
+      accumulate_vectors<1, true>(op, lanes + from / L, xs, ms, 1, first);
+    };
+    if (begin % L != 0 && begin < end) {
+      const int64_t to = std::min(end, begin / L * L + L);
+      accumulate_part(begin, to);
+      begin = to;
+    }
+    if (const int64_t vectors = (end - begin) / L; vectors > 0) {
+      const In* const xs[1] = {x + begin};
+      accumulate_vectors<1, false>(op, lanes + begin / L, xs, nullptr, vectors, first);
+      begin += vectors * L;
+    }
+    if (begin < end) accumulate_part(begin, end);
+  }
+
   // R rows of w columns, from row `first` of the lanes on.
   static void accumulate_rows(const Op& op, Lanes* lanes, const In* const (&x)[R], const uint8_t* const (&m)[R], int64_t w,
-                              BitsOf<A> first) {
+                              BitsOf<A> first, bool all_kept) {
     const int64_t whole = w / L;
-    accumulate_vectors(op, lanes, x, m, whole, first);
+    if (all_kept)
+      accumulate_vectors<R, false>(op, lanes, x, nullptr, whole, first);
+    else
+      accumulate_vectors<R, true>(op, lanes, x, m, whole, first);
     if (whole * L == w) return;
     In values[R][L] = {};
     uint8_t bytes[R][L] = {};
@@ -219,22 +331,22 @@ struct ReduceKernel {
       xs[r] = values[r];
       ms[r] = bytes[r];
     }
-    accumulate_vectors(op, lanes + whole, xs, ms, 1, first);
+    accumulate_vectors<R, true>(op, lanes + whole, xs, ms, 1, first);
   }
 
-  // Not inlined: it is called from two places, and compiles slowly.
-  __attribute__((noinline)) static void accumulate_vectors(const Op& op, Lanes* lanes, const In* const (&x)[R],
-                                                           const uint8_t* const (&m)[R], int64_t vectors,
-                                                           BitsOf<A> first) {
+  // N rows of whole vectors, without kBits all of them. Not inlined: it is called from several places, and compiles slowly.
+  template <int N, bool kBits>
+  __attribute__((noinline)) static void accumulate_vectors(const Op& op, Lanes* lanes, const In* const (&x)[N],
+                                                           const uint8_t* const* m, int64_t vectors, BitsOf<A> first) {
     // A copy of the pointers would be made by vectors, which wait for the pointers that were just stored one by one.
     for (int64_t i = 0; i < vectors; ++i) {
-      Vec<A> values[R];
-      LaneMask<A> kept[R];
-      for (int r = 0; r < R; ++r) {
+      Vec<A> values[N];
+      LaneMask<A> kept[N];
+      for (int r = 0; r < N; ++r) {
         values[r] = load<A>(x[r] + i * L);
-        kept[r] = load_mask<A>(m[r] + i * L);
+        kept[r] = kBits ? load_mask<A>(m[r] + i * L) : ~LaneMask<A>{};
       }
-      op.template accumulate<R>(lanes[i], values, kept, first);
+      op.template accumulate<N>(lanes[i], values, kept, first);
     }
   }
 
@@ -258,7 +370,7 @@ struct ReduceKernel {
 };
 
 template <class Op>
-void reduce(const Op& op, const ReduceNest& nest, const void* x, const void* m, void* out) {
+void reduce(const Op& op, const ReduceNest& nest, const void* x, void* out) {
   using K = ReduceKernel<Op>;
   static_assert(sizeof(typename Op::State) <= 64 && alignof(typename Op::State) <= 16);
   const Reduction kernel{&op,
@@ -275,7 +387,7 @@ void reduce(const Op& op, const ReduceNest& nest, const void* x, const void* m, 
                          K::collect_columns,
                          K::combine,
                          K::finalize};
-  run_reduction(kernel, nest, x, m, out);
+  run_reduction(kernel, nest, x, out);
 }
 
 // Calls call(T{}) with the signed integer that is as wide as the dtype.

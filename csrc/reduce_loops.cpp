@@ -15,39 +15,37 @@ constexpr int64_t kStage = 512;
 constexpr int kStateBytes = 64;
 
 // Accumulates `count` elements that lie apart in memory; m is null where all are kept.
-void accumulate_strided(const Reduction& kernel, void* state, const char* x, int64_t x_stride, const uint8_t* m,
-                        int64_t m_stride, int64_t count, int64_t at) {
+void accumulate_strided(const Reduction& kernel, void* state, const char* x, int64_t stride, const uint8_t* m,
+                        int64_t count, int64_t at) {
   alignas(16) char values[kStage * 8];
-  uint8_t kept[kStage];
   for (int64_t i = 0; i < count; i += kStage) {
     const int64_t n = std::min(kStage, count - i);
-    gather(kernel.in_bytes, values, x + i * x_stride, x_stride, n);
-    if (m != nullptr)
-      for (int64_t k = 0; k < n; ++k) kept[k] = m[(i + k) * m_stride];
-    kernel.accumulate(kernel.op, state, values, m == nullptr ? nullptr : kept, n, at + i);
+    gather(kernel.in_bytes, values, x + i * stride, stride, n);
+    kernel.accumulate(kernel.op, state, values, m == nullptr ? nullptr : m + i, n, at + i);
   }
 }
 
-void reduce_rows(const Reduction& kernel, const ReduceNest& nest, const char* x, const uint8_t* m, char* out) {
+void reduce_rows(const Reduction& kernel, const ReduceNest& nest, const char* x, char* out) {
   const int64_t splits = ceil_div(nest.length, kSplit);
+  const Mask& mask = nest.mask;
   if (splits <= 1 || nest.slices >= 64) {
-    const Loop<2> loop = innermost(nest.outer), inner = innermost(nest.inner);
+    const ReduceLoop loop = innermost(nest.outer, mask, kMask), inner = innermost(nest.inner, mask, kMask);
     const bool one_run = nest.inner.size() <= 1 && nest.length > 0 && inner.stride[kX] == kernel.in_bytes &&
-                         (inner.stride[kMask] == 0 || inner.stride[kMask] == 1);
-    parallel(nest.slices, nest.length, [&](int64_t begin, int64_t end) {
+                         (inner.stride[kMask] == 0 || (inner.stride[kMask] == 1 && !mask.has_intervals()));
+    parallel_uneven(nest.slices, nest.length, [&](int64_t begin, int64_t end) {
       char* result = out + begin * kernel.out_bytes;
-      for_each_run(nest.outer, begin, end, [&](const Offset<2>& at, int64_t count) {
+      for_each_run(nest.outer, begin, end, [&](Offset<3> at, int64_t count) {
         if (one_run) {
-          kernel.reduce_rows(kernel.op, x + at[kX], loop.stride[kX], m + at[kMask], loop.stride[kMask],
-                             inner.stride[kMask] != 0, nest.length, count, result);
+          const RowRuns rows{x + at[kX], mask, mask.data + at[kMask], at[kPosition],
+                             loop,       inner.stride[kMask], inner.stride[kPosition]};
+          kernel.reduce_rows(kernel.op, rows, nest.length, count, result);
           result += count * kernel.out_bytes;
           return;
         }
-        for (int64_t k = 0; k < count; ++k, result += kernel.out_bytes) {
+        for (int64_t k = 0; k < count; ++k, at.step(loop, 1), result += kernel.out_bytes) {
           alignas(16) char state[kStateBytes];
           kernel.init(state, 1);
-          accumulate_range(kernel, state, nest, x + at[kX] + k * loop.stride[kX], m + at[kMask] + k * loop.stride[kMask],
-                           0, nest.length);
+          accumulate_range(kernel, state, nest, x, at, 0, nest.length);
           kernel.finalize(kernel.op, state, 1, result);
         }
       });
@@ -56,12 +54,12 @@ void reduce_rows(const Reduction& kernel, const ReduceNest& nest, const char* x,
   }
   const Buffer parts(nest.slices * splits * kernel.state_bytes);
   const auto part = [&](int64_t p) { return parts.data + p * kernel.state_bytes; };
-  parallel(nest.slices * splits, kSplit, [&](int64_t begin, int64_t end) {
+  parallel_uneven(nest.slices * splits, kSplit, [&](int64_t begin, int64_t end) {
     for (int64_t p = begin; p < end; ++p) {
-      const Offset<2> at = offset_of(nest.outer, p / splits);
       const int64_t from = p % splits * kSplit;
       kernel.init(part(p), 1);
-      accumulate_range(kernel, part(p), nest, x + at[kX], m + at[kMask], from, std::min(from + kSplit, nest.length));
+      accumulate_range(kernel, part(p), nest, x, offset_of(nest.outer, p / splits), from,
+                       std::min(from + kSplit, nest.length));
     }
   });
   for (int64_t r = 0; r < nest.slices; ++r) {
@@ -71,12 +69,13 @@ void reduce_rows(const Reduction& kernel, const ReduceNest& nest, const char* x,
 }
 
 // The innermost outer loop is contiguous in x: its outputs are reduced side by side.
-void reduce_columns(const Reduction& kernel, const ReduceNest& nest, const char* x, const uint8_t* m, char* out) {
-  const Loop<2> inner = nest.outer.back(), loop = innermost(nest.inner);
-  const Loops<2> outer(nest.outer.begin(), nest.outer.end() - 1);
-  const int64_t width = std::min<int64_t>(inner.size, kColumns);
-  const int64_t blocks = ceil_div(inner.size, width);
-  const int64_t groups = nest.slices / inner.size * blocks;
+void reduce_columns(const Reduction& kernel, const ReduceNest& nest, const char* x, char* out) {
+  const Mask& mask = nest.mask;
+  const ReduceLoop column = nest.outer.back(), row = innermost(nest.inner, mask, kMask);
+  const Loops<3> outer(nest.outer.begin(), nest.outer.end() - 1);
+  const int64_t width = std::min<int64_t>(column.size, kColumns);
+  const int64_t blocks = ceil_div(column.size, width);
+  const int64_t groups = nest.slices / column.size * blocks;
   // Few groups and much to reduce: the reduced range is split too. As in rows, by sizes alone.
   const int64_t rows_each = std::max<int64_t>(1, kColumnSplit / width);
   const int64_t splits = groups >= 64 ? 1 : ceil_div(nest.length, rows_each);
@@ -84,22 +83,23 @@ void reduce_columns(const Reduction& kernel, const ReduceNest& nest, const char*
   const Buffer parts(splits == 1 ? 0 : groups * splits * width * kernel.state_bytes);
   const auto part = [&](int64_t p) { return parts.data + p * kernel.state_bytes; };
   const auto result = [&](int64_t group) {
-    return out + (group / blocks * inner.size + group % blocks * width) * kernel.out_bytes;
+    return out + (group / blocks * column.size + group % blocks * width) * kernel.out_bytes;
   };
-  const auto columns_of = [&](int64_t group) { return std::min(width, inner.size - group % blocks * width); };
+  const auto columns_of = [&](int64_t group) { return std::min(width, column.size - group % blocks * width); };
 
-  parallel(groups * splits, step * width, [&](int64_t begin, int64_t end) {
+  parallel_uneven(groups * splits, step * width, [&](int64_t begin, int64_t end) {
     const Buffer lanes(ceil_div(width, kernel.lanes) * kernel.lanes_bytes), states(width * kernel.state_bytes);
     for (int64_t task = begin; task < end; ++task) {
       const int64_t group = task / splits, w = columns_of(group);
-      Offset<2> at = offset_of(outer, group / blocks);
-      at.step(inner, group % blocks * width);
+      Offset<3> at = offset_of(outer, group / blocks);
+      at.step(column, group % blocks * width);
       Columns columns{lanes.data, states.data, w};
       kernel.init_columns(kernel.op, columns);
       int64_t from = task % splits * step;
-      for_each_run(nest.inner, from, std::min(from + step, nest.length), [&](const Offset<2>& run, int64_t count) {
-        kernel.accumulate_columns(kernel.op, columns, x + at[kX] + run[kX], m + at[kMask] + run[kMask], loop,
-                                  inner.stride[kMask], count, from);
+      for_each_run(nest.inner, from, std::min(from + step, nest.length), [&](const Offset<3>& to, int64_t count) {
+        const ColumnRun run{x + at[kX] + to[kX], mask, mask.data + at[kMask] + to[kMask], at[kPosition] + to[kPosition],
+                            row, column};
+        kernel.accumulate_columns(kernel.op, columns, run, count, from);
         from += count;
       });
       kernel.collect_columns(kernel.op, columns);
@@ -123,58 +123,82 @@ void reduce_columns(const Reduction& kernel, const ReduceNest& nest, const char*
 
 }  // namespace
 
-void accumulate_range(const Reduction& kernel, void* state, const ReduceNest& nest, const char* x, const uint8_t* mask,
+void accumulate_range(const Reduction& kernel, void* state, const ReduceNest& nest, const char* x, const Offset<3>& from,
                       int64_t begin, int64_t end) {
-  const Loop<2> inner = innermost(nest.inner);
+  const Mask& mask = nest.mask;
+  const ReduceLoop inner = innermost(nest.inner, mask, kMask);
+  const int64_t stride = inner.stride[kX], bits = inner.stride[kMask];
   // A nest without inner loops has one element for each output.
-  const bool direct = nest.inner.empty() || (inner.stride[kX] == kernel.in_bytes &&
-                                             (inner.stride[kMask] == 1 || inner.stride[kMask] == 0));
+  const bool contiguous = nest.inner.empty() || stride == kernel.in_bytes;
   int64_t position = begin;
-  for_each_masked_run(nest.inner, kMask, mask, begin, end, [&](const Offset<2>& run, int64_t count, Kept kept) {
-    const int64_t at = position;
+  for_each_run(nest.inner, begin, end, [&](const Offset<3>& to, int64_t count) {
+    const uint8_t* m = mask.data + from[kMask] + to[kMask];
+    const int64_t line = from[kPosition] + to[kPosition];
+    const char* values = x + from[kX] + to[kX];
+    const KeptRun run = kept_of_run(mask, m, line, bits, inner.stride[kPosition], count);
+    const auto accumulate = [&](int64_t first, int64_t n, const uint8_t* bytes) {
+      if (contiguous)
+        kernel.accumulate(kernel.op, state, values + first * stride, bytes, n, position + first);
+      else
+        accumulate_strided(kernel, state, values + first * stride, stride, bytes, n, position + first);
+    };
+    if (run.kept == Kept::all)
+      accumulate(run.begin, run.end - run.begin, nullptr);
+    else if (run.kept == Kept::bits && bits == 1 && !mask.has_intervals())
+      accumulate(0, count, m);
+    else if (run.kept == Kept::bits)
+      for (int64_t i = 0; i < count; i += kStage) {
+        uint8_t bytes[kStage];
+        const int64_t n = std::min(kStage, count - i);
+        if (mask.has_intervals())
+          stage_bits(mask, m + i * bits, line, bits, n, bytes);
+        else
+          for (int64_t k = 0; k < n; ++k) bytes[k] = m[(i + k) * bits];
+        accumulate(i, n, bytes);
+      }
     position += count;
-    if (kept == Kept::none) return;
-    const uint8_t* m = kept == Kept::all ? nullptr : mask + run[kMask];
-    if (direct)
-      kernel.accumulate(kernel.op, state, x + run[kX], m, count, at);
-    else
-      accumulate_strided(kernel, state, x + run[kX], inner.stride[kX], m, inner.stride[kMask], count, at);
   });
 }
 
-void run_reduction(const Reduction& kernel, const ReduceNest& nest, const void* x, const void* mask, void* out) {
+void run_reduction(const Reduction& kernel, const ReduceNest& nest, const void* x, void* out) {
   const bool rows_touch = !nest.inner.empty() && nest.inner.back().stride[kX] == kernel.in_bytes;
   const bool columns_touch =
       !nest.outer.empty() && nest.outer.back().stride[kX] == kernel.in_bytes && nest.outer.back().size >= 4;
   // For a handful of elements, small gathers are faster than the buffers of columns.
   const bool handful = nest.slices * nest.length <= 1024;
   const bool columns = !rows_touch && columns_touch && nest.length > 0 && !handful;
-  (columns ? reduce_columns : reduce_rows)(kernel, nest, static_cast<const char*>(x), static_cast<const uint8_t*>(mask),
-                                           static_cast<char*>(out));
+  (columns ? reduce_columns : reduce_rows)(kernel, nest, static_cast<const char*>(x), static_cast<char*>(out));
 }
 
-static ReduceNest reduce_nest(const Tensor& x, const Tensor& mask, const Dims& dim) {
-  return make_nest<2>(x, {{&x, static_cast<int64_t>(x.element_size())}, {&mask}}, dim);
+static ReduceNest reduce_nest(const Tensor& x, const Tensor& mask, const Dims& dim, int64_t along) {
+  ReduceNest nest{{}, Mask(mask, along, x)};
+  const Operand values{&x, static_cast<int64_t>(x.element_size())};
+  static_cast<Nest<3>&>(nest) =
+      make_nest<3>(x, {values, nest.mask.operand, nest.mask.position}, dim, -1, &nest.mask, kMask);
+  return nest;
 }
 
-ReduceCall::ReduceCall(const Tensor& values, const Tensor& kept, const Dims& dim, bool keepdim, ScalarType dtype)
-    : nest(reduce_nest(values, kept, dim)),
+ReduceCall::ReduceCall(const Tensor& values, const Tensor& mask, const Dims& dim, bool keepdim, int64_t along,
+                       ScalarType dtype)
+    : nest(reduce_nest(values, mask, dim, along)),
       out(empty_cpu(reduced_sizes(values, dim, keepdim), dtype)),
       x(values.const_data_ptr()),
-      mask(kept.const_data_ptr()),
       result(out.mutable_data_ptr()) {}
 
-GradientCall::GradientCall(const Tensor& of_result, const Tensor& x, const Tensor& mask, const Dims& dim)
-    : nest(reduce_nest(x, mask, dim)),
+GradientCall::GradientCall(const Tensor& of_result, const Tensor& x, const Tensor& mask, const Dims& dim, int64_t along)
+    : nest(reduce_nest(x, mask, dim, along)),
       grad(torch::stable::contiguous(of_result)),
       out(empty_cpu(std::vector<int64_t>(x.sizes().begin(), x.sizes().end()), x.scalar_type())),
       x(x),
       mask(mask),
-      dim(dim) {}
+      dim(dim),
+      along(along) {}
 
 void GradientCall::run(Run kernel, const void* op, const void* a, const void* b, int bytes) const {
   const int own = static_cast<int>(x.element_size());
-  ElementLoops loops = make_loops<kElementOperands>(x, {{&x, own}, {&mask}, {nullptr}, {nullptr}, {&out, own}});
+  const Mask kept(mask, along, x);
+  ElementLoops loops = make_loops<kElementOperands>(
+      x, {{&x, own}, kept.operand, {nullptr}, {nullptr}, {&out, own}, kept.position});
   int64_t stride = bytes;
   for (int64_t d = x.dim(); d-- > 0;) {
     if (std::find(dim.begin(), dim.end(), d) != dim.end()) continue;
@@ -182,16 +206,16 @@ void GradientCall::run(Run kernel, const void* op, const void* a, const void* b,
     stride *= loops[d].size;
   }
   char* const data[] = {static_cast<char*>(const_cast<void*>(x.const_data_ptr())),
-                        static_cast<char*>(const_cast<void*>(mask.const_data_ptr())),
+                        reinterpret_cast<char*>(const_cast<uint8_t*>(kept.data)),
                         static_cast<char*>(const_cast<void*>(a)), static_cast<char*>(const_cast<void*>(b)),
                         static_cast<char*>(out.mutable_data_ptr())};
   const ElementOperands operands{5, {own, 1, bytes, bytes, own}, {false, true, true, true, false}, 1, true};
-  Elementwise(std::move(loops), operands, data, 4)
-      .for_each([&](int64_t, Kept kept, char* const* at, const int64_t* strides, int64_t n) {
-        if (kept == Kept::none)
+  Elementwise(std::move(loops), operands, kept, data, 4)
+      .for_each([&](int64_t, Kept keeps, char* const* at, const int64_t* strides, int64_t n) {
+        if (keeps == Kept::none)
           std::memset(at[4], 0, n * own);
         else
-          kernel(op, kept, at, strides, n);
+          kernel(op, keeps, at, strides, n);
       });
 }
 

@@ -1,5 +1,5 @@
-// The loops of reductions. Arguments were checked in Python: dims are sorted, unique and not negative, the mask is bool
-// and broadcasts to x, and the capability table knows that the dtype is served.
+// The loops of reductions. Arguments were checked in Python: dims are sorted, unique and not negative, the mask
+// broadcasts to x, and the capability table knows that the dtype is served.
 #pragma once
 
 #include "elementwise.h"
@@ -11,9 +11,33 @@ constexpr int kColumnRows = 4;
 // Columns done side by side: wide enough to read long stretches of memory, while their lanes stay in a near cache.
 constexpr int64_t kColumns = kConstantMask;
 
-// The operands of a reduction's nest: x in bytes, and its mask.
-enum : int { kX = 0, kMask = 1 };
-using ReduceNest = Nest<2>;
+// The operands of a reduction's nest: x in bytes, its mask, and the position along the intervals of that.
+enum : int { kX = 0, kMask = 1, kPosition = 2 };
+using ReduceLoop = Loop<3>;
+struct ReduceNest : Nest<3> {
+  Mask mask;
+};
+
+// Contiguous rows, which are a step of `loop` apart, with their mask. Along a row the mask moves by `bits`, its position by
+// `step`.
+struct RowRuns {
+  const char* x;
+  const Mask& mask;
+  const uint8_t* m;
+  int64_t position;
+  const ReduceLoop& loop;
+  int64_t bits, step;
+};
+
+// A run of rows of columns: rows are a step of `row` apart, columns one of `column`.
+struct ColumnRun {
+  const char* x;
+  const Mask& mask;
+  const uint8_t* m;
+  int64_t position;
+  const ReduceLoop& row;
+  const ReduceLoop& column;
+};
 
 // Up to kColumns outputs side by side, and what they have accumulated.
 struct Columns {
@@ -33,15 +57,11 @@ struct Reduction {
   void (*init)(void* states, int64_t n);
   // n contiguous elements at position `at`; m is null where all are kept.
   void (*accumulate)(const void* op, void* state, const void* x, const uint8_t* m, int64_t n, int64_t at);
-  // `rows` outputs of n contiguous elements each, and their results. Rows of x and mask are a stride apart; without
-  // `bits` one mask byte stands for a whole row.
-  void (*reduce_rows)(const void* op, const char* x, int64_t x_stride, const uint8_t* m, int64_t m_stride, bool bits,
-                      int64_t n, int64_t rows, void* out);
-  // Columns that have accumulated nothing; a run of `count` rows of them from position `at` on, which are `loop` apart,
-  // while the mask steps by `m_step` along a row; and the lanes joined to the states.
+  // `count` outputs of n contiguous elements each, and their results.
+  void (*reduce_rows)(const void* op, const RowRuns& rows, int64_t n, int64_t count, void* out);
+  // Columns that have accumulated nothing; `count` rows of them, from position `at` on; and the lanes joined to the states.
   void (*init_columns)(const void* op, Columns& columns);
-  void (*accumulate_columns)(const void* op, Columns& columns, const char* x, const uint8_t* m, const Loop<2>& loop,
-                             int64_t m_step, int64_t count, int64_t at);
+  void (*accumulate_columns)(const void* op, Columns& columns, const ColumnRun& run, int64_t count, int64_t at);
   void (*collect_columns)(const void* op, Columns& columns);
   // Joins the state of a later range.
   void (*combine)(const void* op, void* state, const void* other);
@@ -50,10 +70,10 @@ struct Reduction {
 };
 
 // The result of a reduction, contiguous in the order of the outer dims.
-void run_reduction(const Reduction& kernel, const ReduceNest& nest, const void* x, const void* mask, void* out);
+void run_reduction(const Reduction& kernel, const ReduceNest& nest, const void* x, void* out);
 
-// Accumulates elements [begin, end) of one output, whose data starts at (x, mask).
-void accumulate_range(const Reduction& kernel, void* state, const ReduceNest& nest, const char* x, const uint8_t* mask,
+// Accumulates elements [begin, end) of one output, whose data starts at `from`.
+void accumulate_range(const Reduction& kernel, void* state, const ReduceNest& nest, const char* x, const Offset<3>& from,
                       int64_t begin, int64_t end);
 
 // A reduction that is about to run: its loops, from where, and to where.
@@ -61,10 +81,9 @@ struct ReduceCall {
   ReduceNest nest;
   Tensor out;
   const void* x;
-  const void* mask;
   void* result;
 
-  ReduceCall(const Tensor& values, const Tensor& kept, const Dims& dim, bool keepdim, ScalarType dtype);
+  ReduceCall(const Tensor& values, const Tensor& mask, const Dims& dim, bool keepdim, int64_t along, ScalarType dtype);
 };
 
 // A gradient that is about to run: each element by two numbers that its output gives. It is written contiguously; grad
@@ -76,8 +95,9 @@ struct GradientCall {
   const Tensor& x;
   const Tensor& mask;
   const Dims& dim;
+  int64_t along;
 
-  GradientCall(const Tensor& of_result, const Tensor& x, const Tensor& mask, const Dims& dim);
+  GradientCall(const Tensor& of_result, const Tensor& x, const Tensor& mask, const Dims& dim, int64_t along);
 
   // Operands of the kernel: x, mask, the two numbers (of `bytes` each, contiguous in the shape of the result), gradient.
   using Run = void (*)(const void* op, Kept kept, char* const* at, const int64_t* stride, int64_t n);

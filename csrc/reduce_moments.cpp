@@ -7,23 +7,24 @@
 namespace maskwise {
 namespace {
 
-Tensor moments(const Tensor& x, const Tensor& mask, const Dims& dim, bool keepdim, double correction, bool root) {
-  ReduceCall call(x, mask, dim, keepdim, x.scalar_type());
-  MASKWISE_AT_ISA(var(x.scalar_type(), call.nest, call.x, call.mask, call.result, correction, root));
+Tensor moments(const Tensor& x, const Tensor& mask, const Dims& dim, bool keepdim, double correction, int64_t along,
+               bool root) {
+  ReduceCall call(x, mask, dim, keepdim, along, x.scalar_type());
+  MASKWISE_AT_ISA(var(x.scalar_type(), call.nest, call.x, call.result, correction, root));
   return call.out;
 }
 
-Tensor var(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim, double correction) {
-  return moments(x, mask, dim, keepdim, correction, false);
+Tensor var(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim, double correction, int64_t along) {
+  return moments(x, mask, dim, keepdim, correction, along, false);
 }
 
-Tensor std(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim, double correction) {
-  return moments(x, mask, dim, keepdim, correction, true);
+Tensor std(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim, double correction, int64_t along) {
+  return moments(x, mask, dim, keepdim, correction, along, true);
 }
 
 Tensor var_backward(const Tensor& grad, const Tensor& x, const Tensor& mask, Dims dim, bool, double correction,
-                    bool root) {
-  GradientCall call(grad, x, mask, dim);
+                    bool root, int64_t along) {
+  GradientCall call(grad, x, mask, dim, along);
   MASKWISE_AT_ISA(var_backward(call, correction, root));
   return call.out;
 }

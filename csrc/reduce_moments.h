@@ -120,8 +120,8 @@ void accumulate_wide(const void*, void* state, const void* values, const uint8_t
 
 // Reduces, and does again what float32 could not hold: values beyond 1e19 have squares of inf, those below 1e-19 of 0.
 template <class T, class Finish>
-void reduce_moments(const Finish& finish, const ReduceNest& nest, const void* x, const void* m, void* out) {
-  reduce(Var<T, Finish>{{}, finish}, nest, x, m, out);
+void reduce_moments(const Finish& finish, const ReduceNest& nest, const void* x, void* out) {
+  reduce(Var<T, Finish>{{}, finish}, nest, x, out);
   if constexpr (std::is_same_v<Acc<T>, float>) {
     Reduction wide{};
     wide.in_bytes = sizeof(T);
@@ -130,10 +130,8 @@ void reduce_moments(const Finish& finish, const ReduceNest& nest, const void* x,
     parallel(nest.slices, nest.length, [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
         if (finish.plausible(results[r])) continue;
-        const Offset<2> at = offset_of(nest.outer, r);
         Moments s;
-        accumulate_range(wide, &s, nest, static_cast<const char*>(x) + at[kX], static_cast<const uint8_t*>(m) + at[kMask],
-                         0, nest.length);
+        accumulate_range(wide, &s, nest, static_cast<const char*>(x), offset_of(nest.outer, r), 0, nest.length);
         results[r] = finish(s);
       }
     });
@@ -165,11 +163,11 @@ struct RawMoments {
   Moments operator()(const Moments& s) const { return s; }
 };
 
-inline void var(ScalarType dtype, const ReduceNest& nest, const void* x, const void* m, void* out, double correction,
+inline void var(ScalarType dtype, const ReduceNest& nest, const void* x, void* out, double correction,
                 bool root) {
   dispatch_floating(dtype, [&](auto t) {
     using T = decltype(t);
-    reduce_moments<T>(Variance<T>{correction, root}, nest, x, m, out);
+    reduce_moments<T>(Variance<T>{correction, root}, nest, x, out);
   });
 }
 
@@ -187,7 +185,7 @@ inline void var_backward(const GradientCall& call, double correction, bool root)
     const int64_t outputs = call.nest.slices;
     const auto* grad = static_cast<const T*>(call.grad.const_data_ptr());
     std::vector<Moments> moments(outputs);
-    reduce_moments<T>(RawMoments{}, call.nest, call.x.const_data_ptr(), call.mask.const_data_ptr(), moments.data());
+    reduce_moments<T>(RawMoments{}, call.nest, call.x.const_data_ptr(), moments.data());
     Params<T> params(outputs);
     for (int64_t i = 0; i < outputs; ++i) {
       const double freedom = std::max(0.0, moments[i].kept - correction);

@@ -181,7 +181,7 @@ void share_gradient(const GradientCall& call, const void* of, bool greatest, boo
   const auto* grad = static_cast<const T*>(call.grad.const_data_ptr());
   std::vector<double> ties(outputs);
   reduce(Ties<T>{{}, Order<Acc<T>>::make(greatest, magnitudes, false)}, call.nest, call.x.const_data_ptr(),
-         call.mask.const_data_ptr(), ties.data());
+         ties.data());
   Params<T> params(outputs);
   for (int64_t i = 0; i < outputs; ++i) {
     params.b[i] = static_cast<Acc<T>>(static_cast<const T*>(of)[i]);

@@ -7,35 +7,40 @@
 namespace maskwise {
 namespace {
 
-Tensor sum(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim) {
-  ReduceCall call(x, mask, dim, keepdim, is_floating(x.scalar_type()) ? x.scalar_type() : ScalarType::Long);
-  MASKWISE_AT_ISA(sum(x.scalar_type(), call.nest, call.x, call.mask, call.result));
+Tensor sum(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim, int64_t along) {
+  ReduceCall call(x, mask, dim, keepdim, along, is_floating(x.scalar_type()) ? x.scalar_type() : ScalarType::Long);
+  MASKWISE_AT_ISA(sum(x.scalar_type(), call.nest, call.x, call.result));
   return call.out;
 }
 
-Tensor prod(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim) {
-  ReduceCall call(x, mask, dim, keepdim, x.scalar_type());
-  MASKWISE_AT_ISA(prod(x.scalar_type(), call.nest, call.x, call.mask, call.result));
+Tensor prod(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim, int64_t along) {
+  ReduceCall call(x, mask, dim, keepdim, along, x.scalar_type());
+  MASKWISE_AT_ISA(prod(x.scalar_type(), call.nest, call.x, call.result));
   return call.out;
 }
 
-Tensor mean(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim) {
-  ReduceCall call(x, mask, dim, keepdim, x.scalar_type());
-  MASKWISE_AT_ISA(mean(x.scalar_type(), call.nest, call.x, call.mask, call.result));
+Tensor mean(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim, int64_t along) {
+  ReduceCall call(x, mask, dim, keepdim, along, x.scalar_type());
+  MASKWISE_AT_ISA(mean(x.scalar_type(), call.nest, call.x, call.result));
   return call.out;
 }
 
 // torch's any and all of uint8 are uint8.
 template <bool kAll>
-Tensor truth(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim) {
+Tensor truth(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim, int64_t along) {
   const ScalarType dtype = x.scalar_type();
-  ReduceCall call(x, mask, dim, keepdim, dtype == ScalarType::Byte ? dtype : ScalarType::Bool);
-  MASKWISE_AT_ISA(truth(dtype, call.nest, call.x, call.mask, call.result, kAll));
+  ReduceCall call(x, mask, dim, keepdim, along, dtype == ScalarType::Byte ? dtype : ScalarType::Bool);
+  MASKWISE_AT_ISA(truth(dtype, call.nest, call.x, call.result, kAll));
   return call.out;
 }
 
-Tensor any(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim) { return truth<false>(x, mask, dim, keepdim); }
-Tensor all(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim) { return truth<true>(x, mask, dim, keepdim); }
+Tensor any(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim, int64_t along) {
+  return truth<false>(x, mask, dim, keepdim, along);
+}
+
+Tensor all(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim, int64_t along) {
+  return truth<true>(x, mask, dim, keepdim, along);
+}
 
 }  // namespace
 }  // namespace maskwise

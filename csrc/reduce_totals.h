@@ -127,21 +127,21 @@ struct Truth : ReduceOp<Truth<T>> {
   Out finalize(const State& s) const { return s.found != all; }
 };
 
-inline void sum(ScalarType dtype, const ReduceNest& nest, const void* x, const void* m, void* out) {
-  dispatch_any(dtype, [&](auto t) { reduce(Sum<decltype(t)>{}, nest, x, m, out); });
+inline void sum(ScalarType dtype, const ReduceNest& nest, const void* x, void* out) {
+  dispatch_any(dtype, [&](auto t) { reduce(Sum<decltype(t)>{}, nest, x, out); });
 }
-inline void prod(ScalarType dtype, const ReduceNest& nest, const void* x, const void* m, void* out) {
-  dispatch_floating(dtype, [&](auto t) { reduce(Prod<decltype(t)>{}, nest, x, m, out); });
+inline void prod(ScalarType dtype, const ReduceNest& nest, const void* x, void* out) {
+  dispatch_floating(dtype, [&](auto t) { reduce(Prod<decltype(t)>{}, nest, x, out); });
 }
-inline void mean(ScalarType dtype, const ReduceNest& nest, const void* x, const void* m, void* out) {
-  dispatch_floating(dtype, [&](auto t) { reduce(Mean<decltype(t)>{}, nest, x, m, out); });
+inline void mean(ScalarType dtype, const ReduceNest& nest, const void* x, void* out) {
+  dispatch_floating(dtype, [&](auto t) { reduce(Mean<decltype(t)>{}, nest, x, out); });
 }
-inline void truth(ScalarType dtype, const ReduceNest& nest, const void* x, const void* m, void* out, bool all) {
+inline void truth(ScalarType dtype, const ReduceNest& nest, const void* x, void* out, bool all) {
   const bool floating = is_floating(dtype);
   with_width(dtype, [&](auto t) {
     using T = decltype(t);
     const T bits = floating ? std::numeric_limits<T>::max() : static_cast<T>(-1);
-    reduce(Truth<T>{{}, all, bits}, nest, x, m, out);
+    reduce(Truth<T>{{}, all, bits}, nest, x, out);
   });
 }
 

@@ -268,6 +268,10 @@ inline bool none_of(const uint8_t* m) {
     auto any = load_raw<Vec<int8_t>>(m);
     for (int i = MASKWISE_VECTOR_BYTES; i < N; i += MASKWISE_VECTOR_BYTES) any |= load_raw<Vec<int8_t>>(m + i);
     return !any_lane(any);
+  } else if constexpr (N < 8) {
+    uint64_t bytes = 0;
+    std::memcpy(&bytes, m, N);
+    return bytes == 0;
   } else {
     return !any_lane(load_raw<Vec<int8_t, N>>(m));
   }

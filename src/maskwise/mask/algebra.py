@@ -18,6 +18,7 @@ from torch import Tensor
 from maskwise.errors import ArgumentError, DeviceError, DtypeError, ShapeError, say
 from maskwise.mask.structures import Combination, Constant, Dense, Intervals, Segments, Structure
 from maskwise.mask.structures.affine import expand, normalize_dim
+from maskwise.ops.torch_private import is_tracing
 
 if TYPE_CHECKING:
     from maskwise.mask.mask import Mask
@@ -137,7 +138,7 @@ def _unite(left: Structure, right: Structure) -> Structure | None:
 def _segments_and_intervals(segments: Structure, intervals: Structure) -> Structure | None:
     """Packed sequences stand in one run each, so causal attention within them is one interval per row."""
     assert isinstance(segments, Segments)
-    runs = segments.as_intervals()
+    runs = None if is_tracing() else segments.runs
     return None if runs is None else _intersect(runs, intervals)
 
 
@@ -263,7 +264,7 @@ def _concatenate(parts: Sequence[Structure], dim: int, shape: tuple[int, ...]) -
         return None
     rows = [_as_intervals(p) for p in parts]
     runs = [r for r in rows if r is not None]
-    if len(runs) < len(rows) or len({b.device for r in runs for b in r.bounds if b is not None}) > 1:
+    if len(runs) < len(rows) or len({b.device for r in runs for b in (r.starts, r.ends) if b is not None}) > 1:
         return None
     counts = [r.count for r in runs]
     starts = _joined([r.starts for r in runs], [r.shape for r in runs], dim, edge=0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, overload
 
 import torch
@@ -73,6 +74,45 @@ def facts(mask: Mask) -> Facts:
 def cumulative(lengths: Tensor) -> Tensor:
     """Return the ends of all rows when they lie one after the other, from 0 on: int32."""
     return torch.nn.functional.pad(lengths.reshape(-1).cumsum(0), (1, 0)).to(torch.int32)
+
+
+def bounds(structure: Structure) -> Tensor:
+    """Return the starts and ends of a structure of intervals, as one tensor.
+
+    >>> from maskwise import Mask
+    >>> bounds(Mask.from_lengths([2, 4], max_len=5)._structure).tolist()
+    [[[0], [0]], [[2], [4]]]
+    """
+    assert structure.along is not None
+    starts, ends = structure.bounds()
+    if ends is None:
+        assert starts is not None
+        ends = torch.full_like(starts, structure.shape[structure.along])
+    if starts is None:
+        starts = torch.zeros_like(ends)
+    return torch.stack(torch.broadcast_tensors(starts, ends))  # type: ignore[no-untyped-call]
+
+
+def count_lines(bounds: Tensor, along: int, shape: Sequence[int], dims: list[int]) -> Tensor:
+    """Return how many are kept along ``dims``, by the bounds of each line alone; counted dims have size 1.
+
+    >>> count_lines(torch.tensor([[[0], [1]], [[2], [3]]]), -1, (2, 4), [0]).tolist()
+    [[1, 2, 1, 0]]
+    """
+    line, size = len(shape) + along, shape[along]
+    starts, ends = bounds.clamp(0, size).unbind()
+    others = [d for d in dims if d != line]
+    repeated = prod([shape[d] for d in others if starts.shape[d] != shape[d]])
+    if line in dims:
+        kept = (ends - starts).clamp(min=0)
+        kept = kept.sum(others, keepdim=True) if others else kept
+    else:
+        # One more from each start on, and one less from each end on.
+        edges = starts.new_zeros([size + 1 if d == line else s for d, s in enumerate(starts.shape)])
+        one = torch.ones_like(starts)
+        edges.scatter_add_(line, starts, one).scatter_add_(line, torch.maximum(starts, ends), -one)
+        kept = (edges.sum(others, keepdim=True) if others else edges).cumsum(line).narrow(line, 0, size)
+    return (kept * repeated).expand([1 if d in dims else s for d, s in enumerate(shape)])
 
 
 def row_counts(structure: Structure, bits: Tensor | None = None) -> Tensor:
@@ -161,7 +201,9 @@ def count(mask: Mask, dim: int | Sequence[int] | None = None, keepdim: bool = Fa
         raise ArgumentError(say("Mask.count", "dim", must="name each dim once", got=dim, hint=hint))
     if not dims:
         return mask.to_bool().to(torch.int64)
-    if dims[-1] == mask.ndim - 1:
+    if mask._along is not None and mask.device.type == "cpu":
+        total = count_lines(mask._bounds(), mask._along, mask.shape, dims)
+    elif dims[-1] == mask.ndim - 1:
         # Kept per row is often known in closed form, so the bool tensor is not needed.
         rows = mask.lengths.unsqueeze(-1)
         total = rows.sum(dims[:-1], keepdim=True) if len(dims) > 1 else rows

@@ -14,7 +14,8 @@ from maskwise.mask import algebra, block_mask, constructors, conversions, displa
 from maskwise.mask import facts as _facts
 from maskwise.mask.checks import bool_tensor, need_dense
 from maskwise.mask.facts import Facts
-from maskwise.mask.structures import Dense, Operand, Structure
+from maskwise.mask.structures import Dense, Intervals, Operand, Structure
+from maskwise.mask.structures.affine import permute
 from maskwise.ops.torch_private import is_tracing
 
 if TYPE_CHECKING:
@@ -66,6 +67,18 @@ class Mask:
     def _wrap(cls, structure: Structure) -> Mask:
         mask = cls.__new__(cls)
         _fill(mask, structure)
+        return mask
+
+    @classmethod
+    def _from_bounds(cls, bounds: Tensor, along: int, shape: tuple[int, ...]) -> Mask:
+        """Return the mask of intervals along a dim, from their `_bounds`."""
+        ndim = len(shape)
+        order = [*range(ndim + along), *range(ndim + along + 1, ndim), ndim + along]
+        starts, ends = bounds.movedim(along, -1)[..., 0].unbind()
+        rows = Intervals(starts, ends, tuple(shape[d] for d in order), bounds.device)
+        back = sorted(range(ndim), key=order.__getitem__)
+        mask = cls._wrap(rows if along == -1 else rows.view(permute(rows.shape, back)))
+        mask._cache["bounds"] = (bounds, None)
         return mask
 
     @classmethod
@@ -198,7 +211,26 @@ class Mask:
         >>> Mask.causal(4).operand, Mask.from_lengths([2, 4])[..., None].operand, Mask.from_indices([1, 3], 4).operand
         ('intervals', 'intervals', 'bits')
         """
-        return self._structure.operand
+        return "bits" if self._along is None else "intervals"
+
+    @property
+    def _along(self) -> int | None:
+        """The dim, counted from the right, along which each line keeps one run; None where the mask is bits."""
+        if self._bits is not None:
+            return None
+        hit = self._cache.get("along")
+        if hit is None:
+            hit = self._structure.along, None
+            if not is_tracing():
+                self._cache["along"] = hit
+        return cast("int | None", hit[0])
+
+    def _bounds(self) -> Tensor:
+        """Return the starts and ends of the intervals as kernels take them: int64, of the mask's dims and one in front.
+
+        They lie on the host. Sizes are 1 where the bounds do not change.
+        """
+        return self._once("bounds", lambda: _facts.bounds(self._structure))
 
     # -- facts ---------------------------------------------------------------------------------------------------------
     @property

@@ -6,7 +6,7 @@ gradient is required); a repeated call costs one look-up in the dispatcher's cac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import import_module
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from maskwise.mask import Mask
+from maskwise.mask.structures import Operand
 from maskwise.ops.arguments import Dim, MaskLike, check, dims_of
 from maskwise.ops.backends import DEVICE, INTERPRETED, KEY, provide, why_no_triton, why_not_served
 from maskwise.ops.torch_private import has_dispatch_modes, is_tracing, is_transformed, untransformed_apply
@@ -23,7 +24,10 @@ from maskwise.plan.cost import Work
 from maskwise.plan.dispatch import NOT_APPLICABLE, Decision, Facts, Plan, Route, Skips, decide
 from maskwise.plan.explain import record
 
-__all__ = ["Describe", "Operation", "define", "differentiate", "dropped_rows", "eager_function", "register"]
+__all__ = [
+    "ALONG", "Describe", "Operation", "as_bits", "define", "differentiate", "dropped_rows", "eager_function", "kept_mask",
+    "register", "takes_intervals",
+]  # fmt: skip
 
 #: How an operation describes its work: (route, elements, bytes per element, gradient) -> Work.
 Describe = Callable[[str, int, int, bool], Work]
@@ -55,15 +59,16 @@ class Operation:
             rest: further arguments of the routes.
             then: post-processing of the result. Code after the call would get a `Plan` in a dry run.
         """
-        bits, kind = (mask.to_bool(), mask.operand) if isinstance(mask, Mask) else (mask, "bits")
         # In a graph the choice must be a constant: dtype and device are, the cache is not.
         if is_tracing():
-            return self._in_graph(x, bits, dim, rest, then)
+            return self._in_graph(x, as_bits(mask), dim, rest, then)
+        along = mask._along if isinstance(mask, Mask) else None
+        bits: Any = as_bits(mask) if along is None else mask
         try:
             # fmt: off
             key = (
-                self.name, dim, x.shape, bits.shape, x.dtype, bits.dtype, x.device, bits.device, x.layout, bits.layout,
-                kind, x.requires_grad and _is_grad_enabled(),
+                self.name, dim, x.shape, bits.shape, x.dtype, bits.dtype, x.device, bits.device, x.layout,
+                bits.layout if along is None else along, x.requires_grad and _is_grad_enabled(),
                 is_transformed(), _is_any_forced() and _forced(),
             )
             # fmt: on
@@ -72,6 +77,7 @@ class Operation:
             # Not tensors, or nested ones without a shape, which the checks report; or a list of dims: not hashable.
             if isinstance(dim, list):
                 return self(x, mask, tuple(dim), *rest, then=then)
+            bits = as_bits(mask)
             check(self.name, x, bits)
             dims_of(self.name, x, dim)
             if not has_dispatch_modes():
@@ -79,10 +85,14 @@ class Operation:
             # Symbolic sizes: the call is traced, as by make_fx.
             return self._in_graph(x, bits, dim, rest, then)
         if decision is None:
-            decision = self._decide(x, bits, dim, key)
-        if _is_any_observing() and not self.is_step and (planned := self._report(decision, x, bits, mask)):
+            decision = self._decide(x, mask, along, dim, key)
+        if _is_any_observing() and not self.is_step and (planned := self._report(decision, x, mask)):
             return planned
-        out = decision.run(x, bits, decision.prepared, *rest)
+        dims, takes_intervals = decision.prepared
+        if takes_intervals:
+            out = decision.run(x, bits._bounds(), dims, *rest, along)
+        else:
+            out = decision.run(x, bits if along is None else bits.to_bool(), dims, *rest)
         return out if then is None else then(out)
 
     def _in_graph(
@@ -98,22 +108,38 @@ class Operation:
         """The ``run`` of one route."""
         return next(route.run for route in self.routes if route.name == name)
 
-    def _decide(self, x: torch.Tensor, bits: torch.Tensor, dim: Dim, key: tuple[Any, ...]) -> Decision:
+    def _decide(self, x: torch.Tensor, mask: MaskLike, along: int | None, dim: Dim, key: tuple[Any, ...]) -> Decision:
         """Check and dispatch a call that is not in the cache."""
-        check(self.name, x, bits)
+        # What the checks look at is known of intervals without making bits of them.
+        shape, device = mask.shape, mask.device
+        stands_in = torch.empty((), dtype=torch.bool, device=device).expand(shape)
+        check(self.name, x, mask if isinstance(mask, torch.Tensor) else stands_in)
         dims = dims_of(self.name, x, dim)
-        *_, kind, grad, transformed, _ = key
+        *_, grad, transformed, _ = key
+        # A mask that is broadcast along the dim of its intervals has one byte for all of it.
+        is_along = along is not None and x.device.type == "cpu" and shape[along] == x.shape[along]
+        kind: Operand = "intervals" if is_along else "bits"
         facts = Facts(self.name, tuple(x.shape), x.dtype, x.device.type, grad=grad, transformed=transformed, mask=kind)
-        decision = dispatch.cache[key] = decide(facts, self.routes, dims)
+        decision = decide(facts, self.routes)
+        decision.prepared = dims, is_along and decision.route.intervals
+        dispatch.cache[key] = decision
         return decision
 
-    def _report(self, decision: Decision, x: torch.Tensor, bits: torch.Tensor, mask: MaskLike) -> Plan | None:
-        """Record the call with what its route skips, which depends on strides."""
+    def _report(self, decision: Decision, x: torch.Tensor, mask: MaskLike) -> Plan | None:
+        """Record the call with what its route skips, which depends on the mask's operand and on strides."""
         plan, skips = decision.plan, decision.route.skips
+        _, takes_intervals = decision.prepared
         # GPU kernels load dropped elements, too.
-        if callable(skips) and x.is_cpu:
-            plan = replace(plan, skips=skips(x, bits))
+        if takes_intervals:
+            plan = replace(plan, skips=Skips.READING)
+        elif callable(skips) and x.is_cpu:
+            plan = replace(plan, skips=skips(x, as_bits(mask)))
         return record(plan, x, mask)
+
+
+def as_bits(mask: MaskLike) -> torch.Tensor:
+    """The mask as a bool tensor. Values that are not masks are left to the checks that follow."""
+    return mask.to_bool() if isinstance(mask, Mask) else mask
 
 
 def kernel_routes(
@@ -126,6 +152,7 @@ def kernel_routes(
     eager: Callable[..., Any] | None = None,
     fuses: bool = False,
     skips: Callable[[torch.Tensor, torch.Tensor], Skips] | None = None,
+    intervals: bool = False,
 ) -> tuple[Route, ...]:
     """The routes of an operation that has a kernel.
 
@@ -137,7 +164,8 @@ def kernel_routes(
         work: the work of each route.
         eager: the kernel with autograd in eager mode, where that is cheaper than the registered op.
         fuses: whether compiled graphs on a GPU use plain torch operations instead, which Inductor fuses.
-        skips: what the CPU kernel skips for a dropped element; None for nothing.
+        skips: what the CPU kernel skips for a dropped element of a mask of bits; None for nothing.
+        intervals: whether the CPU kernel takes masks as intervals.
     """
 
     def serves_bare(facts: Facts) -> str | None:
@@ -169,11 +197,12 @@ def kernel_routes(
     declared, flops = (Skips.NOTHING, None) if skips is None else (skips, 1)
     return (
         Route(
-            "bare", bare, serves_bare, describe("bare"), call="bare", skips=declared, flops=flops, is_kernel=True
+            "bare", bare, serves_bare, describe("bare"), call="bare", skips=declared, flops=flops, is_kernel=True,
+            intervals=intervals,
         ),
         Route(
             "fused", eager or fused, serves_fused, describe("fused"), call="fused", skips=declared, flops=flops,
-            is_kernel=True, in_graph=fused,
+            is_kernel=True, in_graph=fused, intervals=intervals,
         ),
         Route("plain", plain, work=describe("plain"), transforms=True),
     )  # fmt: skip
@@ -222,7 +251,8 @@ def register(
 
     Args:
         name: the public name, such as ``"sum"``.
-        schema: arguments and results, such as ``"(Tensor x, Tensor mask, int[] dim, bool keepdim) -> Tensor"``.
+        schema: arguments and results, such as ``"(Tensor x, Tensor mask, int[] dim, bool keepdim) -> Tensor"``; one
+            that ends with `ALONG` takes masks as intervals on the CPU.
         reference: the same function in plain torch operations: leak-proof, differentiable, the ground truth.
         fake: the fake kernel: results without data, for tracing.
         backward: the gradient, as for ``torch.library.register_autograd``; None where there is none.
@@ -237,6 +267,9 @@ def register(
     """
     for op in (f"{name}_fused", f"{name}_fused_forward"):
         define(op, schema, reference=reference, fake=fake, gpu=gpu, gpu_from=gpu_from)
+    intervals = takes_intervals(schema)
+    if intervals and backward is not None:
+        backward, setup_context = _with_along(schema, backward, setup_context)
     if backward is not None:
         differentiate(f"{name}_fused", backward, setup_context)
     if not INTERPRETED:
@@ -254,8 +287,68 @@ def register(
         eager=adapt("fused", eager),
         fuses=fuses,
         skips=skips,
+        intervals=intervals,
     )
     return Operation(name, routes)
+
+
+# -- masks as intervals ------------------------------------------------------------------------------------------------
+#: The last argument of an op that takes masks as intervals. Where it is not 0, the mask is not bool, but int64 with a
+#: leading dim of 2: the starts and ends of what is kept along that dim, which is counted from the right.
+ALONG = ", int along=0)"
+
+
+def takes_intervals(schema: str) -> bool:
+    """Whether an op takes masks as intervals.
+
+    >>> takes_intervals("(Tensor x, Tensor mask, int along=0) -> Tensor")
+    True
+    """
+    return ALONG in schema
+
+
+def kept_mask(mask: torch.Tensor, along: int, shape: Sequence[int]) -> MaskLike:
+    """The mask of an op as functions take it: the bool tensor itself, or the intervals along a dim of x as a `Mask`.
+
+    >>> kept_mask(torch.tensor([[[0], [1]], [[2], [3]]]), -1, (2, 4)).to_bool().int().tolist()
+    [[1, 1, 0, 0], [0, 1, 1, 0]]
+    """
+    return mask if along == 0 else Mask._from_bounds(mask, along, tuple(shape)[1 - mask.dim() :])
+
+
+def _with_bits(schema: str, run: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of a mask of bits as one of the op's arguments, which may hold intervals."""
+    names = [argument.split(" ")[1] for argument in schema[1 : schema.index(")")].split(", ")]
+    mask, x, count = names.index("mask"), names.index("x") if "x" in names else None, len(names) - 1
+
+    def run_on_bits(*arguments: Any) -> Any:
+        *arguments, along = arguments if len(arguments) > count else (*arguments, 0)
+        if along:
+            shape = arguments[names.index("shape")] if x is None else arguments[x].shape
+            arguments[mask] = as_bits(kept_mask(arguments[mask], along, shape))
+        return run(*arguments)
+
+    return run_on_bits
+
+
+def _with_along(
+    schema: str, backward: Callable[..., Any], setup_context: Callable[..., Any] | None
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """A gradient that finds the dim of the intervals as ``ctx.along``, and need not return a gradient for it."""
+    count = schema[: schema.index(")")].count(", ")
+
+    def setup_with_along(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.along = inputs[count] if len(inputs) > count else 0
+        if setup_context is not None:
+            setup_context(ctx, inputs[:count], output)
+
+    def backward_with_along(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        return (*backward(ctx, *grads), None)
+
+    return backward_with_along, setup_with_along
+
+
+# -- eager autograd ----------------------------------------------------------------------------------------------------
 
 
 def eager_function(
@@ -312,10 +405,18 @@ def define(
 ) -> None:
     """Define one op with its reference, its fake and optionally its Triton kernel, such as that of a backward pass."""
     _library.define(op + schema, tags=(torch.Tag.pt2_compliant_tag,))
+    if takes_intervals(schema):
+        reference, fake = _with_bits(schema, reference), _without_along(schema, fake)
     _library.impl(op, reference, "CompositeExplicitAutograd")
     torch.library.register_fake(f"maskwise::{op}", fake, lib=_library)
     if gpu_from is not None:
         _library.impl(op, on_demand(gpu_from, frozenset(gpu), reference), KEY)
+
+
+def _without_along(schema: str, fake: Callable[..., Any]) -> Callable[..., Any]:
+    """A fake of an op that takes intervals: its result does not depend on them."""
+    count = schema[: schema.index(")")].count(", ")
+    return lambda *arguments: fake(*arguments[:count])
 
 
 def on_demand(path: str, dtypes: frozenset[torch.dtype], reference: Callable[..., Any]) -> Callable[..., Any]:

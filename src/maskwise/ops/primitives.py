@@ -19,7 +19,7 @@ from maskwise.errors import ArgumentError, DtypeError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import Dim, MaskLike, dims_of
 from maskwise.ops.backends import DEVICE, FLOATING, INTEGRAL, is_kernel_allowed, why_not_served
-from maskwise.ops.operation import define, dropped_rows, register
+from maskwise.ops.operation import ALONG, as_bits, define, dropped_rows, kept_mask, register
 from maskwise.ops.torch_private import has_dispatch_modes, is_tracing
 from maskwise.plan.cost import Work
 
@@ -121,7 +121,7 @@ def where_kept(x: Tensor, mask: Tensor, value: float) -> Tensor:
     return torch.where(mask, x, int(value))
 
 
-def fill_dropped(x: Tensor, mask: Tensor, value: float = 0.0) -> Tensor:
+def fill_dropped(x: Tensor, mask: MaskLike, value: float = 0.0) -> Tensor:
     """X with ``value`` where it is dropped, as a step of another function: no log records it.
 
     By the kernel of `mw.fill` where that is predicted to pay, with its gradient where one is required.
@@ -160,14 +160,14 @@ def _value_for(x: Tensor, value: float | complex) -> Tensor:
 def _fill_run(route: str, run: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Adapts the op, which takes tensors and no dims, to `Operation`, which passes dims, and perhaps a number."""
 
-    def call(x: Tensor, mask: Tensor, dims: list[int], value: float | complex | Tensor) -> Tensor:
-        return run(x, mask, value if isinstance(value, Tensor) else _value_for(x, value))
+    def call(x: Tensor, mask: Tensor, dims: list[int], value: float | complex | Tensor, along: int = 0) -> Tensor:
+        return run(x, mask, value if isinstance(value, Tensor) else _value_for(x, value), along)
 
     def plain(x: Tensor, mask: Tensor, dims: list[int], value: float | complex | Tensor) -> Tensor:
         # A number that certainly fits goes to torch as a scalar, which halves the time of a tiny call.
         if type(value) is float and fits_dtype(value, x.dtype):
             return torch.where(mask, x, value)
-        return call(x, mask, dims, value)
+        return run(x, mask, value if isinstance(value, Tensor) else _value_for(x, value))
 
     return plain if route == "plain" else call
 
@@ -190,9 +190,11 @@ def _fill_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor 
     if ctx.needs_input_grad[0]:
         # With autograd for a double backward.
         ops = torch.ops.maskwise
-        of_x = (ops.fill_fused if torch.is_grad_enabled() else ops.fill_fused_forward)(grad, mask, zero)
+        run = ops.fill_fused if torch.is_grad_enabled() else ops.fill_fused_forward
+        of_x = run(grad, mask, zero, ctx.along)
     if ctx.needs_input_grad[2]:
-        of_value = torch.where(mask, zero, grad).sum_to_size(ctx.shape)
+        bits = as_bits(kept_mask(mask, ctx.along, grad.shape))
+        of_value = torch.where(bits, zero, grad).sum_to_size(ctx.shape)
     return of_x, None, of_value
 
 
@@ -206,7 +208,7 @@ def _fill_work(route: str, elements: int, size: int, grad: bool) -> Work:
 #: x where it is kept, a number or a tensor of values where it is dropped: `mw.fill` without its checks of the value.
 fill = register(
     "fill",
-    "(Tensor x, Tensor mask, Tensor value) -> Tensor",
+    f"(Tensor x, Tensor mask, Tensor value{ALONG} -> Tensor",
     reference=lambda x, mask, value: torch.where(mask, x, value),
     fake=_fill_fake,
     setup_context=_fill_setup,
@@ -222,7 +224,7 @@ _fill_step = replace(fill, is_step=True)
 
 
 # -- sums --------------------------------------------------------------------------------------------------------------
-def sum_kept(x: Tensor, mask: Tensor) -> Tensor:
+def sum_kept(x: Tensor, mask: MaskLike) -> Tensor:
     """The sum of all that is kept, as a step of another function: no log records it.
 
     By the kernel of `mw.sum` where that is predicted to pay, with its gradient where one is required.
@@ -267,7 +269,8 @@ def _sum_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
     (mask,) = ctx.saved_tensors
     if expands_by_kernel(grad):
         return torch.ops.maskwise.sum_backward(grad, mask, ctx.shape, ctx.dim, ctx.keepdim), None, None, None
-    return fill_dropped(expand_reduced(grad, ctx.shape, ctx.dim, ctx.keepdim), mask), None, None, None
+    expanded = expand_reduced(grad, ctx.shape, ctx.dim, ctx.keepdim)
+    return fill_dropped(expanded, kept_mask(mask, ctx.along, ctx.shape)), None, None, None
 
 
 def _sum_work(route: str, elements: int, size: int, grad: bool) -> Work:
@@ -289,7 +292,7 @@ define(
 #: The sum of what is kept along dims: `mw.sum` without its options.
 masked_sum = register(
     "sum",
-    "(Tensor x, Tensor mask, int[] dim, bool keepdim) -> Tensor",
+    f"(Tensor x, Tensor mask, int[] dim, bool keepdim{ALONG} -> Tensor",
     # torch reads an empty list of dims as "all", which for x of no dims is what is meant.
     reference=lambda x, mask, dim, keepdim: where_kept(x, mask, 0.0).sum(dim, keepdim=keepdim),
     fake=_sum_fake,
@@ -306,8 +309,10 @@ _sum_step = replace(masked_sum, is_step=True)
 
 
 # -- counts and copies -------------------------------------------------------------------------------------------------
-def count(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
+def count(x: Tensor, mask: MaskLike, dim: list[int], keepdim: bool) -> Tensor:
     """The number of kept elements of x: int64, broadcastable to the result. A broadcast mask is not expanded."""
+    if isinstance(mask, Mask):
+        return _count_intervals(x, mask, dim, keepdim)
     if mask.shape == x.shape:
         return mask.sum(dim, keepdim=keepdim)
     mask = mask.reshape((1,) * (x.dim() - mask.dim()) + mask.shape)
@@ -315,6 +320,16 @@ def count(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
     repeated = prod([x.shape[d] for d in dim if x.dim() and mask.shape[d] == 1])
     kept = mask.sum(dim, keepdim=keepdim)
     return kept if repeated == 1 else kept * repeated
+
+
+def _count_intervals(x: Tensor, mask: Mask, dim: list[int], keepdim: bool) -> Tensor:
+    """The number of kept elements of x by what the mask knows of its lines; no bool tensor of its shape is made."""
+    mask = mask[(None,) * (x.dim() - mask.ndim)]
+    inside = [d for d in dim if mask.shape[d] == x.shape[d]]
+    repeated = prod([x.shape[d] for d in dim if d not in inside])
+    kept = mask.count(inside, keepdim=True) if inside else mask.to_bool()
+    kept = kept if repeated == 1 else kept * repeated
+    return kept if keepdim else kept.squeeze(dim)
 
 
 def copy_transposed(x: Tensor) -> Tensor:
@@ -346,8 +361,10 @@ def replace_empty(
         raise DtypeError(say(op, "empty", must="be a number or None", got=type(empty).__name__, hint="empty=0.0"))
 
     def replaced(out: Tensor) -> Tensor:
-        bits = mask.to_bool() if isinstance(mask, Mask) else mask
         dims = dims_of(op, x, dim)
+        if isinstance(mask, Mask) and mask.operand == "intervals" and not is_tracing():
+            return torch.where(count(x, mask, dims, keepdim) > 0, out if dtype is None else out.to(dtype), empty)
+        bits = as_bits(mask)
         bits = bits.reshape((1,) * (x.dim() - bits.dim()) + bits.shape)
         # A dim along which the mask broadcasts is read once; unless x has size 0 there, when nothing is kept.
         kept = bits.any(dims, keepdim=keepdim) if dims else bits

@@ -148,6 +148,7 @@ class Route:
         is_kernel: whether ``mw.force("kernel")`` selects it.
         transforms: whether it runs under torch.func and forward-mode AD.
         in_graph: what runs instead in a traced graph.
+        intervals: whether it takes masks as intervals; otherwise they reach it as bits.
     """
 
     name: str
@@ -163,6 +164,7 @@ class Route:
     is_kernel: bool = False
     transforms: bool = False
     in_graph: Callable[..., Any] | None = None
+    intervals: bool = False
 
     def __post_init__(self) -> None:
         if self.name not in ROUTES:

@@ -41,14 +41,21 @@ class Structure(ABC):
             """The device that the mask is for."""
 
         @property
-        def operand(self) -> Operand:
-            """How the structure reaches a kernel, which it knows without reading data."""
+        def along(self) -> int | None:
+            """The dim, counted from the right, of which each line keeps one run; None where bits must be read."""
     else:
-        operand = "bits"
+        along = None
 
     @abstractmethod
     def predicate(self, *index: Tensor) -> Tensor:
         """Return True where kept, for one int64 index tensor a dim; the index tensors broadcast together."""
+
+    def bounds(self) -> tuple[Tensor | None, Tensor | None]:
+        """Return where the run of each line `along` a dim starts and ends: int64, broadcastable, of size 1 in that dim.
+
+        None means the line's own edge. Bounds may lie outside of the line.
+        """
+        raise NotImplementedError(f"a mask of kind {self.kind} has no intervals")
 
     def materialize(self) -> Tensor:
         """Return the bool tensor of this structure's shape, on its device. It may be an expanded view."""

@@ -42,6 +42,43 @@ class Combination(Structure):
     def device(self) -> torch.device:
         return self.left.device
 
+    @property
+    @override
+    def along(self) -> int | None:
+        if self.op != "and" or self.left.along is None or self.right.along is None:
+            return None
+        if self.left.along == self.right.along:
+            return self.left.along
+        # Whole lines that one drops leave one run of each line of the other, where its bounds are the same for a line.
+        lines, rows = self._lines_and_rows()
+        assert lines.along is not None
+        is_same = all(b is None or b.shape[lines.along] == 1 for b in rows.bounds())
+        return lines.along if is_same else None
+
+    def _lines_and_rows(self) -> tuple[Structure, Structure]:
+        """The part whose runs lie along the last dim of both, and the other."""
+        assert self.left.along is not None
+        assert self.right.along is not None
+        return (self.left, self.right) if self.left.along > self.right.along else (self.right, self.left)
+
+    @override
+    def bounds(self) -> tuple[Tensor | None, Tensor | None]:
+        if self.left.along == self.right.along:
+            (start, end), (other_start, other_end) = self.left.bounds(), self.right.bounds()
+            return _tighter(start, other_start, torch.maximum), _tighter(end, other_end, torch.minimum)
+        lines, rows = self._lines_and_rows()
+        assert lines.along is not None
+        assert rows.along is not None
+        row = torch.arange(self.shape[rows.along]).reshape((-1,) + (1,) * (-rows.along - 1))
+        start, end = rows.bounds()
+        is_kept = torch.ones((), dtype=torch.bool)
+        if start is not None:
+            is_kept = is_kept & (start <= row)
+        if end is not None:
+            is_kept = is_kept & (row < end)
+        starts, ends = lines.bounds()
+        return starts, torch.where(is_kept, self.shape[lines.along] if ends is None else ends, 0)
+
     @override
     def predicate(self, *index: Tensor) -> Tensor:
         return _OPERATORS[self.op](self.left.predicate(*index), self.right.predicate(*index))
@@ -54,6 +91,12 @@ class Combination(Structure):
     def view(self, affine: Affine) -> Structure:
         # The parts may know more about their view than a view of the whole would.
         return Combination(self.op, self.left.view(affine), self.right.view(affine))
+
+
+def _tighter(a: Tensor | None, b: Tensor | None, pick: Callable[[Tensor, Tensor], Tensor]) -> Tensor | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return pick(a, b)
 
 
 @dataclass(frozen=True, eq=False)

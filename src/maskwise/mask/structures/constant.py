@@ -11,7 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from maskwise.mask.structures.affine import Affine
-from maskwise.mask.structures.base import Operand, Structure
+from maskwise.mask.structures.base import Structure
 
 __all__ = ["Constant"]
 
@@ -21,7 +21,6 @@ class Constant(Structure):
     """Every position is kept, or none is. No tensor is behind it."""
 
     kind: ClassVar[str] = "constant"
-    operand: ClassVar[Operand] = "intervals"
     shape: tuple[int, ...]
     device: torch.device
     value: bool
@@ -31,6 +30,16 @@ class Constant(Structure):
         device = index[0].device if index else self.device
         shape = torch.broadcast_shapes(*[i.shape for i in index])  # type: ignore[no-untyped-call]
         return torch.full((), self.value, dtype=torch.bool, device=device).expand(shape)
+
+    @property
+    @override
+    def along(self) -> int | None:
+        return -1 if self.shape else None
+
+    @override
+    def bounds(self) -> tuple[Tensor | None, Tensor | None]:
+        kept = self.shape[-1] if self.value else 0
+        return None, torch.full((1,) * len(self.shape), kept, device="cpu")
 
     @override
     def materialize(self) -> Tensor:

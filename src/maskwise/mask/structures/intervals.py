@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from maskwise.mask.structures.affine import Affine
-from maskwise.mask.structures.base import Operand, Structure
+from maskwise.mask.structures.base import Structure
 from maskwise.mask.structures.constant import Constant
 
 __all__ = ["Intervals"]
@@ -26,7 +26,7 @@ class Intervals(Structure):
     """
 
     kind: ClassVar[str] = "intervals"
-    operand: ClassVar[Operand] = "intervals"
+    along: ClassVar[int] = -1
     leaves: ClassVar[tuple[str, ...]] = ("starts", "ends")
     starts: Tensor | None
     ends: Tensor | None
@@ -77,7 +77,9 @@ class Intervals(Structure):
         if axis is None or axis != len(affine.shape) - 1 or step != 1:
             return super().view(affine)
         lead = Affine(affine.shape[:-1], affine.terms[:-1])
-        shifted = [None if b is None else lead.apply(b) - start if start else lead.apply(b) for b in self.bounds]
+        shifted = [
+            None if b is None else lead.apply(b) - start if start else lead.apply(b) for b in (self.starts, self.ends)
+        ]
         same = start == 0 and affine.shape[-1] == self.shape[-1]
         repeats = affine.repeats(self.shape) if same and self.count is not None else None
         count = None if repeats is None or self.count is None else self.count * repeats
@@ -92,10 +94,10 @@ class Intervals(Structure):
             return Intervals(None, self.starts, self.shape, self.device, count)
         return super().invert()
 
-    @property
+    @override
     def bounds(self) -> tuple[Tensor | None, Tensor | None]:
-        """The two bounds: starts and ends."""
-        return self.starts, self.ends
+        starts, ends = (None if b is None else b.unsqueeze(-1) for b in (self.starts, self.ends))
+        return starts, ends
 
     @property
     @override
@@ -110,7 +112,7 @@ class Intervals(Structure):
     @property
     @override
     def on_host(self) -> bool:
-        return all(b is None or b.device.type == "cpu" for b in self.bounds)
+        return all(b is None or b.device.type == "cpu" for b in (self.starts, self.ends))
 
     @override
     def row_counts(self) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -59,8 +60,19 @@ class Segments(Structure):
         counts = torch.searchsorted(order, ids, right=True) - torch.searchsorted(order, ids)
         return torch.where(ids == self.padding, 0, counts)
 
-    def as_intervals(self) -> Structure | None:
-        """Return the same mask as Intervals where every id stands in one run; None where not, or on a device."""
+    @property
+    @override
+    def along(self) -> int | None:
+        return None if is_tracing() or self.runs is None else -1
+
+    @override
+    def bounds(self) -> tuple[Tensor | None, Tensor | None]:
+        assert self.runs is not None
+        return self.runs.bounds()
+
+    @cached_property
+    def runs(self) -> Intervals | None:
+        """The same mask as Intervals where every id stands in one run; None where not, or on a device."""
         ids = self.ids
         if is_tracing() or type(ids) is not Tensor or ids.device.type != "cpu" or not ids.numel():
             return None

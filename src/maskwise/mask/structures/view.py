@@ -10,9 +10,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from maskwise.mask.structures.affine import Affine
-from maskwise.mask.structures.base import Operand, Structure
+from maskwise.mask.structures.base import Structure
 from maskwise.mask.structures.combination import Not
-from maskwise.mask.structures.intervals import Intervals
 
 __all__ = ["View"]
 
@@ -37,13 +36,21 @@ class View(Structure):
 
     @property
     @override
-    def operand(self) -> Operand:
-        if not isinstance(self.base, Intervals):
-            return "bits"
-        # The run stays one where the view walks the last dim of the base in its own order, and nothing else with it.
-        _, step, axis = self.affine.terms[-1]
-        is_shared = any(term.axis == axis for term in self.affine.terms[:-1])
-        return "intervals" if axis is not None and step == 1 and not is_shared else "bits"
+    def along(self) -> int | None:
+        if self.base.along is None:
+            return None
+        # A run stays one where the view walks its dim of the base in its own order, and nothing else with it.
+        _, step, axis = self.affine.terms[self.base.along]
+        if axis is None or step != 1 or sum(term.axis == axis for term in self.affine.terms) > 1:
+            return None
+        return axis - len(self.shape)
+
+    @override
+    def bounds(self) -> tuple[Tensor | None, Tensor | None]:
+        assert self.base.along is not None
+        first = self.affine.terms[self.base.along].start
+        starts, ends = (None if b is None else self.affine.apply(b) - first for b in self.base.bounds())
+        return starts, ends
 
     @override
     def predicate(self, *index: Tensor) -> Tensor:

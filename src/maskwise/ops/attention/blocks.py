@@ -321,7 +321,7 @@ def _bounds(mask: Mask | Tensor | None, is_causal: bool, sizes: Sizes) -> tuple[
         if isinstance(structure, Constant):
             ends = ends if structure.value else starts
         elif isinstance(structure, Intervals) and structure.on_host:
-            for bound in structure.bounds:
+            for bound in (structure.starts, structure.ends):
                 if bound is not None and bound.shape[1] > 1:
                     return None
             if structure.starts is not None:
@@ -339,9 +339,9 @@ def _bounds(mask: Mask | Tensor | None, is_causal: bool, sizes: Sizes) -> tuple[
 def _as_intervals(structure: Structure) -> Structure:
     """Segments that stand in one run each are intervals, too."""
     if isinstance(structure, Segments):
-        return structure.as_intervals() or structure
+        return structure.runs or structure
     if isinstance(structure, View) and isinstance(structure.base, Segments):
-        runs = structure.base.as_intervals()
+        runs = structure.base.runs
         return structure if runs is None else runs.view(structure.affine)
     return structure
 

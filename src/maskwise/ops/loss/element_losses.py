@@ -13,7 +13,7 @@ from torch import Tensor
 from maskwise.ops.backends import FLOATING
 from maskwise.ops.loss.functional_losses import REDUCTION_CODES, Prepared, kernel_route, why_not_on_cpu
 from maskwise.ops.loss.reference import reduce
-from maskwise.ops.operation import define, dropped_rows, register
+from maskwise.ops.operation import ALONG, as_bits, define, dropped_rows, kept_mask, register
 from maskwise.ops.primitives import empty_dense, where_kept
 from maskwise.plan.cost import Work
 from maskwise.plan.dispatch import NOT_APPLICABLE, Facts, Route
@@ -135,12 +135,14 @@ def _backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, Te
     if torch.is_grad_enabled() or ctx.needs_input_grad[1]:
         required = [t for t, needed in zip((x, target), ctx.needs_input_grad, strict=False) if needed]
         with torch.enable_grad():
-            out = reference(x, target, mask, ctx.code, ctx.parameter, ctx.reduction)[0]
+            bits = as_bits(kept_mask(mask, ctx.along, x.shape))
+            out = reference(x, target, bits, ctx.code, ctx.parameter, ctx.reduction)[0]
         found = iter(torch.autograd.grad(out, required, grad, create_graph=torch.is_grad_enabled()))
         of_x, of_target = (next(found) if needed else None for needed in ctx.needs_input_grad[:2])
         return of_x, of_target, None, None, None, None
     op = torch.ops.maskwise.loss_fused_backward
-    return op(grad, x, target, mask, kept, ctx.code, ctx.parameter, ctx.reduction), None, None, None, None, None
+    of_x = op(grad, x, target, mask, kept, ctx.code, ctx.parameter, ctx.reduction, ctx.along)
+    return of_x, None, None, None, None, None
 
 
 def _backward_reference(
@@ -162,8 +164,8 @@ def _work(route: str, elements: int, size: int, grad: bool) -> Work:
 
 define(
     "loss_fused_backward",
-    "(Tensor grad, Tensor x, Tensor target, Tensor mask, Tensor kept, int code, float parameter, int reduction)"
-    " -> Tensor",
+    "(Tensor grad, Tensor x, Tensor target, Tensor mask, Tensor kept, int code, float parameter, int reduction"
+    f"{ALONG} -> Tensor",
     reference=_backward_reference,
     fake=lambda grad, x, *rest: empty_dense(x),
     gpu=FLOATING,
@@ -171,7 +173,7 @@ define(
 )
 element_loss = register(
     "loss",
-    "(Tensor x, Tensor target, Tensor mask, int code, float parameter, int reduction) -> (Tensor, Tensor)",
+    f"(Tensor x, Tensor target, Tensor mask, int code, float parameter, int reduction{ALONG} -> (Tensor, Tensor)",
     reference=reference,
     fake=_fake,
     setup_context=_setup_context,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from maskwise.errors import DtypeError, say
 from maskwise.ops.backends import FLOATING
-from maskwise.ops.operation import Describe, Operation, define, dropped_rows, register
+from maskwise.ops.operation import ALONG, Describe, Operation, as_bits, define, dropped_rows, kept_mask, register
 from maskwise.ops.torch_private import is_tracing, is_transformed
 from maskwise.plan.cost import Work
 
@@ -74,7 +74,7 @@ def reduction(
     backward: Callable[..., Any] | None = None,
     setup_context: Callable[..., None] | None = None,
 ) -> Operation:
-    """Register a reduction: ``(Tensor x, Tensor mask, int[] dim, bool keepdim<settings>) -> Tensor``.
+    """Register a reduction: ``(Tensor x, Tensor mask, int[] dim, bool keepdim<settings>, int along=0) -> Tensor``.
 
     Args:
         name: the public name; its Triton kernel is the function of that name in gpu.py.
@@ -93,7 +93,7 @@ def reduction(
 
     return register(
         name,
-        f"(Tensor x, Tensor mask, int[] dim, bool keepdim{settings}) -> Tensor",
+        f"(Tensor x, Tensor mask, int[] dim, bool keepdim{settings}{ALONG} -> Tensor",
         reference=reference,
         fake=fake,
         setup_context=(setup_context or save()) if backward else None,
@@ -122,7 +122,7 @@ def define_backward(
 ) -> Callable[..., Tensor]:
     """Define the op of a gradient, ``<name>_backward``, and return it; ``formula`` is its reference.
 
-    It takes (grad, out, x, mask, dim, keepdim<settings>), or without the result where ``out`` is False.
+    It takes (grad, out, x, mask, dim, keepdim<settings>, along), or without the result where ``out`` is False.
     """
 
     def contiguous(*arguments: Any) -> Tensor:
@@ -135,7 +135,7 @@ def define_backward(
     tensors = "Tensor grad, Tensor out, Tensor x, Tensor mask" if out else "Tensor grad, Tensor x, Tensor mask"
     define(
         f"{name}_backward",
-        f"({tensors}, int[] dim, bool keepdim{settings}) -> Tensor",
+        f"({tensors}, int[] dim, bool keepdim{settings}{ALONG} -> Tensor",
         reference=contiguous,
         fake=fake,
         gpu=FLOATING,
@@ -156,9 +156,10 @@ def backward_of(
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, mask, *result = ctx.saved_tensors
         if torch.is_grad_enabled():
-            grad_x = differentiate_reference(reference, grad, x, mask, *ctx.rest)
+            bits = as_bits(kept_mask(mask, ctx.along, x.shape))
+            grad_x = differentiate_reference(reference, grad, x, bits, *ctx.rest)
         else:
-            grad_x = kernel(grad, *result, x, mask, *ctx.rest, *constants)
+            grad_x = kernel(grad, *result, x, mask, *ctx.rest, *constants, ctx.along)
         return grad_x, None, *[None] * len(ctx.rest)
 
     return backward

@@ -25,8 +25,8 @@ from maskwise.plan.dispatch import NOT_APPLICABLE, Decision, Facts, Plan, Route,
 from maskwise.plan.explain import record
 
 __all__ = [
-    "ALONG", "Describe", "Operation", "as_bits", "define", "differentiate", "dropped_rows", "eager_function", "kept_mask",
-    "register", "takes_intervals",
+    "ALONG", "Describe", "Operation", "as_bits", "define", "differentiate", "dropped_rows", "eager_function",
+    "kept_mask", "register", "takes_intervals",
 ]  # fmt: skip
 
 #: How an operation describes its work: (route, elements, bytes per element, gradient) -> Work.

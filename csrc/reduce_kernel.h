@@ -25,96 +25,138 @@ constexpr int kRowVectors = 8;
 // Elements of a row that are accumulated in the arithmetic type before it widens: bounds the rounding error of long rows.
 constexpr int64_t kChunk = 2048;
 static_assert(kChunk <= kConstantMask);
-// How far ahead of a row's loop its memory is prefetched, in elements. Two streams of different pace, values and mask, are
-// more than the hardware follows by itself: this saves a fifth of the time where memory is the limit.
-constexpr int64_t kAhead = 512;
+// Elements of a step up to which their vectors are accumulated one by one.
+constexpr int kFew = 3;
 
 // Joins v[0], ..., v[R - 1] in pairs: short chains, and rounding errors that grow with the logarithm.
 template <int R, class V, class Join>
 inline V tree(const V (&v)[R], const Join& join) {
-  static_assert(R == 1 || R == 4 || R == 8);
+  static_assert(R == 1 || R == 2 || R == 4 || R == 8);
   if constexpr (R == 1) return v[0];
+  else if constexpr (R == 2) return join(v[0], v[1]);
   else if constexpr (R == 4) return join(join(v[0], v[1]), join(v[2], v[3]));
   else return join(join(join(v[0], v[1]), join(v[2], v[3])), join(join(v[4], v[5]), join(v[6], v[7])));
 }
 
-// `from`, or where nothing of it is kept, memory that is in the cache anyway. Not by a branch, which at random would be
-// guessed wrongly half of the time.
+// Prefetches the cache lines of x of which something is kept, and no others.
 template <class T>
-inline const T* if_kept(bool kept, const T* from) {
-  static constexpr char kNothing[64] = {};
-  const uintptr_t mask = -static_cast<uintptr_t>(kept);
-  return reinterpret_cast<const T*>((reinterpret_cast<uintptr_t>(from) & mask) |
-                                    (reinterpret_cast<uintptr_t>(kNothing) & ~mask));
+inline void prefetch_kept(const T* x, const uint8_t* m, int64_t n) {
+  constexpr int kLine = 64 / sizeof(T);
+  for (int64_t i = 0; i + 64 <= n; i += 64) {
+    const uint64_t set = set_bytes<64>(m + i);
+    if (set == 0) continue;
+    for (int k = 0; k < 64; k += kLine) {
+      // Not by a branch, which at random would be guessed wrongly half of the time: the mask is in the cache anyway.
+      const bool kept = (set >> k & ~uint64_t{0} >> (64 - kLine)) != 0;
+      const auto line = reinterpret_cast<uintptr_t>(x + i + k), other = reinterpret_cast<uintptr_t>(m + i);
+      __builtin_prefetch(reinterpret_cast<const void*>(other ^ ((line ^ other) & -uintptr_t{kept})), 0, 2);
+    }
+  }
 }
 
-// Accumulates at most kChunk elements, without kBits all of them. `before` elements before x may be read too.
-template <bool kBits, class Op, class T>
-inline __attribute__((always_inline)) void accumulate_chunk(const Op& op, typename Op::Lanes& lanes, const T* x,
-                                                            const uint8_t* m, int64_t n, int64_t before) {
+// Accumulates one vector.
+template <class Op, class T>
+inline __attribute__((always_inline)) void accumulate_vector(const Op& op, typename Op::Lanes& lanes, const T* x,
+                                                             LaneMask<typename Op::A> kept) {
+  Vec<typename Op::A> values[1] = {load<typename Op::A>(x)};
+  const LaneMask<typename Op::A> masks[1] = {kept};
+  op.template accumulate<1>(lanes, values, masks, 0);
+}
+
+// Vectors of a row that are accumulated in one step, and elements of it; of a mask at most a word's.
+template <class A>
+constexpr int kRowStep = kRowVectors * kLanes<A>;
+template <class A>
+constexpr int kMaskStep = std::min(64, kRowStep<A>);
+
+// Accumulates the first elements of a run, all of them kept, in whole steps; returns how many.
+template <class Op, class T>
+inline __attribute__((always_inline)) int64_t accumulate_all(const Op& op, typename Op::Lanes& lanes, const T* x,
+                                                             int64_t n) {
   using A = typename Op::A;
-  constexpr int L = kLanes<A>, R = kRowVectors, kLine = 64 / sizeof(T);
+  constexpr int L = kLanes<A>, R = kRowVectors;
   int64_t i = 0;
   for (; i + R * L <= n; i += R * L) {
     Vec<A> values[R];
     LaneMask<A> kept[R];
-    if constexpr (kBits) {
-      // Of x, only what is kept is read, or prefetched.
-      for (int k = 0; k < R * L; k += 64) __builtin_prefetch(m + i + k + 2 * kAhead);
-      if (i + kAhead + R * L <= n)
-        for (int k = 0; k < R * L; k += kLine)
-          __builtin_prefetch(if_kept(!none_of<std::min(kLine, R * L)>(m + i + k + kAhead), x + i + k + kAhead));
-      if (none_of<R * L>(m + i)) continue;
-      for (int k = 0; k < R; ++k) {
-        const uint8_t* bits = m + i + k * L;
-        values[k] = load<A>(if_kept(!none_of<L>(bits), x + i + k * L));
-        kept[k] = load_mask<A>(bits);
-      }
-    } else {
-      for (int k = 0; k < R; ++k) {
-        values[k] = load<A>(x + i + k * L);
-        kept[k] = ~LaneMask<A>{};
-      }
-    }
+    for (int k = 0; k < R; ++k) values[k] = load<A>(x + i + k * L);
+    for (int k = 0; k < R; ++k) kept[k] = ~LaneMask<A>{};
     op.template accumulate<R>(lanes, values, kept, 0);
   }
-  for (; i < n; i += L) {
-    Vec<A> values[1];
-    LaneMask<A> kept[1];
-    const int rest = static_cast<int>(n - i);
-    if (rest >= L) {
-      values[0] = load<A>(x + i);
-      kept[0] = kBits ? load_mask<A>(m + i) : ~LaneMask<A>{};
-    } else if (before + i >= L - rest) {
-      // A whole vector that ends where the row does; its first lanes were accumulated before.
-      values[0] = load<A>(x + n - L);
-      kept[0] = last_lanes<A>(rest);
-      if (kBits) kept[0] &= load_mask<A>(m + n - L);
+  return i;
+}
+
+// The same by a mask, which is looked at before x is touched: of a step nothing is kept, few vectors, all, or more.
+template <class Op, class T>
+inline __attribute__((always_inline)) int64_t accumulate_kept(const Op& op, typename Op::Lanes& lanes, const T* x,
+                                                              const uint8_t* m, int64_t n) {
+  using A = typename Op::A;
+  constexpr int L = kLanes<A>, kStep = kMaskStep<A>, R = kStep / L;
+  int64_t i = 0;
+  for (; i + kStep <= n; i += kStep) {
+    uint64_t set = set_bytes<kStep>(m + i);
+    if (set == 0) continue;
+    Vec<A> values[R];
+    LaneMask<A> kept[R];
+    if (set == ~uint64_t{0} >> (64 - kStep)) {
+      for (int k = 0; k < R; ++k) values[k] = load<A>(x + i + k * L);
+      for (int k = 0; k < R; ++k) kept[k] = ~LaneMask<A>{};
+      op.template accumulate<R>(lanes, values, kept, 0);
+    } else if (__builtin_popcountll(set) <= kFew) {
+      do {
+        const int k = __builtin_ctzll(set) / L;
+        accumulate_vector(op, lanes, x + i + k * L, load_mask<A>(m + i + k * L));
+        set &= ~uint64_t{0} << (k * L) << (L - 1) << 1;
+      } while (set != 0);
     } else {
-      T staged[L] = {};
-      uint8_t bytes[L] = {};
-      for (int k = 0; k < rest; ++k) staged[k] = x[i + k];
-      for (int k = 0; k < rest; ++k) bytes[k] = kBits ? m[i + k] : 1;
-      values[0] = load<A>(staged);
-      kept[0] = load_mask<A>(bytes);
+      for (int k = 0; k < R; ++k) values[k] = load<A>(x + i + k * L);
+      for (int k = 0; k < R; ++k) kept[k] = load_mask<A>(m + i + k * L);
+      op.template accumulate<R>(lanes, values, kept, 0);
     }
-    op.template accumulate<1>(lanes, values, kept, 0);
+  }
+  return i;
+}
+
+// A contiguous run, without kBits of which all is kept. Behind it, x and mask go on for at least `beyond` elements. Not
+// inlined: it is called from several places, and compiles slowly.
+template <bool kBits, class Op, class T>
+__attribute__((noinline)) void accumulate_chunks(const Op& op, typename Op::State& s, const T* x, const uint8_t* m,
+                                                 int64_t n, int64_t beyond) {
+  using A = typename Op::A;
+  constexpr int L = kLanes<A>;
+  for (int64_t start = 0; start < n && !op.done(s); start += kChunk, x += kChunk, m += kBits ? kChunk : 0) {
+    typename Op::Lanes lanes = op.init();
+    const int64_t count = std::min(kChunk, n - start);
+    // Values and mask are two streams of different pace, more than the hardware follows by itself.
+    if (kBits) prefetch_kept(x + count, m + count, std::min(kChunk, n + beyond - start - count));
+    for (int64_t i = kBits ? accumulate_kept(op, lanes, x, m, count) : accumulate_all(op, lanes, x, count); i < count;
+         i += L) {
+      const int rest = static_cast<int>(count - i);
+      if (rest >= L) {
+        accumulate_vector(op, lanes, x + i, kBits ? load_mask<A>(m + i) : ~LaneMask<A>{});
+      } else if (start + i >= L - rest) {
+        // A whole vector that ends where the row does; its first lanes were accumulated before.
+        const LaneMask<A> last = last_lanes<A>(rest);
+        accumulate_vector(op, lanes, x + count - L, kBits ? last & load_mask<A>(m + count - L) : last);
+      } else {
+        T staged[L] = {};
+        uint8_t bytes[L] = {};
+        for (int k = 0; k < rest; ++k) staged[k] = x[i + k];
+        for (int k = 0; k < rest; ++k) bytes[k] = kBits ? m[i + k] : 1;
+        accumulate_vector(op, lanes, staged, load_mask<A>(bytes));
+      }
+    }
+    op.collect(s, lanes);
   }
 }
 
-// A contiguous run; m is null where all is kept. Not inlined: it is called from several places, and compiles slowly.
+// A contiguous run; m is null where all is kept.
 template <class Op, class T>
-__attribute__((noinline)) void accumulate_run(const Op& op, typename Op::State& s, const T* x, const uint8_t* m,
-                                              int64_t n) {
-  for (int64_t i = 0; i < n && !op.done(s); i += kChunk) {
-    typename Op::Lanes lanes = op.init();
-    const int64_t count = std::min(kChunk, n - i);
-    if (m == nullptr)
-      accumulate_chunk<false>(op, lanes, x + i, m, count, i);
-    else
-      accumulate_chunk<true>(op, lanes, x + i, m + i, count, i);
-    op.collect(s, lanes);
-  }
+void accumulate_run(const Op& op, typename Op::State& s, const T* x, const uint8_t* m, int64_t n, int64_t beyond) {
+  if (m == nullptr)
+    accumulate_chunks<false>(op, s, x, m, n, beyond);
+  else
+    accumulate_chunks<true>(op, s, x, m, n, beyond);
 }
 
 // Defaults of what every reduction has.
@@ -127,10 +169,10 @@ struct ReduceOp {
   static bool done(const State&) {
     return false;
   }
-  // n contiguous elements at position `at`; m is null where all are kept.
+  // n contiguous elements at position `at`; m is null where all are kept. Behind them, x and m go on for `beyond` more.
   template <class State, class T>
-  void run(State& s, const T* x, const uint8_t* m, int64_t n, int64_t) const {
-    accumulate_run(static_cast<const Op&>(*this), s, x, m, n);
+  void run(State& s, const T* x, const uint8_t* m, int64_t n, int64_t, int64_t beyond) const {
+    accumulate_run(static_cast<const Op&>(*this), s, x, m, n, beyond);
   }
 };
 
@@ -158,7 +200,7 @@ struct ReduceKernel {
   static void init(void* states, int64_t n) { std::fill_n(static_cast<State*>(states), n, State{}); }
 
   static void accumulate(const void* op, void* state, const void* x, const uint8_t* m, int64_t n, int64_t at) {
-    self(op).run(*static_cast<State*>(state), static_cast<const In*>(x), m, n, at);
+    self(op).run(*static_cast<State*>(state), static_cast<const In*>(x), m, n, at, 0);
   }
 
   static void reduce_rows(const void* op, const RowRuns& rows, int64_t n, int64_t count, void* out) {
@@ -166,12 +208,13 @@ struct ReduceKernel {
     const uint8_t* m = rows.m;
     int64_t position = rows.position;
     const ReduceLoop& loop = rows.loop;
+    const bool go_on = loop.stride[kX] == n * int64_t{sizeof(In)} && loop.stride[kMask] == n;
     for (int64_t r = 0; r < count; ++r) {
       State s;
       const KeptRun run = kept_of_run(rows.mask, m, position, rows.bits, rows.step, n);
       if (run.kept != Kept::none)
         self(op).run(s, reinterpret_cast<const In*>(x) + run.begin, run.kept == Kept::bits ? m : nullptr,
-                     run.end - run.begin, run.begin);
+                     run.end - run.begin, run.begin, go_on ? (count - r - 1) * n : 0);
       static_cast<Out*>(out)[r] = self(op).finalize(s);
       x += loop.stride[kX];
       m += loop.stride[kMask];

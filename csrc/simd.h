@@ -277,6 +277,35 @@ inline bool none_of(const uint8_t* m) {
   }
 }
 
+// Which of N mask bytes are set, as the lowest N bits of a word.
+template <int N>
+inline uint64_t set_bytes(const uint8_t* m) {
+  static_assert(N % 8 == 0 && N <= 64);
+#if MASKWISE_VECTOR_BYTES == 64
+  if constexpr (N == 64) {
+    const __m512i v = _mm512_loadu_si512(m);
+    return _mm512_test_epi8_mask(v, v);
+  }
+#endif
+#if defined(MASKWISE_F16C)
+  if constexpr (N == 32) {
+    const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(m));
+    return ~static_cast<uint32_t>(_mm256_movemask_epi8(_mm256_cmpeq_epi8(v, _mm256_setzero_si256())));
+  }
+  if constexpr (N == 64) return set_bytes<32>(m) | set_bytes<32>(m + 32) << 32;
+#endif
+  uint64_t word = 0;
+  for (int i = 0; i < N; i += 8) {
+    uint64_t bytes;
+    std::memcpy(&bytes, m + i, 8);
+    // The top bit of each byte that is set, and then these bits next to each other.
+    constexpr uint64_t kLow = 0x7f7f7f7f7f7f7f7f;
+    bytes = (((bytes & kLow) + kLow) | bytes) & ~kLow;
+    word |= ((bytes >> 7) * 0x0102040810204080 >> 56) << i;
+  }
+  return word;
+}
+
 // Whether none of n mask bytes is set; stops at the first that is.
 inline bool none_of(const uint8_t* m, int64_t n) {
   int64_t i = 0;

@@ -8,12 +8,15 @@ from typing import Any, Literal
 
 from maskwise.errors import ArgumentError, say
 
-__all__ = ["Case", "Kind", "Side", "Target", "at_least", "at_most", "never_slower", "within"]
+__all__ = ["SAME_WORK", "Case", "Kind", "Side", "Target", "at_least", "at_most", "never_slower", "within"]
 
-Kind = Literal["ours", "peer", "leaky", "floor", "memory", "route"]
+Kind = Literal["ours", "full", "peer", "leaky", "floor", "memory", "route"]
 """How a side counts: `peer` does the same work; `leaky` does it only on clean data, so it is shown and never counted
-as the best peer; `floor` does less work (the unmasked op) and is there as a limit; `memory` is the plain copy that the
-runner adds, to tell what the memory gives; `route` is ours by one of its ways, whichever one dispatch would choose."""
+as the best peer; `floor` does less work (the unmasked op) and is there as a limit; `full` is ours with everything kept;
+`memory` is a plain copy or write, to tell what the memory gives; `route` is ours by one of its routes, whichever one
+dispatch would choose."""
+SAME_WORK: frozenset[Kind] = frozenset({"ours", "peer", "leaky", "route"})
+"""The kinds of sides that must give what ours gives."""
 
 SHRUNK = 32
 """The longest dim of a case in its shrunken form, which tests and ``--quick`` run."""
@@ -38,9 +41,10 @@ class Side:
 
 @dataclass(frozen=True)
 class Target:
-    """What must hold between ours and another side: ours <= max(factor * side, side + slack).
+    """What must hold between ours and another side: ours <= max(factor * side + plus, side + slack).
 
-    ``side`` is the name of a side, or ``"best peer"``. ``slack`` is in seconds.
+    ``side`` is the name of a side, or ``"best peer"``. ``slack`` is in seconds. ``plus`` names a side whose time is
+    allowed on top.
 
     >>> at_least(15, "best peer").text
     'at least 15 x faster than best peer'
@@ -52,10 +56,14 @@ class Target:
     factor: float
     slack: float | None
     text: str
+    plus: str | None = None
 
-    def holds(self, *, ratio: float, difference: float) -> bool:
-        """Judge from ``ratio`` = side's time / our time and ``difference`` = our time - side's time, in seconds."""
-        return ratio * self.factor >= 1.0 or (self.slack is not None and difference <= self.slack)
+    def holds(self, *, ratio: float, difference: float, plus: float = 0.0) -> bool:
+        """Judge from ``ratio`` = side's time / our time and ``difference`` = our time - side's time, in seconds.
+
+        ``plus`` is the time of the side that is allowed on top / our time.
+        """
+        return ratio * self.factor + plus >= 1.0 or (self.slack is not None and difference <= self.slack)
 
 
 def at_least(factor: float, side: str) -> Target:
@@ -127,9 +135,9 @@ class Case:
             must, hint = "have one side of kind 'ours', and distinct names", "Side(..., kind='ours') once"
             raise ArgumentError(say(self.name, "sides", must=must, got=names, hint=hint))
         for target in self.targets:
-            if target.side not in {*names, "best peer"}:
+            if unknown := {target.side, target.plus} - {*names, "best peer", None}:
                 must, hint = f"name a side, one of {names}", 'side="best peer"'
-                raise ArgumentError(say(self.name, "targets", must=must, got=repr(target.side), hint=hint))
+                raise ArgumentError(say(self.name, "targets", must=must, got=repr(unknown.pop()), hint=hint))
 
     @property
     def name(self) -> str:

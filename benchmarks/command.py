@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperCommand
 
-from benchmarks import cuda, means, registry, sweeping
+from benchmarks import cuda, keeping, means, registry, sweeping
 from benchmarks.case import Case
 from benchmarks.report import Provenance, describe_machine, geometric_means, large_ratios, table, to_json, write_csv
 from benchmarks.run import BenchmarkError, Result, run_case
@@ -119,7 +119,7 @@ def run(options: Options) -> int:
     if options.json:
         typer.echo(
             json_module.dumps(
-                {**to_json(results, provenance), **_swept_data(results), **_means_data(results, options)}, indent=2
+                {**to_json(results, provenance), **_families_data(results), **_means_data(results, options)}, indent=2
             )
         )
     else:
@@ -197,9 +197,13 @@ def _measure(cases: tuple[Case, ...], options: Options) -> tuple[list[Result], i
     return results, failed
 
 
-def _swept_data(results: list[Result]) -> dict[str, object]:
-    found = sweeping.swept(results)
-    return {"sweep": sweeping.summarise(found).as_data()} if found else {}
+def _families_data(results: list[Result]) -> dict[str, object]:
+    of_sweep, of_kept = sweeping.swept(results), keeping.kept(results)
+    tally = keeping.tally(keeping.verdicts(of_kept))
+    return {
+        **({"sweep": sweeping.summarise(of_sweep).as_data()} if of_sweep else {}),
+        **({"kept": {text: {"met": met, "rows": rows} for text, (met, rows) in tally.items()}} if of_kept else {}),
+    }
 
 
 def _means(results: list[Result], options: Options) -> list[tuple[means.Mean, float, bool]]:
@@ -218,10 +222,14 @@ def _means_data(results: list[Result], options: Options) -> dict[str, object]:
 
 def _show(results: list[Result], provenance: Provenance, options: Options) -> None:
     console = Console()
-    of_sweep = sweeping.swept(results)
-    others = [result for result in results if result not in of_sweep]
+    of_sweep, of_kept = sweeping.swept(results), keeping.kept(results)
+    others = [result for result in results if result.case.family not in registry.NAMED]
     if others:
         console.print(table(others))
+    if of_kept:
+        console.print(keeping.table(of_kept))
+        if not options.quick:
+            console.print(keeping.tally_table(of_kept))
     if of_sweep:
         console.print(sweeping.table(of_sweep))
         console.print(f"sweep: {sweeping.summarise(of_sweep)}", soft_wrap=True)
@@ -232,7 +240,7 @@ def _show(results: list[Result], provenance: Provenance, options: Options) -> No
     console.print(
         "× is the other side's time over ours, median and quartiles of the rounds: above 1, ours is faster. "
         "The floor is the op without a mask. copy_ is how much of a plain copy's bandwidth ours reaches. "
-        "ok shows the targets that hold (--list names them).",
+        "t(1) is the time of ours with everything kept. ok shows the targets that hold (--list names them).",
         style="dim",
     )
     of_functions = geometric_means(large_ratios(results))

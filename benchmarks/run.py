@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from benchmarks import cuda
-from benchmarks.case import Case, Kind, Side, Target
+from benchmarks.case import SAME_WORK, Case, Kind, Side, Target
+from maskwise import Packed
 from maskwise.errors import MaskwiseError
 from maskwise.plan.dispatch import force
 from maskwise.plan.measure import Samples, Spread, Timer, clock_timer, event_timer, measure
@@ -142,10 +143,10 @@ def _short(case: Case) -> dict[str, Any]:
 
 def check_agreement(case: Case, calls: Mapping[str, Callable[[], object]]) -> None:
     """Run every side once, and raise unless each that does the same work gives what ours gives."""
-    values = {name: _guarded(case, name, call) for name, call in calls.items()}
+    values = {name: _padded(_guarded(case, name, call)) for name, call in calls.items()}
     expected = values[case.ours.name]
     for side in case.sides:
-        if side.name not in values or side.kind == "floor":
+        if side.name not in values or side.kind not in SAME_WORK:
             continue
         try:
             torch.testing.assert_close(
@@ -156,6 +157,10 @@ def check_agreement(case: Case, calls: Mapping[str, Callable[[], object]]) -> No
                 f"{case.name}: {side.name} disagrees with {case.ours.name}: {error}. Hint: one of both has a bug; "
                 f"python -m benchmarks --quick --filter '{case.name}' repeats it."
             ) from error
+
+
+def _padded(value: object) -> object:
+    return value.unpack() if isinstance(value, Packed) else value
 
 
 def _prepare(case: Case, side: Side, inputs: object) -> Callable[[], object]:
@@ -229,4 +234,5 @@ def _verdict(target: Target, result: Result, samples: Samples) -> Verdict:
         )
     ours = result.ours.name
     difference = samples.difference(side.name, ours)
-    return Verdict(target, side.name, target.holds(ratio=side.ratio.median, difference=difference))
+    plus = 0.0 if target.plus is None else result.side(target.plus).ratio.median
+    return Verdict(target, side.name, target.holds(ratio=side.ratio.median, difference=difference, plus=plus))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.cases.sweep import FAMILY
 from benchmarks.run import Result
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class Summary:
 
 def swept(results: Sequence[Result]) -> list[Result]:
     """The results of a sweep among others."""
-    return [result for result in results if result.case.budget is not None]
+    return [result for result in results if result.case.family == FAMILY]
 
 
 def lines(results: Sequence[Result]) -> list[Line]:

@@ -10,20 +10,23 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import means
+from benchmarks import keeping, means
 from benchmarks.cases import linear
+from benchmarks.cases.kept import FAMILY as KEPT
+from benchmarks.cases.kept import IDIOM, UNMASKED
+from benchmarks.cases.sweep import FAMILY as SWEEP
 from benchmarks.report import HEADLINE, geometric_means
 from benchmarks.sweeping import Line, Summary
 from maskwise.plan.measure import in_words
 from tools import recipe_figures
-from tools.bars import Bar, bars
 from tools.recipe_figures import runnable
 
-__all__ = ["Row", "files", "headline", "inserted", "page", "picture", "read"]
+__all__ = ["Row", "files", "headline", "inserted", "page", "read"]
 
 BEGIN, END = "<!-- figures: made by `make figures` -->", "<!-- end of figures -->"
 
-SWEEP = "sweep"
+CURVE = "sum lengths 4096x4096 dim=-1"
+"""The curve of `kept` of which the README gives the times."""
 _SHAPES = ["x".join(map(str, shape)) for shape in linear.SHAPES]
 #: What the README shows of a file: a title, and the cases of which it gives the ratio.
 SHOWN = {
@@ -60,12 +63,23 @@ class Row:
     spread: str
     peer: str
     bandwidth: str
-    missed: tuple[str, ...]
+    judged: tuple[tuple[str, bool], ...]
+    """Every target, and whether it holds."""
     large: bool
     where: str
     command: str
     ratios: tuple[tuple[str, float], ...]
     """Of every side."""
+
+    @property
+    def missed(self) -> tuple[str, ...]:
+        """The targets that do not hold."""
+        return tuple(text for text, holds in self.judged if not holds)
+
+    @property
+    def percent(self) -> int:
+        """How much is kept, by the name of the case."""
+        return int(self.case.rpartition(" keep=")[2].rstrip("%"))
 
 
 def read(path: Path) -> list[Row]:
@@ -90,7 +104,7 @@ def read(path: Path) -> list[Row]:
                 spread=f"{number(best['ratio'])} [{number(best['ratio_q1'])}, {number(best['ratio_q3'])}]",
                 peer=best["side"],
                 bandwidth=f"{float(bandwidth):.0%}" if bandwidth else "",
-                missed=tuple(text.removeprefix("MISS: ") for text in targets if text.startswith("MISS: ")),
+                judged=tuple((text.split(": ", 1)[1], text.startswith("pass: ")) for text in targets),
                 large=bool(bandwidth) and "backward" not in case,
                 where=where,
                 command=runnable(ours["command"]),
@@ -112,12 +126,12 @@ def number(value: str) -> str:
 def headline(results: Path) -> str:
     """The picture and the few lines that the README shows, with the machine and the commands."""
     lines = [
-        "![speedup over the fastest alternative](docs/assets/headline.svg)",
-        "",
+        *over_kept(results / f"{KEPT}.csv"),
         "| work | times faster than the best peer | best peer |",
         "|---|---|---|",
     ]
-    where, commands = "", []
+    kept = results / f"{KEPT}.csv"
+    where, commands = "", [shown_command(read(kept)[0])] if kept.exists() else []
     for name, shown in SHOWN.items():
         rows = {row.case: row for row in read(results / f"{name}.csv")}
         for title, cases in shown:
@@ -126,10 +140,31 @@ def headline(results: Path) -> str:
             peers = ", ".join(dict.fromkeys(f"`{row.peer}`" for row in chosen))
             lines.append(f"| {title} | {ratios} | {peers} |")
             where = chosen[-1].where
-        # Where the files go is no part of what was measured.
-        commands.append(next(iter(rows.values())).command.split(" --csv")[0])
+        commands.append(shown_command(next(iter(rows.values()))))
     note = f"Medians, {where}; float32.\nAll cases: [docs/figures.md](docs/figures.md). Taken with:"
     return "\n".join([*lines, "", note, "", "```sh", *commands, "```"])
+
+
+def shown_command(row: Row) -> str:
+    """The command of a run, without where its files go, which is no part of what was measured."""
+    return row.command.split(" --csv")[0]
+
+
+def over_kept(path: Path) -> list[str]:
+    """The README's picture, and in one sentence what its first curve says; nothing before the first run."""
+    if not path.exists():
+        return []
+    rows = {row.case: row for row in read(path)}
+    few, some, everything = (rows[f"{CURVE} keep={percent}%"] for percent in (5, 50, 100))
+    times = " / ".join(in_words(row.ours) for row in (few, some, everything))
+    unmasked, idiom = (in_words(some.ours * dict(some.ratios)[side]) for side in (UNMASKED, IDIOM))
+    return [
+        f"![time over the kept fraction, beside the unmasked op and the idiom](benchmarks/results/{path.stem}.png)",
+        "",
+        f"`mw.sum(x, mask, dim=-1)` of 4096 x 4096 takes {times} with 5 / 50 / 100 % kept, where the unmasked",
+        f"`x.sum(-1)` takes {unmasked} and `torch.where(mask, x, 0).sum(-1)` {idiom}, whatever is kept.",
+        "",
+    ]
 
 
 def page(results: Path) -> str:
@@ -145,8 +180,8 @@ def page(results: Path) -> str:
         "[Benchmarks](benchmarks.md) describes how it is measured.",
     ]
     for path in sorted(results.glob("*.csv")):
-        if path.stem == SWEEP:
-            lines += sweep_section(path)
+        if path.stem in SECTIONS:
+            lines += SECTIONS[path.stem](path)
             continue
         rows = read(path)
         lines += ["", f"## {path.stem}", "", f"`{rows[0].command}`  ", f"{rows[0].where}", ""]
@@ -201,26 +236,53 @@ def sweep_section(path: Path) -> list[str]:
     return [*lines, *(["", "Slower than allowed:", "", *slower] if slower else [])]
 
 
+def kept_section(path: Path) -> list[str]:
+    """Time over the kept fraction: how many rows meet each target, the curves, and the rows that miss."""
+    rows = read(path)
+    judged = [(text, holds) for row in rows for text, holds in row.judged]
+    lines = [
+        "",
+        f"## {path.stem}",
+        "",
+        f"`{rows[0].command}`  ",
+        rows[0].where,
+        "",
+        "With f the kept fraction and t(1) our own time with everything kept. The unmasked op and the idiom are those",
+        "of the row with most kept. Bold: a target is missed.",
+        "",
+        "| target | rows | met | missed |",
+        "|---|---|---|---|",
+    ]
+    lines += [f"| {text} | {count} | {met} | {count - met} |" for text, (met, count) in keeping.tally(judged).items()]
+    percents = sorted({row.percent for row in rows})
+    lines += [
+        "",
+        f"| work | {' | '.join(f'{percent} %' for percent in percents)} | unmasked | idiom |",
+        "|" + "---|" * (len(percents) + 3),
+    ]
+    for work in dict.fromkeys(keeping.work(row.case) for row in rows):
+        of = {row.percent: row for row in rows if keeping.work(row.case) == work}
+        times = [_cell(of[percent]) if percent in of else "" for percent in percents]
+        last = of[max(of)]
+        others = [
+            in_words(last.ours * ratio) if ratio else "" for ratio in map(dict(last.ratios).get, (UNMASKED, IDIOM))
+        ]
+        lines.append(f"| {work} | {' | '.join([*times, *others])} |")
+    return lines
+
+
+def _cell(row: Row) -> str:
+    return f"**{in_words(row.ours)}**" if row.missed else in_words(row.ours)
+
+
 def inserted(readme: str, figures: str) -> str:
     """The README with the figures between their marks."""
     before, rest = readme.split(BEGIN)
     return f"{before}{BEGIN}\n\n{figures}\n\n{END}{rest.split(END)[1]}"
 
 
-def picture(results: Path) -> str:
-    """The README's picture: for each line of its table, how many times faster than the best peer."""
-    chosen = []
-    for name, shown in SHOWN.items():
-        rows = {row.case: row for row in read(results / f"{name}.csv")}
-        before = ""
-        for title, cases in shown:
-            # Of three densities the one in the middle.
-            row = rows[cases[len(cases) // 2]]
-            label = title.replace("`", "").replace("10 / 50 / 90 % kept", "50 % kept").replace("the same", before)
-            peer = row.peer.replace("compile(", "torch.compile(")
-            chosen.append(Bar(label, row.ratio, f"{row.ratio:.1f} x {peer}", ours=True))
-            before = label.split(",")[0]
-    return bars("Speedup over the fastest alternative", sorted(chosen, key=lambda bar: -bar.value))
+SECTIONS = {SWEEP: sweep_section, KEPT: kept_section}
+"""The families whose rows are too many for the page to list."""
 
 
 def files(root: Path) -> dict[Path, str]:
@@ -229,7 +291,6 @@ def files(root: Path) -> dict[Path, str]:
     return {
         root / "docs" / "figures.md": page(results),
         readme: inserted(readme.read_text(encoding="utf-8"), headline(results)),
-        root / "docs" / "assets" / "headline.svg": picture(results),
         **recipe_figures.files(root),
     }
 

@@ -9,9 +9,10 @@ import torch
 
 import maskwise as mw
 from benchmarks.case import Case, Side, at_most, never_slower
+from benchmarks.cases.grid import Measured
 from benchmarks.cases.sides import Call, Masked, compiled, masked_inputs, torch_dtype, with_backward
 
-__all__ = ["cases"]
+__all__ = ["cases", "measured"]
 
 
 def _ours(i: Masked) -> Call:
@@ -41,6 +42,11 @@ FLOOR = Side("x.clone", _clone, kind="floor")
 LARGE = (Side("mw.fill", _ours, kind="ours"), *IDIOMS, compiled("where", _where), FLOOR)
 TINY = (Side("mw.fill", _ours_from_bool, kind="ours"), *IDIOMS, FLOOR)
 BACKWARD = tuple(with_backward(side) for side in TINY if side is not FLOOR)
+
+
+def measured() -> Measured:
+    """Return fill, with the idiom that it replaces."""
+    return Measured("fill", "fill", _ours_from_bool, _where, floor=_clone, written=4)
 
 
 def _moved(case: Case) -> int:

@@ -12,7 +12,7 @@ import maskwise as mw
 from benchmarks.case import Case, Side, never_slower
 from benchmarks.cases.sides import Call
 
-__all__ = ["cases"]
+__all__ = ["Inputs", "cases", "frozen", "inputs", "times_mask"]
 
 WARM = 60
 """How often the layer is called before it is timed: it makes a layout when that has paid for itself."""
@@ -28,14 +28,15 @@ class Inputs:
     above: Tensor
 
 
-def _inputs(case: Case) -> Inputs:
-    batch, inputs, outputs = case.shape
+def inputs(case: Case) -> Inputs:
+    """Build a batch (case.shape[0]), and a layer of case.shape[1] inputs and case.shape[2] outputs."""
+    batch, features, outputs = case.shape
     generator = torch.Generator().manual_seed(0)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        dense = nn.Linear(inputs, outputs)
-    kept = torch.rand(outputs, inputs, generator=generator) < (case.density or 0.0)
-    x = torch.randn(batch, inputs, generator=generator)
+        dense = nn.Linear(features, outputs)
+    kept = torch.rand(outputs, features, generator=generator) < (case.density or 0.0)
+    x = torch.randn(batch, features, generator=generator)
     return Inputs(x, dense, kept, torch.randn(batch, outputs, generator=generator))
 
 
@@ -43,15 +44,16 @@ def _masked(i: Inputs) -> mw.nn.MaskedLinear:
     return mw.nn.MaskedLinear.from_linear(i.dense, i.kept)
 
 
-def _frozen(i: Inputs, layer: nn.Module) -> Call:
+def frozen(i: Inputs, layer: nn.Module, calls: int = WARM) -> Call:
+    """Return the layer in evaluation, after so many calls."""
     layer.requires_grad_(False)
-    for _ in range(WARM):
+    for _ in range(calls):
         layer(i.x)
     return lambda: layer(i.x)
 
 
 def _ours(i: Inputs) -> Call:
-    return _frozen(i, _masked(i))
+    return frozen(i, _masked(i))
 
 
 def _written_zeros(i: Inputs) -> Call:
@@ -60,10 +62,11 @@ def _written_zeros(i: Inputs) -> Call:
     with torch.no_grad():
         layer.weight.copy_(torch.where(i.kept, i.dense.weight, 0.0))
         layer.bias.copy_(i.dense.bias)
-    return _frozen(i, layer)
+    return frozen(i, layer)
 
 
-def _times_mask(i: Inputs) -> Call:
+def times_mask(i: Inputs) -> Call:
+    """Return the idiom that multiplies the weight by the mask in every call."""
     layer, kept = i.dense.requires_grad_(False), i.kept
     return lambda: F.linear(i.x, layer.weight * kept, layer.bias)
 
@@ -89,7 +92,7 @@ def _train_where(i: Inputs) -> Call:
 EVALUATION = (
     Side("mw.nn.MaskedLinear", _ours, kind="ours"),
     Side("Linear of zeros", _written_zeros),
-    Side("weight * mask", _times_mask),
+    Side("weight * mask", times_mask),
 )
 TRAINING = (Side("mw.nn.MaskedLinear", _train_ours, kind="ours"), Side("where", _train_where))
 
@@ -100,7 +103,7 @@ def cases() -> tuple[Case, ...]:
         "masked_linear",
         "MaskedLinear",
         "",
-        _inputs,
+        inputs,
         EVALUATION,
         (512, 768, 3072),
         0.1,

@@ -12,9 +12,9 @@ from torch import Tensor
 import maskwise as mw
 from benchmarks.case import Case
 from benchmarks.cases.grid import Measured, Prepare, grid
-from benchmarks.cases.sides import Call, Masked
+from benchmarks.cases.sides import Call, Masked, distinct
 
-__all__ = ["cases"]
+__all__ = ["cases", "measured"]
 
 K = 8
 
@@ -52,7 +52,9 @@ def _quantile(i: Masked) -> Call:
     return lambda: torch.nanquantile(i.x.masked_fill(drop, math.nan), 0.25, i.dim)
 
 
-def _all_measured() -> tuple[Measured, ...]:
+def measured() -> tuple[Measured, ...]:
+    """Return sorting and what rests on it, each with the idiom that it replaces."""
+
     def of(name: str, ours: Prepare, idiom: Prepare, **more: Any) -> Measured:
         # The compiler has nothing to fuse into a sort.
         return Measured("order", name, ours, idiom, compiles=False, **more)
@@ -67,14 +69,9 @@ def _all_measured() -> tuple[Measured, ...]:
 
 
 def _distinct(case: Case) -> Case:
-    """The case with values of which no two are equal: in which order those come is nobody's promise."""
-
     def setup(case: Case) -> Masked:
         inputs: Masked = given(case)
-        count = inputs.x.numel()
-        # Whole numbers below 2^24, which float32 tells apart.
-        ranks = torch.randperm(count, generator=torch.Generator().manual_seed(1))
-        return replace(inputs, x=ranks.reshape(inputs.x.shape).to(inputs.x.dtype).div_(count))
+        return replace(inputs, x=distinct(inputs.x))
 
     given = case.setup
     return replace(case, setup=setup)
@@ -88,4 +85,4 @@ def _shorter(case: Case) -> Case:
 
 def cases() -> tuple[Case, ...]:
     """Return the cases of sorting."""
-    return tuple(_distinct(_shorter(case)) for measured in _all_measured() for case in grid(measured))
+    return tuple(_distinct(_shorter(case)) for each in measured() for case in grid(each))

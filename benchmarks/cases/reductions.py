@@ -12,7 +12,7 @@ import torch
 import maskwise as mw
 from benchmarks.case import Case, at_least
 from benchmarks.cases.grid import Measured, Prepare, grid
-from benchmarks.cases.sides import Call, Masked, masked_inputs
+from benchmarks.cases.sides import Call, Masked, masked_inputs, near_one
 
 __all__ = ["cases", "measured"]
 
@@ -91,9 +91,8 @@ def _all(i: Masked) -> Call:
 
 
 def _near_one(case: Case, mask_shape: tuple[int, ...] | None = None) -> Masked:
-    # A product of thousands of values in [0, 1) is 0, and slow on the way there.
     inputs = masked_inputs(case, mask_shape)
-    return replace(inputs, x=1 + (inputs.x - 0.5) / 64)
+    return replace(inputs, x=near_one(inputs.x))
 
 
 PROMISE = (at_least(1.8, "best peer"),)

@@ -12,9 +12,10 @@ from torch import Tensor
 
 import maskwise as mw
 from benchmarks.case import Case, Side, at_most, never_slower
-from benchmarks.cases.sides import Call, Masked, compiled, masked_inputs, torch_dtype, with_backward
+from benchmarks.cases.grid import Measured
+from benchmarks.cases.sides import Call, Masked, compiled, masked_inputs, near_one, torch_dtype, with_backward
 
-__all__ = ["cases"]
+__all__ = ["cases", "measured"]
 
 IDENTITY = {"cumsum": 0.0, "cumprod": 1.0, "cummax": -math.inf, "cummin": math.inf, "logcumsumexp": -math.inf}
 
@@ -81,20 +82,31 @@ def _sides(name: str, *, compile: bool) -> tuple[Side, ...]:
 
 
 def _near_one(case: Case) -> Masked:
-    # A product of thousands of values in [0, 1) is 0, and slow on the way there.
     inputs = masked_inputs(case)
-    return replace(inputs, x=1 + (inputs.x - 0.5) / 64)
+    return replace(inputs, x=near_one(inputs.x))
 
 
 def _broadcast(case: Case) -> Masked:
     inputs = masked_inputs(case, mask_shape=(1, *case.shape[1:]))
-    return replace(inputs, x=1 + (inputs.x - 0.5) / 64)
+    return replace(inputs, x=near_one(inputs.x))
 
 
 def _moved(case: Case) -> int:
-    # Every value and every byte of the mask is read once, every result written once; indices are 8 bytes each.
-    written = torch_dtype(case).itemsize + (8 if case.function in ("cummax", "cummin") else 0)
-    return math.prod(case.shape) * (torch_dtype(case).itemsize + 1 + written)
+    # Every value and every byte of the mask is read once, every result written once.
+    return math.prod(case.shape) * (torch_dtype(case).itemsize + 1 + _written(case.function))
+
+
+def _written(name: str) -> int:
+    # Indices are 8 bytes each.
+    return 4 + (8 if name in ("cummax", "cummin") else 0)
+
+
+def measured() -> tuple[Measured, ...]:
+    """Return the scans, each with the idiom that it replaces."""
+    return tuple(
+        Measured("scan", name, _ours_from_bool(name), _where(name), floor=_unmasked(name), written=_written(name))
+        for name in IDENTITY
+    )
 
 
 def _case(name: str, variant: str, shape: tuple[int, ...], *, compile: bool = True, **more: Any) -> Case:

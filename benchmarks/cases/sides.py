@@ -14,7 +14,17 @@ from torch import Tensor
 import maskwise as mw
 from benchmarks.case import Case, Side
 
-__all__ = ["Call", "Masked", "compiled", "masked_inputs", "no_compiler", "torch_dtype", "with_backward"]
+__all__ = [
+    "Call",
+    "Masked",
+    "compiled",
+    "distinct",
+    "masked_inputs",
+    "near_one",
+    "no_compiler",
+    "torch_dtype",
+    "with_backward",
+]
 
 Call = Callable[[], Any]
 """A side, ready to run: no arguments, and whatever result can be compared."""
@@ -49,6 +59,18 @@ def masked_inputs(case: Case, mask_shape: tuple[int, ...] | None = None) -> Mask
         # Two of each slice at least, so that no variance is NaN: peers do not agree on what nothing kept means.
         keep.narrow(case.dim, 0, min(2, keep.shape[case.dim])).fill_(True)
     return Masked(x, keep, mw.Mask(keep), case.dim)
+
+
+def near_one(x: Tensor) -> Tensor:
+    """Values in [0, 1) as values near 1: a product of thousands of the former is 0, and slow on the way there."""
+    return 1 + (x - 0.5) / 64
+
+
+def distinct(x: Tensor) -> Tensor:
+    """Values in [0, 1) of which no two are equal, laid out as x is: nobody promises in which order equal ones come."""
+    # Whole numbers below 2^24, which float32 tells apart.
+    ranks = torch.randperm(x.numel(), generator=torch.Generator().manual_seed(1)).reshape(x.shape)
+    return torch.empty_like(x).copy_(ranks).div_(x.numel())
 
 
 def no_compiler() -> str | None:

@@ -15,7 +15,7 @@ from benchmarks.case import Case, at_least, never_slower
 from benchmarks.cases.grid import Measured, Prepare, grid
 from benchmarks.cases.sides import Call, Masked
 
-__all__ = ["cases"]
+__all__ = ["cases", "measured"]
 
 
 def _ours(name: str) -> Prepare:
@@ -58,7 +58,9 @@ def _standardize(i: Masked) -> Call:
     return call
 
 
-def _all_measured() -> tuple[Measured, ...]:
+def measured() -> tuple[Measured, ...]:
+    """Return softmax and its friends, each with the idiom that it replaces."""
+
     def of(name: str, idiom: Prepare, **more: Any) -> Measured:
         return Measured("softmax", name, _ours(name), idiom, written=4, **more)
 
@@ -88,4 +90,4 @@ def _all_measured() -> tuple[Measured, ...]:
 
 def cases() -> tuple[Case, ...]:
     """Return the cases of softmax and its friends."""
-    return tuple(case for measured in _all_measured() for case in grid(measured))
+    return tuple(case for each in measured() for case in grid(each))

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 import maskwise as mw
 from benchmarks.case import Case, Side, never_slower
 from benchmarks.cases import reductions
-from benchmarks.cases.sides import Call, Masked, masked_inputs
+from benchmarks.cases.sides import Call, Masked, distinct, masked_inputs, near_one
 
 __all__ = ["FAMILY", "SWEPT", "cases"]
 
@@ -80,14 +80,11 @@ def _inputs(case: Case, strided: bool) -> Masked:
 
 
 def _near_one(i: Masked) -> Masked:
-    # A product of thousands of values in [0, 1) is 0, and slow on the way there.
-    return replace(i, x=1 + (i.x - 0.5) / 64)
+    return replace(i, x=near_one(i.x))
 
 
 def _distinct(i: Masked) -> Masked:
-    # Of equal values nobody promises the order.
-    ranks = torch.randperm(i.x.numel(), generator=torch.Generator().manual_seed(1)).reshape(i.x.shape)
-    return replace(i, x=torch.empty_like(i.x).copy_(ranks).div_(i.x.numel()))
+    return replace(i, x=distinct(i.x))
 
 
 # -- what is replaced --------------------------------------------------------------------------------------------------

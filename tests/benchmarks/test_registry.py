@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.cases import sweep
-from benchmarks.registry import all_cases, select, swept_cases
+from benchmarks.registry import all_cases, named_cases, select
 from benchmarks.run import run_case
 from maskwise.errors import ArgumentError
 from tests.laws.functions import FUNCTIONS
@@ -16,6 +16,7 @@ def without_compiled(case):
     return replace(case, sides=tuple(side for side in case.sides if not side.name.startswith("compile(")))
 
 
+SWEEP = named_cases("sweep")
 CASES = [without_compiled(case) for case in all_cases() if case.family != "startup"]
 
 
@@ -65,13 +66,13 @@ def test_a_filter_that_matches_nothing_says_how_to_list():
 def test_the_sweep_runs_only_when_it_is_named():
     assert "sweep" not in {case.family for case in select("softmax")}
     assert {case.family for case in select("sweep softmax")} == {"sweep"}
-    assert len(select("sweep")) == len(swept_cases())
+    assert len(select("sweep")) == len(SWEEP)
 
 
 def test_the_sweep_covers_every_public_function_size_density_and_layout():
-    functions = {case.function for case in swept_cases()}
+    functions = {case.function for case in SWEEP}
     assert functions >= {*FUNCTIONS, "count", "apply", "pack", "attention", "linear"}
-    of_sum = {(case.shape, case.density, case.name.split()[-1]) for case in swept_cases() if case.function == "sum"}
+    of_sum = {(case.shape, case.density, case.name.split()[-1]) for case in SWEEP if case.function == "sum"}
     assert of_sum == {
         (shape, density, layout)
         for shape in sweep.SIZES
@@ -79,12 +80,12 @@ def test_the_sweep_covers_every_public_function_size_density_and_layout():
         for layout in ("contiguous", "strided")
     }
     assert {(8, 16), (16, 100_000), (32, 128, 256)} <= set(sweep.SIZES)
-    assert {target.text for case in swept_cases() for target in case.targets} == {"never slower than idiom"}
+    assert {target.text for case in SWEEP for target in case.targets} == {"never slower than idiom"}
 
 
 @pytest.mark.parametrize("swept", sweep.SWEPT, ids=lambda swept: swept.name)
 def test_every_function_of_the_sweep_runs_and_agrees_by_every_route(swept):
-    case = next(case for case in swept_cases() if case.function == swept.name and case.name.endswith("50% strided"))
+    case = next(case for case in SWEEP if case.function == swept.name and case.name.endswith("50% strided"))
     result = run_case(case, quick=True)
     routes = {side.name for side in result.sides if side.kind == "route"}
     assert routes == {f"route {route}" for route in swept.routes}
@@ -92,7 +93,7 @@ def test_every_function_of_the_sweep_runs_and_agrees_by_every_route(swept):
 
 
 def test_strided_inputs_are_strided_and_equal_to_contiguous_ones():
-    cases = [case for case in swept_cases() if case.name.startswith("sum sweep 64x128 keep=50%")]
+    cases = [case for case in SWEEP if case.name.startswith("sum sweep 64x128 keep=50%")]
     contiguous, strided = (case.setup(case) for case in cases)
     assert contiguous.x.is_contiguous()
     assert strided.x.stride() == (1, 64)

@@ -1,10 +1,13 @@
 import json
 
 import pytest
+import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 from maskwise.cli import demo
 from maskwise.cli.app import app
+from maskwise.plan.measure import Samples
 
 
 @pytest.fixture
@@ -24,7 +27,7 @@ def test_the_demo_draws_stops_a_leak_times_and_explains(invoke):
     for heading in (
         "A mask says what is kept",
         "Nothing leaks",
-        "costs nothing",
+        "You pay for what you keep",
         "Every plan says why",
         "without their padding",
         "Pruned weights",
@@ -43,6 +46,45 @@ def test_json_holds_the_measured_ratio_and_the_plans(invoke):
     data = json.loads(invoke("--json").stdout)
     assert data["timing"]["ratio"] > 0
     assert "explain" in data
+
+
+def test_times_are_shown_over_the_kept_fraction_beside_the_unmasked_sum_and_the_idiom(invoke):
+    seconds = json.loads(invoke("--json").stdout)["timing"]["seconds"]
+    kept = [f"mw.sum    {percent:>3}% kept" for percent in (5, 20, 50, 90, 100)]
+    assert list(seconds) == [*kept, "x.sum, unmasked", "where+sum  50% kept"]
+    assert all(each > 0 for each in seconds.values())
+    shown = invoke().stdout
+    assert ">>> mw.sum(x, mask, dim=-1)" in shown
+    assert all(side in shown for side in seconds)
+
+
+def test_lengths_keep_the_fraction_that_the_bar_says():
+    for fraction in demo.FRACTIONS:
+        lengths = demo._lengths(fraction)
+        assert lengths.min() >= 0
+        assert lengths.max() <= demo.SQUARE
+        # Each length is rounded.
+        assert lengths.double().mean().item() / demo.SQUARE == pytest.approx(fraction, abs=1e-4)
+
+
+def test_ratios_are_those_of_the_bars_and_a_bar_that_is_cut_says_so():
+    sides = dict.fromkeys(["ours", "theirs"], lambda: torch.ones(1))
+    work = demo.Comparison("work", sides, "ours", "theirs", 0.5)
+    # Round by round theirs takes 3 times as long in the median; by the medians, which the bars show, 2.5 times.
+    times = Samples({"ours": [1.0, 2.0, 4.0], "theirs": [9.0, 5.0, 4.0]})
+    assert work.ratio(times) == 2.5
+    console = Console(record=True, width=80)
+    demo._show_bars(console, work, times, longest=2.0)
+    ours, theirs = console.export_text().splitlines()
+    assert ours.endswith("█" * demo.BAR)
+    assert theirs.endswith("█" * demo.BAR + "▶")
+
+
+def test_every_line_of_the_bars_fits_80_columns(invoke):
+    section = invoke().stdout.split("You pay for what you keep")[1].split("Every plan says why")[0]
+    lines = [line for line in section.splitlines() if "─" not in line]
+    assert max(map(len, lines)) <= 80
+    assert sum("█" in line for line in lines) == 7
 
 
 def test_the_model_it_shows_agrees_and_says_what_a_real_one_needs(invoke):

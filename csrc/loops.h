@@ -31,12 +31,15 @@ struct Offset {
   }
 };
 
+struct Segments;
+
 // Loops in two parts: over the slices (outputs of a reduction, lines of a scan), and within a slice.
 template <int N>
 struct Nest {
   Loops<N> outer, inner;
-  int64_t slices = 1;  // product of the outer sizes
-  int64_t length = 1;  // product of the inner sizes
+  int64_t slices = 1;                  // product of the outer sizes
+  int64_t length = 1;                  // product of the inner sizes
+  const Segments* segments = nullptr;  // the slices instead of the loops, where they are segments of rows (segments.h)
 };
 
 // An operand. Its strides count in steps of `unit`: 1 where the kernel has typed pointers, the bytes of an element where

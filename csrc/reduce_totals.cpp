@@ -1,5 +1,5 @@
 // Sum, product, mean, any, all as registered ops.
-#include "reduce_loops.h"
+#include "segments.h"
 
 #define MASKWISE_KERNELS "reduce_totals.h"
 #include "foreach_target.h"
@@ -38,6 +38,14 @@ Tensor any(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim) { return
 Tensor all(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim) { return truth<true>(x, mask, dim, keepdim); }
 
 }  // namespace
+
+void sum_into(ScalarType dtype, const ReduceNest& nest, const void* x, const void* mask, void* out) {
+  MASKWISE_AT_ISA(sum(dtype, nest, x, mask, out));
+}
+void mean_into(ScalarType dtype, const ReduceNest& nest, const void* x, const void* mask, void* out) {
+  MASKWISE_AT_ISA(mean(dtype, nest, x, mask, out));
+}
+
 }  // namespace maskwise
 
 STABLE_TORCH_LIBRARY_IMPL(maskwise, CPU, m) {

@@ -292,7 +292,7 @@ def _static_key(fn: Callable[..., Any], x: Tensor, mask: MaskLike) -> tuple[Any,
         # fmt: off
         return (
             "apply", fn, x.shape, mask.shape, x.dtype, mask.dtype, x.device, mask.device, x.layout, type(x), type(mask),
-            mask.facts.count if type(mask) is Mask else None,
+            mask.facts.count if isinstance(mask, Mask) else mask.layout,
             x.requires_grad and torch.is_grad_enabled(), is_transformed(), is_any_forced() and forced(),
         )
         # fmt: on

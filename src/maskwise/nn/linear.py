@@ -240,9 +240,11 @@ def whole_block(bits: Tensor) -> Block:
     >>> whole_block(torch.ones(16, 16, dtype=torch.bool)), whole_block(torch.eye(2, dtype=torch.bool))
     ((16, 16), (1, 1))
     """
-    for block in sorted(BLOCKS, key=lambda block: -block[0] * block[1]):
+    for block in sorted(set(BLOCKS) - {(1, 1)}, key=lambda block: -block[0] * block[1]):
         try:
-            SparseLayout.from_mask(bits, block)
+            # The first blocks refuse most masks, at a fraction of the cost.
+            for part in (bits[: block[0]], bits):
+                SparseLayout.from_mask(part, block)
         except ArgumentError:
             continue
         return block

@@ -79,12 +79,15 @@ struct Mask {
   }
 };
 
+struct Segments;
+
 // Loops in two parts: over the slices (outputs of a reduction, lines of a scan), and within a slice.
 template <int N>
 struct Nest {
   Loops<N> outer, inner;
-  int64_t slices = 1;  // product of the outer sizes
-  int64_t length = 1;  // product of the inner sizes
+  int64_t slices = 1;                  // product of the outer sizes
+  int64_t length = 1;                  // product of the inner sizes
+  const Segments* segments = nullptr;  // the slices instead of the loops, where they are segments of rows (segments.h)
 };
 
 // One loop for each dim of `shape`, not merged. Operands have at most its dims, and line up from the right as torch

@@ -1,5 +1,5 @@
 // Logsumexp and the vector norms as registered ops.
-#include "reduce_loops.h"
+#include "segments.h"
 
 #define MASKWISE_COMPUTE_BOUND
 #define MASKWISE_KERNELS "reduce_exponentials.h"
@@ -37,6 +37,12 @@ Tensor norm_backward(const Tensor& grad, const Tensor& of, const Tensor& x, cons
 }
 
 }  // namespace
+
+void logsumexp_into(ScalarType dtype, const ReduceNest& nest, const void* x, void* out) {
+  MASKWISE_AT_ISA(logsumexp(dtype, nest, x, out));
+}
+void logsumexp_gradient(const GradientCall& call, const void* of) { MASKWISE_AT_ISA(logsumexp_backward(call, of)); }
+
 }  // namespace maskwise
 
 STABLE_TORCH_LIBRARY_IMPL(maskwise, CPU, m) {

@@ -1,5 +1,5 @@
 // The extrema and where they are, as registered ops.
-#include "reduce_loops.h"
+#include "segments.h"
 
 #define MASKWISE_KERNELS "reduce_extrema.h"
 #include "foreach_target.h"
@@ -41,6 +41,17 @@ Tensor extremum_backward(const Tensor& grad, const Tensor& of, const Tensor& x, 
 }
 
 }  // namespace
+
+void amax_into(ScalarType dtype, const ReduceNest& nest, const void* x, void* out) {
+  MASKWISE_AT_ISA(extremum(dtype, nest, x, out, true));
+}
+void amin_into(ScalarType dtype, const ReduceNest& nest, const void* x, void* out) {
+  MASKWISE_AT_ISA(extremum(dtype, nest, x, out, false));
+}
+void extremum_gradient(const GradientCall& call, const void* of, bool greatest) {
+  MASKWISE_AT_ISA(extremum_backward(call, of, greatest));
+}
+
 }  // namespace maskwise
 
 STABLE_TORCH_LIBRARY_IMPL(maskwise, CPU, m) {

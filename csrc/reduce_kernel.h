@@ -25,6 +25,8 @@ constexpr int kRowVectors = 8;
 // Elements of a row that are accumulated in the arithmetic type before it widens: bounds the rounding error of long rows.
 constexpr int64_t kChunk = 2048;
 static_assert(kChunk <= kConstantMask);
+// How far ahead of a row's loop its memory is prefetched, in elements.
+constexpr int64_t kAhead = 512;
 // Elements of a step up to which their vectors are accumulated one by one.
 constexpr int kFew = 3;
 
@@ -38,20 +40,16 @@ inline V tree(const V (&v)[R], const Join& join) {
   else return join(join(join(v[0], v[1]), join(v[2], v[3])), join(join(v[4], v[5]), join(v[6], v[7])));
 }
 
-// Prefetches the cache lines of x of which something is kept, and no others.
-template <class T>
-inline void prefetch_kept(const T* x, const uint8_t* m, int64_t n) {
-  constexpr int kLine = 64 / sizeof(T);
-  for (int64_t i = 0; i + 64 <= n; i += 64) {
-    const uint64_t set = set_bytes<64>(m + i);
-    if (set == 0) continue;
-    for (int k = 0; k < 64; k += kLine) {
-      // Not by a branch, which at random would be guessed wrongly half of the time: the mask is in the cache anyway.
-      const bool kept = (set >> k & ~uint64_t{0} >> (64 - kLine)) != 0;
-      const auto line = reinterpret_cast<uintptr_t>(x + i + k), other = reinterpret_cast<uintptr_t>(m + i);
-      __builtin_prefetch(reinterpret_cast<const void*>(other ^ ((line ^ other) & -uintptr_t{kept})), 0, 2);
-    }
-  }
+// Prefetches a step of x if something is kept of each of its cache lines. Values and mask are two streams of different
+// pace, more than the hardware follows by itself; where lines are dropped, it finds the others sooner alone.
+template <int kStep, class T>
+inline void prefetch_step(const T* x, const uint8_t* m) {
+  constexpr int kLine = std::min<int>(64 / sizeof(T), kStep);
+  const uint64_t set = set_bytes<kStep>(m);
+  bool every_line = true;
+  for (int k = 0; k < kStep; k += kLine) every_line &= (set >> k & ~uint64_t{0} >> (64 - kLine)) != 0;
+  if (every_line)
+    for (int k = 0; k < kStep; k += kLine) __builtin_prefetch(x + k);
 }
 
 // Accumulates one vector.
@@ -86,31 +84,37 @@ inline __attribute__((always_inline)) int64_t accumulate_all(const Op& op, typen
   return i;
 }
 
-// The same by a mask, which is looked at before x is touched: of a step nothing is kept, few vectors, all, or more.
+// The same by a mask, which is looked at before x is touched: of a step nothing is kept, few vectors, all, or more. Behind
+// the n elements there are `beyond` more.
 template <class Op, class T>
 inline __attribute__((always_inline)) int64_t accumulate_kept(const Op& op, typename Op::Lanes& lanes, const T* x,
-                                                              const uint8_t* m, int64_t n) {
+                                                              const uint8_t* m, int64_t n, int64_t beyond) {
   using A = typename Op::A;
   constexpr int L = kLanes<A>, kStep = kMaskStep<A>, R = kStep / L;
   int64_t i = 0;
   for (; i + kStep <= n; i += kStep) {
     uint64_t set = set_bytes<kStep>(m + i);
     if (set == 0) continue;
+    if (__builtin_popcountll(set) <= kFew) {
+      do {
+        const int k = __builtin_ctzll(set) / L;
+        accumulate_vector(op, lanes, x + i + k * L, load_mask<A>(m + i + k * L));
+        set &= ~uint64_t{0} << (k * L) << (L - 1) << 1;
+      } while (set != 0);
+      continue;
+    }
+    if (i + kAhead + kStep <= n + beyond) prefetch_step<kStep>(x + i + kAhead, m + i + kAhead);
     Vec<A> values[R];
     LaneMask<A> kept[R];
     if (set == ~uint64_t{0} >> (64 - kStep)) {
       for (int k = 0; k < R; ++k) values[k] = load<A>(x + i + k * L);
       for (int k = 0; k < R; ++k) kept[k] = ~LaneMask<A>{};
       op.template accumulate<R>(lanes, values, kept, 0);
-    } else if (__builtin_popcountll(set) <= kFew) {
-      do {
-        const int k = __builtin_ctzll(set) / L;
-        accumulate_vector(op, lanes, x + i + k * L, load_mask<A>(m + i + k * L));
-        set &= ~uint64_t{0} << (k * L) << (L - 1) << 1;
-      } while (set != 0);
     } else {
-      for (int k = 0; k < R; ++k) values[k] = load<A>(x + i + k * L);
-      for (int k = 0; k < R; ++k) kept[k] = load_mask<A>(m + i + k * L);
+      for (int k = 0; k < R; ++k) {
+        values[k] = load<A>(x + i + k * L);
+        kept[k] = load_mask<A>(m + i + k * L);
+      }
       op.template accumulate<R>(lanes, values, kept, 0);
     }
   }
@@ -127,10 +131,9 @@ __attribute__((noinline)) void accumulate_chunks(const Op& op, typename Op::Stat
   for (int64_t start = 0; start < n && !op.done(s); start += kChunk, x += kChunk, m += kBits ? kChunk : 0) {
     typename Op::Lanes lanes = op.init();
     const int64_t count = std::min(kChunk, n - start);
-    // Values and mask are two streams of different pace, more than the hardware follows by itself.
-    if (kBits) prefetch_kept(x + count, m + count, std::min(kChunk, n + beyond - start - count));
-    for (int64_t i = kBits ? accumulate_kept(op, lanes, x, m, count) : accumulate_all(op, lanes, x, count); i < count;
-         i += L) {
+    int64_t i = kBits ? accumulate_kept(op, lanes, x, m, count, n + beyond - start - count)
+                      : accumulate_all(op, lanes, x, count);
+    for (; i < count; i += L) {
       const int rest = static_cast<int>(count - i);
       if (rest >= L) {
         accumulate_vector(op, lanes, x + i, kBits ? load_mask<A>(m + i) : ~LaneMask<A>{});

@@ -1,6 +1,6 @@
 // The loops of reductions, compiled once: rows where the reduced run is contiguous, columns side by side where the outer
 // one is, and small gathers for any other stride.
-#include "reduce_loops.h"
+#include "segments.h"
 
 namespace maskwise {
 namespace {
@@ -161,6 +161,8 @@ void accumulate_range(const Reduction& kernel, void* state, const ReduceNest& ne
 }
 
 void run_reduction(const Reduction& kernel, const ReduceNest& nest, const void* x, void* out) {
+  if (nest.segments != nullptr)
+    return reduce_segments(kernel, *nest.segments, static_cast<const char*>(x), static_cast<char*>(out));
   const bool rows_touch = !nest.inner.empty() && nest.inner.back().stride[kX] == kernel.in_bytes;
   const bool columns_touch =
       !nest.outer.empty() && nest.outer.back().stride[kX] == kernel.in_bytes && nest.outer.back().size >= 4;
@@ -196,6 +198,9 @@ GradientCall::GradientCall(const Tensor& of_result, const Tensor& x, const Tenso
 
 void GradientCall::run(Run kernel, const void* op, const void* a, const void* b, int bytes) const {
   const int own = static_cast<int>(x.element_size());
+  if (nest.segments != nullptr)
+    return segment_gradient(kernel, op, *nest.segments, own, {static_cast<const char*>(a), static_cast<const char*>(b)}, bytes,
+                            static_cast<const char*>(x.const_data_ptr()), static_cast<char*>(out.mutable_data_ptr()));
   const Mask kept(mask, along, x);
   ElementLoops loops = make_loops<kElementOperands>(
       x, {{&x, own}, kept.operand, {nullptr}, {nullptr}, {&out, own}, kept.position});

@@ -1,5 +1,5 @@
 // Sum, product, mean, any, all as registered ops.
-#include "reduce_loops.h"
+#include "segments.h"
 
 #define MASKWISE_KERNELS "reduce_totals.h"
 #include "foreach_target.h"
@@ -43,6 +43,14 @@ Tensor all(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim, int64_t 
 }
 
 }  // namespace
+
+void sum_into(ScalarType dtype, const ReduceNest& nest, const void* x, void* out) {
+  MASKWISE_AT_ISA(sum(dtype, nest, x, out));
+}
+void mean_into(ScalarType dtype, const ReduceNest& nest, const void* x, void* out) {
+  MASKWISE_AT_ISA(mean(dtype, nest, x, out));
+}
+
 }  // namespace maskwise
 
 STABLE_TORCH_LIBRARY_IMPL(maskwise, CPU, m) {

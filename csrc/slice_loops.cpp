@@ -1,6 +1,6 @@
 // The loops of functions that map slices to slices, compiled once: rows where a slice is contiguous, columns side by side
 // where the slices are, and small gathers for any other stride.
-#include "slice_loops.h"
+#include "segments.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -340,10 +340,10 @@ SliceCall::SliceCall(const Tensor& x, const Tensor& grad, const Tensor& mask, co
          static_cast<const uint8_t*>(mask.const_data_ptr()), static_cast<char*>(out.mutable_data_ptr())};
 }
 
-void run_slices(const SliceKernel& kernel, const SliceCall& call) {
-  const SliceNest& nest = call.nest;
+static void run(const Walk& walk) {
+  const SliceKernel& kernel = walk.kernel;
+  const SliceNest& nest = walk.nest;
   if (nest.slices == 0 || nest.length == 0) return;
-  const Walk walk{kernel, nest, call.run, nest.slices * nest.length * kernel.bytes >= kStreamFrom};
   if (!walk.touches(nest.inner) && walk.touches(nest.outer) && nest.outer.back().size >= kernel.lanes) {
     if (kernel.three_pass_columns != nullptr)
       if (const int64_t width = walk.three_pass_width(); width >= kernel.lanes) return walk.three_pass_columns(width);
@@ -351,6 +351,36 @@ void run_slices(const SliceKernel& kernel, const SliceCall& call) {
   }
   if (kernel.three_pass_row != nullptr && walk.three_pass_rows_fit()) return walk.three_pass_rows();
   walk.rows();
+}
+
+void run_slices(const SliceKernel& kernel, const SliceCall& call) {
+  const SliceNest& nest = call.nest;
+  if (nest.segments != nullptr) return map_segments(kernel, *nest.segments, call.run);
+  run({kernel, nest, call.run, nest.slices * nest.length * kernel.bytes >= kStreamFrom});
+}
+
+void map_segments(const SliceKernel& kernel, const Segments& segments, const SliceRun& all) {
+  const int64_t row = segments.columns * kernel.bytes;
+  const bool stream = segments.rows * row >= kStreamFrom;
+  const auto map = [&](int64_t first, int64_t last) {
+    // Everything is kept; the columns side by side have mask bytes of their own, as many as there are.
+    const int64_t width = std::min(segments.columns, kConstantMask);
+    SliceNest nest{{{1, {kernel.bytes, kernel.bytes, 1, kernel.bytes}}}, {{1, {row, row, 0, row}}}};
+    if (segments.columns == 1) nest.outer.clear();
+    for (int64_t s = first; s < last; ++s) {
+      nest.inner[0].size = nest.length = segments.length(s);
+      for (int64_t c = 0; c < segments.columns; c += width) {
+        nest.slices = std::min(width, segments.columns - c);
+        if (!nest.outer.empty()) nest.outer[0].size = nest.slices;
+        const int64_t at = segments.bounds[s] * row + c * kernel.bytes;
+        run({kernel, nest, {all.x + at, all.grad + at, kAllKept.bytes, all.out + at}, stream});
+      }
+    }
+  };
+  if (segments.are_long())
+    map(0, segments.count);
+  else
+    segments.for_each_range(map);
 }
 
 }  // namespace maskwise

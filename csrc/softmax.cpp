@@ -1,5 +1,5 @@
 // Softmax, softmin, log_softmax and their gradients as registered ops.
-#include "slice_loops.h"
+#include "segments.h"
 
 #define MASKWISE_COMPUTE_BOUND
 #define MASKWISE_KERNELS "softmax_kernels.h"
@@ -40,6 +40,10 @@ Tensor log_softmax_backward(const Tensor& grad, const Tensor& result, const Tens
 }
 
 }  // namespace
+
+void softmax_slices(const SliceCall& call) { MASKWISE_AT_ISA(softmax(call, false)); }
+void softmax_gradient(const SliceCall& call) { MASKWISE_AT_ISA(softmax_backward(call, false)); }
+
 }  // namespace maskwise
 
 STABLE_TORCH_LIBRARY_IMPL(maskwise, CPU, m) {

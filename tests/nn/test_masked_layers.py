@@ -347,6 +347,49 @@ def test_the_kernel_is_used_once_it_has_paid_for_its_layout_and_gives_the_same_n
     torch.testing.assert_close(layer(x), 2 * expected - layer.bias, **CLOSE)
 
 
+@pytest.mark.kernel
+@pytest.mark.parametrize("density", [0.1, 0.3, 0.5])
+@pytest.mark.parametrize("batch", [1, 16, 64])
+def test_after_ten_calls_a_layer_takes_the_route_of_a_sparse_one(density, batch):
+    linear, keep, x = nn.Linear(768, 512), torch.rand(512, 768) < density, torch.randn(batch, 768)
+    layers = [mw.nn.MaskedLinear.from_linear(linear, keep).eval(), mw.nn.SparseLinear.from_linear(linear, keep).eval()]
+    with torch.no_grad():
+        for _ in range(10):
+            masked = layers[0](x)
+        with mw.explain() as log:
+            ours, sparse = (layer(x) for layer in layers)
+        assert log.calls[0].route == log.calls[1].route
+        assert log.calls[0].route == "sparse" or density > 0.1 or batch == 1
+        torch.testing.assert_close(ours, sparse, **CLOSE)
+        torch.testing.assert_close(ours, masked, **CLOSE)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("change", ["weight", "bits", "state", "copy", "train"])
+def test_what_changes_after_the_layout_was_built_is_computed_anew(change):
+    linear, keep, x = nn.Linear(768, 512), torch.rand(512, 768) < 0.1, torch.randn(16, 768)
+    layer = mw.nn.MaskedLinear.from_linear(linear, keep.clone()).eval()
+    with torch.no_grad():
+        for _ in range(10):
+            layer(x)
+        assert layer._cache._entry.value.sparse.layout is not None
+        if change == "weight":
+            layer.weight.mul_(2.0)
+        elif change == "bits":
+            layer.gate.kept.logical_not_()
+        elif change == "state":
+            other = mw.nn.MaskedLinear.from_linear(nn.Linear(768, 512), ~keep)
+            layer.load_state_dict(other.state_dict())
+        elif change == "copy":
+            layer = copy.deepcopy(layer)
+            layer.weight.neg_()
+        else:
+            layer.train()
+        for _ in range(10):
+            expected = F.linear(x.double(), (layer.weight * layer.gate.kept).double(), layer.bias.double())
+            torch.testing.assert_close(layer(x), expected.float(), **CLOSE)
+
+
 @pytest.mark.parametrize("block", [(16, 16), (4, 1), (1, 1)])
 def test_masks_of_whole_blocks_are_found_also_where_a_kept_weight_is_zero(block):
     kept = torch.rand(4, 48 // block[1]) < 0.5 if block[0] == 16 else torch.rand(64 // block[0], 48 // block[1]) < 0.5

@@ -46,6 +46,8 @@ __all__ = ["MaskedLinear", "indices_unless_all"]
 _OP = "MaskedLinear"
 #: Multiplications below which, in training, deciding about a sparse product takes longer than it could save.
 WORTHWHILE = 1 << 23
+#: A weight that was multiplied so often without a change is one of evaluation: its layout pays over the calls to come.
+_PATIENCE = 6
 # Bound here, because an attribute look-up takes a tiny call longer than the call itself.
 _cached, _forced, _is_any_forced = dispatch.cache.get, dispatch.forced, dispatch.is_any_forced
 _is_any_observing = dispatch.is_any_observing
@@ -238,9 +240,11 @@ def whole_block(bits: Tensor) -> Block:
     >>> whole_block(torch.ones(16, 16, dtype=torch.bool)), whole_block(torch.eye(2, dtype=torch.bool))
     ((16, 16), (1, 1))
     """
-    for block in sorted(BLOCKS, key=lambda block: -block[0] * block[1]):
+    for block in sorted(set(BLOCKS) - {(1, 1)}, key=lambda block: -block[0] * block[1]):
         try:
-            SparseLayout.from_mask(bits, block)
+            # The first blocks refuse most masks, at a fraction of the cost.
+            for part in (bits[: block[0]], bits):
+                SparseLayout.from_mask(part, block)
         except ArgumentError:
             continue
         return block
@@ -275,7 +279,7 @@ class EffectiveWeight:
         self.weight = effective.detach()
         self.bits = bits
         self.parts: Parts | None = None
-        self.sparse = DeferredLayout()
+        self.sparse = DeferredLayout(_PATIENCE)
         self._is_used = False
         #: What decisions depend on beside the input: no more than the shape, before the weight was looked at.
         self._key: tuple[Any, ...] = (_OP, effective.shape, effective.dtype, effective.device, None)

@@ -75,7 +75,7 @@ def test_segments_agree_with_plain_torch_forward_and_backward(op, shape):
     x = torch.randn(shape)
     values, bounds = mw.pack(x, mask).values, mw.Mask(mask).cu_seqlens
     results = []
-    for run in (sequences.reduce_segments, sequences.reduce_plain):
+    for run in (sequences.run_segments, sequences.reduce_plain):
         leaf = values.clone().requires_grad_()
         out = run(leaf, bounds, op)
         weights = torch.linspace(0.5, 2.0, out.numel()).reshape(out.shape)

@@ -141,7 +141,7 @@ def test_rows_are_gathered_only_where_that_pays():
     masks = [mw.Mask.from_lengths([length] * 100, max_len=100) for length in (10, 50, 95, 99, 100)]
 
     def routes(fn, x, *, learns):
-        return [_decision(fn, x, mask, grad=learns).plan.route for mask in masks]
+        return [_decision(fn, x, mask, mask.facts.count, grad=learns).plan.route for mask in masks]
 
     apart = x.transpose(0, 1)
     assert routes(torch.nn.Linear(3, 3), x, learns=False) == ["kept", "kept", "kept", "plain", "plain"]

@@ -1,5 +1,6 @@
 """Packed: arithmetic, sequences, other formats."""
 
+import contextlib
 import copy
 import operator
 import pickle
@@ -114,6 +115,103 @@ def test_poison_under_the_mask_changes_no_bit_of_a_reduction_or_its_gradient(x, 
         found.append((out.detach(), gradient))
     for clean, dirty in zip(*found, strict=True):
         assert torch.equal(clean.view(torch.int32), dirty.view(torch.int32))
+
+
+REDUCTIONS = ["sum", "mean", "amax", "amin", "logsumexp", "softmax"]
+
+
+def by_both(name, values, lengths):
+    """A per-sequence operation and its gradient, by the kernel and by plain torch, in double precision."""
+    mask = mw.Mask.from_lengths(lengths, max_len=max(lengths))
+    found = []
+    for route in (None, "plain"):
+        leaf = (values.double() if route else values.clone(memory_format=torch.preserve_format)).requires_grad_()
+        with mw.force(route) if route else contextlib.nullcontext():
+            out = getattr(mw.Packed(leaf, mask), name)()
+        out = out.values if isinstance(out, mw.Packed) else out
+        weights = torch.linspace(0.5, 2.0, out.numel()).reshape(out.shape).to(values.dtype)
+        (gradient,) = torch.autograd.grad(out, leaf, weights.to(out.dtype))
+        found.append((out.detach(), gradient))
+    return found
+
+
+# Sequences of no row, one, several chunks; columns of one, less than a vector, vectors and a rest, more than a block;
+# and a sequence so long that threads share it.
+@pytest.mark.kernel
+@pytest.mark.parametrize("name", REDUCTIONS)
+@pytest.mark.parametrize("lengths", [[1, 0, 7, 300, 0], [0, 0], [300]], ids=str)
+@pytest.mark.parametrize("rest", [(), (1,), (3,), (5, 7), (4099,), (0,)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+def test_the_kernel_of_sequences_gives_what_plain_torch_does(name, lengths, rest, dtype):
+    # Positive, so that nothing cancels in a sum.
+    values = torch.rand(sum(lengths), *rest).to(dtype)
+    (ours, gradient), (plain, expected) = by_both(name, values, lengths)
+    torch.testing.assert_close(ours, plain.to(dtype), equal_nan=True)
+    close = {}
+    if dtype.itemsize == 2:
+        # The gradient is that of the rounded result: of a logsumexp below 8 it is off by 8 times as much.
+        eps = torch.finfo(dtype).eps
+        close = {"rtol": 8 * eps, "atol": 8 * eps * float(expected.abs().max()) if expected.numel() else 0.0}
+    torch.testing.assert_close(gradient, expected.to(dtype), **close)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_sequences_of_strided_values_are_reduced_as_contiguous_ones(name):
+    values = torch.randn(3, 30).T
+    for ours, plain in zip(*by_both(name, values, [10, 20]), strict=True):
+        torch.testing.assert_close(ours, plain.float())
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("name", REDUCTIONS)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_stays_in_its_sequence(name, value):
+    values = torch.randn(30, 5)
+    values[12] = value
+    for ours, plain in zip(*by_both(name, values, [10, 5, 15]), strict=True):
+        ends = (slice(0, 1), slice(2, 3)) if ours.shape[0] == 3 else (slice(0, 10), slice(15, 30))
+        for end in ends:
+            torch.testing.assert_close(ours[end], plain[end].float())
+            assert ours[end].isfinite().all()
+    (ours, _), (plain, _) = by_both(name, values, [10, 5, 15])
+    torch.testing.assert_close(ours, plain.float(), equal_nan=True)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_sequences_are_differentiable_twice(name):
+    mask = mw.Mask.from_lengths([3, 0, 4], max_len=4)
+
+    def fn(values):
+        out = getattr(mw.Packed(values, mask), name)()
+        return out.values if isinstance(out, mw.Packed) else torch.where(out.isfinite(), out, 0.0)
+
+    values = torch.randn(7, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(fn, values)
+    assert torch.autograd.gradgradcheck(fn, values)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_the_bits_of_sequences_do_not_depend_on_threads(name):
+    lengths = torch.randint(1, 60, (200,)).tolist()
+    values, before, found = torch.randn(sum(lengths), 33), torch.get_num_threads(), []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            found.append(by_both(name, values, lengths)[0])
+    finally:
+        torch.set_num_threads(before)
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("bounds", [[0, 4], [0, 9, 5], [1, 5], [0, -2, 5]], ids=str)
+def test_sequences_outside_of_the_rows_are_refused(bounds):
+    with pytest.raises(RuntimeError, match="another number of rows"):
+        torch.ops.maskwise.segments(torch.randn(5, 2), torch.tensor(bounds, dtype=torch.int32), "sum")
 
 
 def test_long_sums_of_half_precision_are_rounded_once():

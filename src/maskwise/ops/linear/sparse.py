@@ -7,6 +7,7 @@ and SparseLinear share the routes: ``sparse`` is the kernel, ``plain`` the dense
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
@@ -169,12 +170,14 @@ def multiply(
 
 # -- what a product costs ----------------------------------------------------------------------------------------------
 #: How fast the kernels multiply, by block, as a part of how fast the dense product does.
-_PART: dict[Block, float] = {(1, 1): 0.52, (4, 1): 0.68, (16, 16): 0.76}
+_PART: dict[Block, float] = {(1, 1): 0.62, (4, 1): 0.68, (16, 16): 0.76}
 #: Weights come faster than other memory: they are read in order, again and again.
 _WEIGHTS = 1.5
-#: What a strip of the batch is rounded up to, and what a call costs.
-_STRIP = 8
+#: What a strip of the batch is rounded up to, one vector, by SIMD level; and what a call costs.
+_STRIP = {"avx512": 16, "avx2": 8}
 _CALL = 12.0
+#: What more rows of a batch the dense product takes the time of.
+_NARROW = 4
 #: With a weight that was written just before, the dense product runs at half its speed for as many microseconds.
 _COLD = 55.0
 #: To make a layout, a microsecond for this many positions of the mask.
@@ -206,8 +209,9 @@ class Product(NamedTuple):
 def dense_cost(batch: int, inputs: int, outputs: int, rates: Rates) -> float:
     """The predicted time of a dense product, in microseconds."""
     weights = inputs * outputs
+    rows = batch if batch == 1 else batch + _NARROW
     # A small batch waits for the weight to come from memory.
-    return rates.plain_call + max(2 * batch * weights / rates.flops, 4 * weights / (_WEIGHTS * rates.streamed))
+    return rates.plain_call + max(2 * rows * weights / rates.flops, 4 * weights / (_WEIGHTS * rates.streamed))
 
 
 def _plain_cost(facts: Facts, work: Work, rates: Rates) -> float:
@@ -222,7 +226,8 @@ def _plain_cost(facts: Facts, work: Work, rates: Rates) -> float:
 def _sparse_cost(facts: Facts, work: Work, rates: Rates) -> float:
     batch, inputs, outputs, block = facts.detail[:4]
     kept = facts.kept or 0
-    strips = batch if batch == 1 else -(-batch // _STRIP) * _STRIP
+    strip = _STRIP.get(backends.status().simd, 8)
+    strips = batch if batch == 1 else -(-batch // strip) * strip
     multiplied = 2 * kept * strips / (_PART[block] * rates.flops)
     moved = batch * (inputs + outputs)
     cost = _CALL + max(multiplied, 8 * kept / (_WEIGHTS * rates.streamed)) + 5 * moved / rates.streamed
@@ -334,12 +339,16 @@ class DeferredLayout:
     >>> deferred = DeferredLayout()
     >>> [deferred.is_due(Saving(per_call=20.0, layout=50.0)) for _ in range(3)]
     [False, False, True]
+
+    Args:
+        patience: after so many calls that missed a saving it is built in any case; None for as many as pay for it.
     """
 
-    __slots__ = ("layout", "missed", "values")
+    __slots__ = ("layout", "missed", "patience", "values")
 
-    def __init__(self) -> None:
+    def __init__(self, patience: float | None = None) -> None:
         self.layout: SparseLayout | None = None
+        self.patience = math.inf if patience is None else patience
         #: The kept weights, where the weight stays what it is as well.
         self.values: Tensor | None = None
         self.missed = 0.0
@@ -347,7 +356,8 @@ class DeferredLayout:
     def is_due(self, saving: Saving) -> bool:
         """Count what one more call misses: whether the layout would have paid by now."""
         self.missed += saving.per_call
-        return self.missed >= saving.layout
+        self.patience -= 1
+        return self.missed >= saving.layout or self.patience <= 0
 
     def build(self, bits: Tensor, block: Block = (1, 1), weight: Tensor | None = None) -> SparseLayout:
         """Build the layout of a mask, and gather the weights that it keeps."""

@@ -13,15 +13,25 @@ from torch import Tensor
 from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike, need_dense
-from maskwise.ops.primitives import fill_dropped
+from maskwise.ops.primitives import fill_dropped, fits_dtype
 from maskwise.ops.select.arguments import line_up
 from maskwise.ops.select.packed import Packed, collect, fill_for, index_rows, row_skips, why_torch_indexes
 from maskwise.ops.select.rows import pack_rows_forward, unpack_rows_forward
 from maskwise.ops.select.rowwise_check import run
 from maskwise.ops.torch_private import is_tracing, is_transformed, is_vmapped_or_functional
-from maskwise.plan import dispatch
+from maskwise.plan import calibration, dispatch
 from maskwise.plan.cost import Rates, Work, microseconds
-from maskwise.plan.dispatch import Decision, Facts, Plan, Route, decide, forced, is_any_forced, is_observed
+from maskwise.plan.dispatch import (
+    Decision,
+    Facts,
+    Plan,
+    Route,
+    decide,
+    forced,
+    is_any_forced,
+    is_any_observing,
+    is_observed,
+)
 from maskwise.plan.explain import record
 
 __all__ = ["apply", "apply_"]
@@ -76,6 +86,12 @@ def apply(
     Where skipping does not pay (nearly everything is kept, or fn is a cheap elementwise function), fn runs on all rows,
     with each dropped row replaced by a kept one, and the result is the same.
     """
+    key = None
+    if not more and other is None and fn in ELEMENTWISE and not is_tracing():
+        key = _static_key(fn, x, mask)
+        direct: Decision | None = dispatch.cache.get(key)
+        if direct is not None and not is_any_observing():
+            return direct.run(fn, x, mask, fill)
     lead = line_up("apply", x, mask)
     arguments = [x if x.shape == lead.shape else _rows_of(x, lead), *(_rows_of(value, lead) for value in more)]
     if more and fn in ELEMENTWISE:
@@ -83,7 +99,11 @@ def apply(
     grad = torch.is_grad_enabled() and (x.requires_grad or (bool(more) and _requires_grad(more)))
     if is_tracing():
         return _run_on_all(fn, arguments, lead, fill if other is None else other, grad)
-    decision = _decision(fn, x, lead, grad=grad)
+    kept = lead.facts.count
+    decision = _decision(fn, x, lead, kept, grad=grad)
+    if key is not None and _is_direct(decision, fn, kept):
+        run = _where_kept if _is_few(x) else _fill_rest
+        dispatch.cache[key] = Decision(run, None, decision.plan, decision.route, decision.facts)
     if is_observed() and (planned := _report(decision, x, lead)):
         return planned
     return decision.run(fn, arguments, lead, fill if other is None else other, grad)
@@ -227,18 +247,25 @@ def _cost(facts: Facts, work: Work, rates: Rates) -> float:
     return microseconds(work, rates.plain_call, rates) if _is_elementwise(facts) else 0.0
 
 
-def _decision(fn: Callable[..., Any], x: Tensor, lead: Mask, *, grad: bool) -> Decision:
+def _is_worth_counting(facts: Facts) -> bool:
+    """Whether kept rows that are not counted yet should be: where a quarter of them would pay for the count, too."""
+    if facts.transformed or facts.device != "cpu" or forced() or why_torch_indexes(facts) is not None:
+        return False
+    if not _is_elementwise(facts):
+        return True
+    rates = calibration.rates_for(facts.device)
+    quarter = facts._replace(kept=facts.detail.total // 4)
+    count = microseconds(Work(calls=2, streamed=facts.detail.total), rates.plain_call, rates)
+    return _cost(quarter, _kept_work(quarter), rates) + count < _cost(facts, _plain_work(facts), rates)
+
+
+def _decision(fn: Callable[..., Any], x: Tensor, lead: Mask, kept: int | None, *, grad: bool) -> Decision:
     """The decision for one call, cached; counts kept rows where that needs no sync and may pay."""
     is_elementwise = fn in ELEMENTWISE
     # torch.func only: under forward-mode AD, fn itself propagates the tangents.
     transformed = is_vmapped_or_functional()
-    required = is_any_forced() and forced()
-    kept = lead.facts.count
-    few = why_torch_indexes(Facts("apply", tuple(x.shape), x.dtype, x.device.type)) is not None
-    if kept is None and not required and not transformed and not few and lead.device.type == "cpu":
-        kept = lead.count()
     key = ("apply", x.shape, x.dtype, x.device, x.is_contiguous(), lead.shape, lead.operand, kept, grad, transformed,
-           is_elementwise, required)  # fmt: skip
+           is_elementwise, is_any_forced() and forced())  # fmt: skip
     decision: Decision | None = dispatch.cache.get(key)
     if decision is None:
         facts = Facts(
@@ -253,8 +280,45 @@ def _decision(fn: Callable[..., Any], x: Tensor, lead: Mask, *, grad: bool) -> D
             contiguous=x.is_contiguous(),
             detail=Rows(lead.numel(), is_elementwise),
         )
-        decision = dispatch.cache[key] = decide(facts, _ROUTES)
-    return decision
+        decision = dispatch.cache[key] = decide(facts, _ROUTES, kept is None and _is_worth_counting(facts))
+    is_worth_counting: bool = decision.prepared
+    return _decision(fn, x, lead, lead.count(), grad=grad) if is_worth_counting else decision
+
+
+# -- elementwise functions of all of x --------------------------------------------------------------------------------
+def _static_key(fn: Callable[..., Any], x: Tensor, mask: MaskLike) -> tuple[Any, ...]:
+    """The facts of a call of an elementwise function that cost nothing to collect."""
+    try:
+        # fmt: off
+        return (
+            "apply", fn, x.shape, mask.shape, x.dtype, mask.dtype, x.device, mask.device, x.layout, type(x), type(mask),
+            mask.facts.count if isinstance(mask, Mask) else mask.layout,
+            x.requires_grad and torch.is_grad_enabled(), is_transformed(), is_any_forced() and forced(),
+        )
+        # fmt: on
+    except (AttributeError, RuntimeError):
+        # Not tensors, or nested ones without a shape, which the checks report.
+        return ("apply", fn)
+
+
+def _is_direct(decision: Decision, fn: Callable[..., Any], kept: int | None) -> bool:
+    """Whether fn runs on x as it is, and the key with what was known to be kept says so."""
+    facts = decision.facts
+    if facts is None or decision.route.name != "plain" or facts.kept != kept or kept == facts.detail.total:
+        return False
+    return _cannot_leak(fn, facts.grad)
+
+
+def _where_kept(fn: Callable[..., Any], x: Tensor, mask: MaskLike, fill: float | Tensor) -> Tensor:
+    """For a small x, where a kernel costs more than torch's own call."""
+    out, bits = fn(x), mask.to_bool() if isinstance(mask, Mask) else mask
+    if type(fill) is not float or not fits_dtype(fill, out.dtype):
+        return _placed(out, bits, fill)
+    return torch.where(_as_rows(bits, out), out, fill)
+
+
+def _fill_rest(fn: Callable[..., Any], x: Tensor, mask: MaskLike, fill: float | Tensor) -> Tensor:
+    return _placed(fn(x), mask.to_bool() if isinstance(mask, Mask) else mask, fill)
 
 
 def _report(decision: Decision, x: Tensor, lead: Mask) -> Plan | None:
@@ -324,10 +388,15 @@ def _placed(
     other: float | Tensor,
 ) -> Tensor:
     """The result with ``other`` at dropped rows."""
-    kept = bits if bits.dim() == out.dim() else bits.reshape(*bits.shape, *[1] * (out.dim() - bits.dim()))
+    kept = _as_rows(bits, out)
     if type(other) is float and other == 0.0 and out.is_floating_point():
         return fill_dropped(out, kept)
     return torch.where(kept, out, torch.as_tensor(other, device=out.device).to(out.dtype))
+
+
+def _as_rows(bits: Tensor, out: Tensor) -> Tensor:
+    """The mask with as many dims as the result."""
+    return bits if bits.dim() == out.dim() else bits.reshape(*bits.shape, *[1] * (out.dim() - bits.dim()))
 
 
 def _cannot_leak(fn: Callable[..., Any], grad: bool) -> bool:

@@ -1,7 +1,7 @@
 """The sequences of a Packed (the rows of its mask's last dim), and reductions over each, without unpacking.
 
-On the CPU they are plain torch operations; on a GPU the registered op ``segments``, one deterministic kernel, where
-torch's own would use atomics.
+The registered op ``segments`` reduces floating values by one kernel, whose results do not depend on threads or atomics;
+other dtypes are reduced by plain torch operations.
 """
 
 # These are methods of Packed: the first argument is cls or self, and not documented.
@@ -9,16 +9,16 @@ torch's own would use atomics.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from maskwise.errors import ArgumentError, say
-from maskwise.ops import backends
-from maskwise.ops.backends import DEVICE, FLOATING
-from maskwise.ops.operation import define, differentiate
-from maskwise.ops.torch_private import is_tracing, is_vmapped_or_functional
+from maskwise.ops.backends import DEVICE, FLOATING, is_kernel_allowed, provide
+from maskwise.ops.operation import define, differentiate, eager_function
+from maskwise.ops.torch_private import is_tracing, is_transformed
 
 if TYPE_CHECKING:
     from maskwise.ops.select.packed import Packed
@@ -66,25 +66,18 @@ def position_ids(self: Packed) -> Tensor:
     return collect(positions, self.mask, capacity=self.capacity).values
 
 
-def _usable(self: Packed, name: str) -> Tensor:
-    """The values, if there is no capacity, whose unused rows would be reduced as well."""
+def _reduced(self: Packed, op: str) -> Tensor:
+    """A reduction of each sequence, by the kernel or by plain torch operations; or the softmax over each."""
     if self.capacity is not None:
+        # Its unused rows would be reduced as well.
         hint = "packed.unpack() and the function of the same name"
-        raise ArgumentError(say(f"Packed.{name}", "capacity", must="be None", got=self.capacity, hint=hint))
-    return self.values
-
-
-def _expand(self: Packed, ids: Tensor, of_sequence: Tensor) -> Tensor:
-    return of_sequence.reshape(-1, *self.values.shape[1:]).index_select(0, ids)
+        raise ArgumentError(say(f"Packed.{op}", "capacity", must="be None", got=self.capacity, hint=hint))
+    run = run_segments if has_kernel(self.values) else reduce_plain
+    return run(self.values, self.mask.cu_seqlens, op)
 
 
 def _shape(self: Packed) -> tuple[int, ...]:
     return (*self.mask.shape[:-1], *self.values.shape[1:])
-
-
-def _by_kernel(self: Packed, op: str) -> Tensor:
-    out: Tensor = reduce_segments(self.values, self.mask.cu_seqlens, op)
-    return out.reshape(_shape(self))
 
 
 def sum(self: Packed) -> Tensor:
@@ -98,21 +91,7 @@ def sum(self: Packed) -> Tensor:
     Raises:
         ArgumentError: the rows have a capacity, and so rows that belong to no sequence.
     """
-    if has_kernel(_usable(self, "sum")):
-        return _by_kernel(self, "sum")
-    total = _wide_sum(self, "sum")
-    return total if self.values.dtype is torch.bool else total.to(self.values.dtype)
-
-
-def _wide_sum(self: Packed, name: str) -> Tensor:
-    """The sums in a wider dtype: half precision would lose the last terms of a long sequence."""
-    values = _usable(self, name)
-    if values.dtype in (torch.float16, torch.bfloat16):
-        values = values.float()
-    if values.dtype is torch.bool:
-        values = values.long()
-    base = values.new_zeros(self.mask.lengths.numel(), *values.shape[1:])
-    return base.index_add(0, sequence_ids(self), values).reshape(_shape(self))
+    return _reduced(self, "sum").reshape(_shape(self))
 
 
 def mean(self: Packed) -> Tensor:
@@ -126,28 +105,7 @@ def mean(self: Packed) -> Tensor:
     Raises:
         ArgumentError: the rows have a capacity, and so rows that belong to no sequence.
     """
-    if has_kernel(_usable(self, "mean")):
-        return _by_kernel(self, "mean")
-    kept = self.mask.lengths.to(self.values.device).reshape(*self.mask.shape[:-1], *[1] * (self.values.dim() - 1))
-    # The gradient of an empty sequence is zero.
-    out = torch.where(kept > 0, _wide_sum(self, "mean") / kept.clamp(min=1), torch.nan)
-    return out.to(self.values.dtype) if self.values.is_floating_point() else out
-
-
-def _extreme(self: Packed, name: str) -> Tensor:
-    values = _usable(self, name)
-    if has_kernel(values):
-        return _by_kernel(self, name)
-    if values.is_floating_point():
-        identity: float = -torch.inf if name == "amax" else torch.inf
-    else:
-        limits = torch.iinfo(values.dtype)
-        identity = limits.min if name == "amax" else limits.max
-    base = torch.full(
-        (self.mask.lengths.numel(), *values.shape[1:]), identity, dtype=values.dtype, device=values.device
-    )
-    ids = sequence_ids(self).reshape(-1, *[1] * (values.dim() - 1)).expand_as(values)
-    return base.scatter_reduce(0, ids, values, reduce=name, include_self=True).reshape(_shape(self))
+    return _reduced(self, "mean").reshape(_shape(self))
 
 
 def amax(self: Packed) -> Tensor:
@@ -161,7 +119,7 @@ def amax(self: Packed) -> Tensor:
     Raises:
         ArgumentError: the rows have a capacity, and so rows that belong to no sequence.
     """
-    return _extreme(self, "amax")
+    return _reduced(self, "amax").reshape(_shape(self))
 
 
 def amin(self: Packed) -> Tensor:
@@ -175,14 +133,7 @@ def amin(self: Packed) -> Tensor:
     Raises:
         ArgumentError: the rows have a capacity, and so rows that belong to no sequence.
     """
-    return _extreme(self, "amin")
-
-
-def _shifted(self: Packed, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """The values minus the maximum of their sequence, and the maximum: the shift cancels, so it needs no gradient."""
-    peak = _extreme(self, "amax").detach()
-    peak = torch.where(peak.isfinite(), peak, 0.0)
-    return self.values - _expand(self, ids, peak), peak
+    return _reduced(self, "amin").reshape(_shape(self))
 
 
 def logsumexp(self: Packed) -> Tensor:
@@ -196,13 +147,7 @@ def logsumexp(self: Packed) -> Tensor:
     Raises:
         ArgumentError: the rows have a capacity, and so rows that belong to no sequence.
     """
-    if has_kernel(_usable(self, "logsumexp")):
-        return _by_kernel(self, "logsumexp")
-    ids = sequence_ids(self)
-    shifted, peak = _shifted(self, ids)
-    total = self._like(shifted.exp()).sum()
-    # The logarithm of 0, of an empty sequence, would have a NaN gradient.
-    return torch.where(total > 0, torch.where(total > 0, total, 1.0).log() + peak, -torch.inf)
+    return _reduced(self, "logsumexp").reshape(_shape(self))
 
 
 def softmax(self: Packed) -> Packed:
@@ -216,11 +161,7 @@ def softmax(self: Packed) -> Packed:
     Raises:
         ArgumentError: the rows have a capacity, and so rows that belong to no sequence.
     """
-    if has_kernel(_usable(self, "softmax")):
-        return self._like(reduce_segments(self.values, self.mask.cu_seqlens, "softmax"))
-    ids = sequence_ids(self)
-    exponentials = _shifted(self, ids)[0].exp()
-    return self._like(exponentials / _expand(self, ids, self._like(exponentials).sum()))
+    return self._like(_reduced(self, "softmax"))
 
 
 def _end(self: Packed, offset: Tensor, fill: float) -> Tensor:
@@ -260,35 +201,56 @@ def last(self: Packed, fill: float = 0.0) -> Tensor:
     return _end(self, self.mask.cu_seqlens[1:].long() - 1, fill)
 
 
-# -- the op for GPUs ---------------------------------------------------------------------------------------------------
+# -- the op ------------------------------------------------------------------------------------------------------------
 def reduce_plain(
     values: Tensor,  # (n, *rest)
     bounds: Tensor,  # (S + 1,): the start of each segment, and the end of the last
     op: str,
 ) -> Tensor:
     """A reduction of each segment, (S, *rest), or its softmax, (n, *rest), in plain torch operations."""
-    many = bounds.shape[0] - 1
     rows = torch.arange(values.shape[0], device=values.device)
     ids = torch.searchsorted(bounds[1:].long(), rows, right=True)
-    wide = values.to(torch.promote_types(values.dtype, torch.float32))
-    base = wide.new_zeros(many, *values.shape[1:])
-    lengths = bounds.diff().reshape(-1, *[1] * (values.dim() - 1))
     if op in ("sum", "mean"):
-        total = base.index_add(0, ids, wide)
-        out = total if op == "sum" else torch.where(lengths > 0, total / lengths.clamp(min=1), torch.nan)
-        return out.to(values.dtype)
-    index = ids.reshape(-1, *[1] * (values.dim() - 1)).expand_as(wide)
-    name = "amin" if op == "amin" else "amax"
-    peak = torch.full_like(base, torch.inf if name == "amin" else -torch.inf)
-    peak = peak.scatter_reduce(0, index, wide, reduce=name)
+        return _sum_plain(values, bounds, ids, op)
     if op in ("amax", "amin"):
-        return peak.to(values.dtype)
-    peak = torch.where(peak.isfinite(), peak, 0.0).detach()
+        return _extreme_plain(values, bounds, ids, op)
+    # Half precision would round each step, and has a small range.
+    wide = values.to(torch.promote_types(values.dtype, torch.float32))
+    # The shift cancels, so it needs no gradient.
+    peak = _extreme_plain(wide.detach(), bounds, ids, "amax")
+    # Of an infinite value the exponential is infinite, and its softmax NaN, as torch has both.
+    peak = torch.where(peak == -torch.inf if op == "softmax" else ~peak.isfinite(), 0.0, peak)
     exponentials = (wide - peak.index_select(0, ids)).exp()
-    total = base.index_add(0, ids, exponentials)
+    total = _sum_plain(exponentials, bounds, ids, "sum")
     if op == "softmax":
-        return (exponentials / total.index_select(0, ids)).to(values.dtype)
-    return torch.where(total > 0, torch.where(total > 0, total, 1.0).log() + peak, -torch.inf).to(values.dtype)
+        out = exponentials / total.index_select(0, ids)
+    else:
+        # The logarithm of 0, of an empty segment, would have a NaN gradient.
+        out = torch.where(total != 0, torch.where(total != 0, total, 1.0).log() + peak, -torch.inf)
+    return out.to(values.dtype) if values.is_floating_point() else out
+
+
+def _sum_plain(values: Tensor, bounds: Tensor, ids: Tensor, op: str) -> Tensor:
+    """The sum or the mean, in a wider dtype: half precision would lose the last terms of a long segment."""
+    wide = values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+    wide = wide.long() if values.dtype is torch.bool else wide
+    out = wide.new_zeros(bounds.shape[0] - 1, *values.shape[1:]).index_add(0, ids, wide)
+    if op == "mean":
+        lengths = bounds.diff().reshape(-1, *[1] * (values.dim() - 1))
+        # The gradient of an empty segment is zero.
+        out = torch.where(lengths > 0, out / lengths.clamp(min=1), torch.nan)
+    return out.to(values.dtype) if values.is_floating_point() else out
+
+
+def _extreme_plain(values: Tensor, bounds: Tensor, ids: Tensor, op: str) -> Tensor:
+    if values.is_floating_point():
+        identity: float = -torch.inf if op == "amax" else torch.inf
+    else:
+        limits = torch.iinfo(values.dtype)
+        identity = limits.min if op == "amax" else limits.max
+    base = values.new_full((bounds.shape[0] - 1, *values.shape[1:]), identity)
+    index = ids.reshape(-1, *[1] * (values.dim() - 1)).expand_as(values)
+    return base.scatter_reduce(0, index, values, reduce=op, include_self=True)
 
 
 def reduce_plain_backward(grad: Tensor, saved: Tensor, values: Tensor, bounds: Tensor, op: str) -> Tensor:
@@ -325,14 +287,17 @@ def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
 
 
 GPU = "maskwise.ops.select.gpu"
-define(
-    "segments",
-    "(Tensor values, Tensor bounds, str op) -> Tensor",
-    reference=lambda *operands: reduce_plain(*operands).contiguous(),
-    fake=fake,
-    gpu=FLOATING,
-    gpu_from=f"{GPU}:segments",
-)
+SCHEMA = "(Tensor values, Tensor bounds, str op) -> Tensor"
+# With and without autograd, whose bookkeeping costs 5 µs even where no gradient is required.
+for _suffix in ("", "_forward"):
+    define(
+        f"segments{_suffix}",
+        SCHEMA,
+        reference=lambda *operands: reduce_plain(*operands).contiguous(),
+        fake=fake,
+        gpu=FLOATING,
+        gpu_from=f"{GPU}:segments",
+    )
 define(
     "segments_backward",
     "(Tensor grad, Tensor saved, Tensor values, Tensor bounds, str op) -> Tensor",
@@ -342,13 +307,23 @@ define(
     gpu_from=f"{GPU}:segment_backward",
 )
 differentiate("segments", backward, save)
-backends.provide("segments", DEVICE, FLOATING)
+for _device in {"cpu", DEVICE}:
+    provide("segments", _device, FLOATING)
 
-reduce_segments = torch.ops.maskwise.segments.default
+_segments, _segments_forward = torch.ops.maskwise.segments.default, torch.ops.maskwise.segments_forward.default
+_segments_eager = eager_function("segments", SCHEMA, _segments_forward, save, backward)
+
+
+def run_segments(values: Tensor, bounds: Tensor, op: str) -> Tensor:
+    """The op, by the cheapest of its autograd wrappers."""
+    run: Callable[..., Tensor] = _segments
+    if not is_tracing():
+        run = _segments_eager if values.requires_grad and torch.is_grad_enabled() else _segments_forward
+    return run(values, bounds, op)
 
 
 def has_kernel(values: Tensor) -> bool:
-    """Whether a kernel reduces these rows: never under torch.func transforms, which support plain operations only."""
-    if backends.why_not_served("segments", values.device.type, values.dtype) is not None:
+    """Whether a kernel reduces these rows: never under transforms, which support plain operations only."""
+    if not is_kernel_allowed("segments", values.device.type, values.dtype):
         return False
-    return is_tracing() or not is_vmapped_or_functional()
+    return is_tracing() or not is_transformed()

@@ -221,9 +221,10 @@ Tensor gradient_like(const Tensor& x, const Call& call) {
   return empty_cpu(sizes, strides, x.scalar_type());
 }
 
-// Whether the rows that count lie scattered over the huge pages of the gradient, each of which is cleared as a whole.
+// Whether the rows that count take less than a fifth of the huge pages of the gradient on which they lie: to clear the
+// pages takes as long as to take a fifth of them as small ones.
 bool is_scattered(const Call& call) {
-  constexpr int64_t kPage = 4096, kHugePage = int64_t{1} << 21, kWorth = 4;
+  constexpr int64_t kPage = 4096, kHugePage = int64_t{1} << 21;
   const int64_t row = call.classes * call.bytes;
   if (!call.rows || row < kPage) return false;
   int64_t used = 0, pages = 0, next = 0;
@@ -236,7 +237,7 @@ bool is_scattered(const Call& call) {
       used += row;
     }
   });
-  return kWorth * used < pages * kHugePage;
+  return 5 * used < pages * kHugePage;
 }
 
 // The gradient of x; `grad` is contiguous, and one number unless the loss is unreduced.
@@ -250,7 +251,7 @@ Tensor cross_entropy_backward(const Tensor& grad, const Tensor& x, const Tensor&
   const double scale = reduction == mean && divisor != 0 ? 1.0 / divisor : 1.0;
   const void* above = grad.const_data_ptr();
   Tensor out = gradient_like(x, call);
-  const bool zeroed = zero_pages(out, is_scattered(call));
+  const bool scattered = is_scattered(call), zeroed = zero_pages(out, scattered);
   char* to = static_cast<char*>(out.mutable_data_ptr());
   // Positions behind one index of dim 0.
   const int64_t inner = std::max<int64_t>(1, call.positions / std::max<int64_t>(1, x.size(0)));
@@ -272,6 +273,7 @@ Tensor cross_entropy_backward(const Tensor& grad, const Tensor& x, const Tensor&
     for (int64_t i = 0; i < n; ++i) {
       char* from = to + (p + i) * row;
       if (counts[i]) {
+        if (zeroed && scattered) populate(from, row);
         call.kernel.row_slopes(at + i * call.inner.stride[Call::kX], call.classes, call.target[p + i], slopes[i], from);
       } else if (!zeroed) {
         std::memset(from, 0, row);

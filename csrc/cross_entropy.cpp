@@ -173,11 +173,13 @@ std::tuple<Tensor, Tensor, Tensor> cross_entropy(const Tensor& x, const Tensor& 
   call.run([&](int64_t p, const char* at, int64_t n, uint8_t* counts) {
     double totals[kPositions];
     std::memcpy(counted.data() + p, counts, n);
-    std::memset(log_sums + p, 0, n * sizeof(double));
     for (int64_t i = 0; i < n; ++i) counts[i] &= call.exists(p + i);
     if (!call.rows) call.kernel.columns(at, call.classes, call.step, n, counts, log_sums + p, totals);
     for (int64_t i = 0; i < n; ++i, at += call.inner.stride[Call::kX]) {
-      if (!counts[i]) continue;
+      if (!counts[i]) {
+        log_sums[p + i] = 0;
+        continue;
+      }
       if (call.rows) call.kernel.row(at, call.classes, log_sums + p + i, totals + i);
       const double log_sum = log_sums[p + i];
       const double own = call.kernel.element(at, call.target[p + i] * call.step);

@@ -322,8 +322,10 @@ def as_operand(mask: MaskLike) -> tuple[torch.Tensor, int]:
     >>> as_operand(Mask.from_lengths([1, 3], max_len=4))[0].tolist()
     [[[0], [0]], [[1], [3]]]
     """
-    along = mask._along if isinstance(mask, Mask) else None
-    return (as_bits(mask), 0) if along is None else (mask._bounds(), along)  # type: ignore[union-attr]
+    if not isinstance(mask, Mask):
+        return mask, 0
+    along = mask._along
+    return (mask.to_bool(), 0) if along is None else (mask._bounds(), along)
 
 
 def _with_bits(schema: str, run: Callable[..., Any]) -> Callable[..., Any]:

@@ -96,8 +96,10 @@ def loss(
     if isinstance(fn, functools.partial) and not fn.args:
         return loss(fn.func, input, target, mask, reduction, **{**fn.keywords, **kwargs})
     traced = is_tracing()
-    along = mask._along if isinstance(mask, Mask) and not traced else None
-    kept = as_bits(mask) if along is None else mask
+    along, kept = None, mask
+    if isinstance(mask, Mask):
+        along = None if traced else mask._along
+        kept = mask.to_bool() if along is None else mask
     operands: tuple[Tensor, ...]
     key = decision = None
     if not traced:

@@ -24,7 +24,7 @@ struct CrossEntropyKernel {
                   double* totals);
   void (*row_slopes)(const void* x, int64_t n, int64_t target, const Slope& slope, void* out);
   void (*column_slopes)(const void* x, int64_t n, int64_t step, int64_t width, const uint8_t* counts,
-                        const int64_t* target, const Slope* slopes, void* out, int64_t out_step);
+                        const int64_t* target, const Slope* slopes, void* out, int64_t out_step, bool zeroed);
 };
 
 }  // namespace maskwise

@@ -122,9 +122,10 @@ struct CrossEntropy {
     at_target(x, target, s, to + target);
   }
 
-  // The gradient of `width` positions next to each other; `slopes` of those that do not count are not read.
+  // The gradient of `width` positions next to each other; `slopes` of those that do not count are not read, nor vectors
+  // of positions of which none counts. Their gradient is zero, which `out` is already where it is `zeroed`.
   static void column_slopes(const void* block, int64_t n, int64_t step, int64_t width, const uint8_t* counts,
-                            const int64_t* target, const Slope* slopes, void* out, int64_t out_step) {
+                            const int64_t* target, const Slope* slopes, void* out, int64_t out_step, bool zeroed) {
     const T* x = static_cast<const T*>(block);
     T* to = static_cast<T*>(out);
     alignas(64) A high[kPositions] = {}, low[kPositions] = {}, factor[kPositions] = {}, smooth[kPositions] = {};
@@ -137,8 +138,14 @@ struct CrossEntropy {
       factor[p] = static_cast<A>(slopes[p].factor);
       smooth[p] = static_cast<A>(slopes[p].smooth);
     }
+    int64_t active[kPositions / L];
+    const int vectors = active_vectors(counts, width, active);
+    const bool writes_zeros = !zeroed && vectors * L < width;
+    if (vectors == 0 && !writes_zeros) return;
     for (int64_t i = 0; i < n; ++i) {
-      for (int64_t p = 0; p < width; p += L) {
+      if (writes_zeros) std::memset(to + i * out_step, 0, width * sizeof(T));
+      for (int a = 0; a < vectors; ++a) {
+        const int64_t p = active[a];
         const Vec<A> v = load_partial<A>(x + i * step + p, width - p, A(0));
         const Vec<A> slope =
             (softmax(v, load<A>(high + p), load<A>(low + p)) - load<A>(smooth + p)) * load<A>(factor + p);

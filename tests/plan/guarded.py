@@ -11,6 +11,7 @@ import json
 import mmap
 import os
 import sys
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -21,16 +22,19 @@ from tests.laws.functions import FUNCTIONS
 ROWS, PAGE = 64, mmap.PAGESIZE
 KEPT = torch.arange(ROWS) % 4 == 1
 ALONG, ACROSS = mw.Mask(KEPT), mw.Mask(KEPT[:, None])
+#: As many rows, next to each other.
+FIRST = torch.arange(ROWS) < int(KEPT.sum())
+INTERVAL = mw.Mask.from_lengths([int(KEPT.sum())], ROWS)[0]
 UNREAD = int((~KEPT).sum()) * PAGE
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-def guarded(dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def guarded(dtype: torch.dtype = torch.float32, kept: torch.Tensor = KEPT) -> torch.Tensor:
     """X of one page a row, of which the dropped ones cannot be read."""
     memory = mmap.mmap(-1, ROWS * PAGE)
     x = torch.frombuffer(memory, dtype=dtype).reshape(ROWS, -1)
     x.copy_(torch.linspace(0.5, 1.5, x.numel()).reshape(x.shape))
-    for row in torch.nonzero(~KEPT).flatten().tolist():
+    for row in torch.nonzero(~kept).flatten().tolist():
         if LIBC.mprotect(ctypes.c_void_p(x.data_ptr() + row * PAGE), ctypes.c_size_t(PAGE), 0):
             raise OSError(ctypes.get_errno(), "mprotect")
     return x
@@ -48,6 +52,13 @@ def forced(route: str) -> None:
         mw.sum(guarded(), ACROSS)
 
 
+def differentiated(fn: Callable[..., torch.Tensor], kept: torch.Tensor, mask: mw.Mask) -> None:
+    """A loss and the gradient of its input."""
+    x = guarded(kept=kept).requires_grad_()
+    target = torch.zeros(ROWS, dtype=torch.int64) if fn is F.cross_entropy else guarded(kept=kept)
+    mw.loss(fn, x, target, mask).backward()
+
+
 REDUCTIONS = [name for name, each in FUNCTIONS.items() if each.family == "reduce" and each.kernel]
 CASES = {
     **{
@@ -57,6 +68,10 @@ CASES = {
     },
     "mse_loss": lambda: mw.loss(F.mse_loss, guarded(), guarded(), ACROSS),
     "cross_entropy": lambda: mw.loss(F.cross_entropy, guarded(), torch.zeros(ROWS, dtype=torch.int64), ALONG),
+    "mse_loss with gradient": lambda: differentiated(F.mse_loss, KEPT, ACROSS),
+    "mse_loss of an interval": lambda: differentiated(F.mse_loss, FIRST, INTERVAL[:, None]),
+    "cross_entropy with gradient": lambda: differentiated(F.cross_entropy, KEPT, ALONG),
+    "cross_entropy of an interval": lambda: differentiated(F.cross_entropy, FIRST, INTERVAL),
     "apply": lambda: mw.apply(lambda rows: rows * 2, guarded(), mask=ALONG),
     "pack": lambda: mw.pack(guarded(), ALONG),
     "attention": attention,
@@ -84,5 +99,5 @@ def run(name: str) -> dict[str, object]:
 if __name__ == "__main__":
     # One thread: a fork takes no others along.
     torch.set_num_threads(1)
-    print(ALONG.count(), ACROSS.count(), file=sys.stderr)
+    print(ALONG.count(), ACROSS.count(), INTERVAL.count(), INTERVAL[:, None].count(), file=sys.stderr)
     json.dump({name: run(name) for name in CASES}, sys.stdout)

@@ -25,8 +25,8 @@ from maskwise.plan.dispatch import NOT_APPLICABLE, Decision, Facts, Plan, Route,
 from maskwise.plan.explain import record
 
 __all__ = [
-    "ALONG", "Describe", "Operation", "as_bits", "define", "differentiate", "dropped_rows", "eager_function",
-    "kept_mask", "register", "takes_intervals",
+    "ALONG", "Describe", "Operation", "as_bits", "as_operand", "define", "differentiate", "dropped_rows",
+    "eager_function", "kept_mask", "register", "takes_intervals",
 ]  # fmt: skip
 
 #: How an operation describes its work: (route, elements, bytes per element, gradient) -> Work.
@@ -316,15 +316,29 @@ def kept_mask(mask: torch.Tensor, along: int, shape: Sequence[int]) -> MaskLike:
     return mask if along == 0 else Mask._from_bounds(mask, along, tuple(shape)[1 - mask.dim() :])
 
 
+def as_operand(mask: MaskLike) -> tuple[torch.Tensor, int]:
+    """The mask as an op takes it, and the op's ``along``: the inverse of `kept_mask`.
+
+    >>> as_operand(Mask.from_lengths([1, 3], max_len=4))[0].tolist()
+    [[[0], [0]], [[1], [3]]]
+    """
+    if not isinstance(mask, Mask):
+        return mask, 0
+    along = mask._along
+    return (mask.to_bool(), 0) if along is None else (mask._bounds(), along)
+
+
 def _with_bits(schema: str, run: Callable[..., Any]) -> Callable[..., Any]:
     """A function of a mask of bits as one of the op's arguments, which may hold intervals."""
     names = [argument.split(" ")[1] for argument in schema[1 : schema.index(")")].split(", ")]
-    mask, x, count = names.index("mask"), names.index("x") if "x" in names else None, len(names) - 1
+    mask, count = names.index("mask"), len(names) - 1
+    # What the mask lines up with: of a loss that is the target, since x may have classes.
+    like = next((names.index(name) for name in ("target", "x") if name in names), None)
 
     def run_on_bits(*arguments: Any) -> Any:
         *arguments, along = arguments if len(arguments) > count else (*arguments, 0)
         if along:
-            shape = arguments[names.index("shape")] if x is None else arguments[x].shape
+            shape = arguments[names.index("shape")] if like is None else arguments[like].shape
             arguments[mask] = as_bits(kept_mask(arguments[mask], along, shape))
         return run(*arguments)
 

@@ -224,15 +224,15 @@ _fill_step = replace(fill, is_step=True)
 
 
 # -- sums --------------------------------------------------------------------------------------------------------------
-def sum_kept(x: Tensor, mask: MaskLike) -> Tensor:
-    """The sum of all that is kept, as a step of another function: no log records it.
+def sum_kept(x: Tensor, mask: MaskLike, dim: Dim = None) -> Tensor:
+    """The sum of what is kept, of everything or along dims, as a step of another function: no log records it.
 
     By the kernel of `mw.sum` where that is predicted to pay, with its gradient where one is required.
 
     >>> sum_kept(torch.tensor([1.0, torch.nan, 2.0]), torch.tensor([True, False, True]))
     tensor(3.)
     """
-    out: Tensor = _sum_step(x, mask, None, False)
+    out: Tensor = _sum_step(x, mask, dim, False)
     return out
 
 

@@ -66,14 +66,12 @@ class ChunkedLoss:
             yield from self._cells(n, step, max(1, size // max(1, each // max(1, tensors[0].shape[-1]))), fill)
             return
         kept = keep.nonzero().squeeze(1)
-        if kept.shape[0] == n:
-            for at in range(0, n, step):
-                place = (slice(at, at + step),)
-                yield Chunk(place, [x[place] for x in tensors], None)
-            return
         for at in range(0, kept.shape[0], step):
             index = kept[at : at + step]
-            yield Chunk(index, [x.index_select(0, index) for x in tensors], None)
+            first, end = int(index[0]), int(index[-1]) + 1
+            # Rows next to each other, as those of an interval are, need no copy.
+            place: Place = (slice(first, end),) if end - first == index.shape[0] else index
+            yield Chunk(place, [_part(x, place) for x in tensors], None)
 
     def _cells(self, n: int, step: int, stretch: int, fill: Fill) -> Iterator[Chunk]:
         aligned = self.aligned

@@ -13,12 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from maskwise.errors import OutOfRangeError, say
+from maskwise.mask import Mask
+from maskwise.ops.arguments import MaskLike
 from maskwise.ops.backends import FLOATING
 from maskwise.ops.loss import reference as plain
 from maskwise.ops.loss.functional_losses import LOSSES, REDUCTION_CODES, Prepared, kernel_route, why_not_on_cpu
-from maskwise.ops.loss.reference import reduce
-from maskwise.ops.operation import define, register
-from maskwise.ops.primitives import where_kept
+from maskwise.ops.loss.reference import mean_of_rows, reduce, row_dims
+from maskwise.ops.operation import ALONG, as_bits, as_operand, define, kept_mask, register
+from maskwise.ops.primitives import fill_dropped, sum_kept, where_kept
 from maskwise.plan.cost import Work
 from maskwise.plan.dispatch import Route, Skips
 
@@ -59,7 +61,7 @@ def kernel_settings(
 def reference(
     x: Tensor,  # (N, C, ...)
     target: Tensor,  # (N, ...), int64
-    mask: Tensor,  # broadcasts to target
+    mask: Tensor,  # bool, broadcasts to target
     weight: Tensor | None,  # (C,), without smoothing
     ignored: int,
     smoothing: float,
@@ -104,11 +106,12 @@ def _backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, N
     x, target, mask, weight, sums, facts = ctx.saved_tensors
     if torch.is_grad_enabled():
         # The gradient is to be differentiated again, which torch can do with what it knows.
-        out = reference(x, target, mask, weight, ctx.ignored, ctx.smoothing, ctx.reduction)[0]
+        bits = as_bits(kept_mask(mask, ctx.along, target.shape))
+        out = reference(x, target, bits, weight, ctx.ignored, ctx.smoothing, ctx.reduction)[0]
         (of_x,) = torch.autograd.grad(out, x, grad, create_graph=True)
     else:
         op = torch.ops.maskwise.cross_entropy_fused_backward.default
-        settings = (ctx.ignored, ctx.smoothing, ctx.reduction)
+        settings = (ctx.ignored, ctx.smoothing, ctx.reduction, ctx.along)
         of_x = op(grad.contiguous(), x, target, mask, weight, sums, facts, *settings)
     return of_x, None, None, None, None, None, None
 
@@ -149,7 +152,7 @@ def _work(route: str, elements: int, size: int, grad: bool) -> Work:
 define(
     "cross_entropy_fused_backward",
     "(Tensor grad, Tensor x, Tensor target, Tensor mask, Tensor? weight, Tensor sums, Tensor facts,"
-    " int ignored, float smoothing, int reduction) -> Tensor",
+    f" int ignored, float smoothing, int reduction{ALONG} -> Tensor",
     reference=_backward_reference,
     fake=lambda grad, x, *rest: empty_for_gradient(x),
     gpu=FLOATING,
@@ -157,7 +160,7 @@ define(
 )
 _op = register(
     "cross_entropy",
-    "(Tensor x, Tensor target, Tensor mask, Tensor? weight, int ignored, float smoothing, int reduction)"
+    f"(Tensor x, Tensor target, Tensor mask, Tensor? weight, int ignored, float smoothing, int reduction{ALONG}"
     " -> (Tensor, Tensor, Tensor)",
     reference=reference,
     fake=_fake,
@@ -175,41 +178,49 @@ _op = register(
 def _by_kernel(op: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> Callable[..., Tensor]:
     """Cross entropy by its kernel, which raises where a kept position has a class that does not exist."""
 
-    def run(prepared: Prepared, operands: tuple[Tensor, ...], bits: Tensor, kwargs: Mapping[str, Any]) -> Tensor:
+    def run(prepared: Prepared, operands: tuple[Tensor, ...], mask: MaskLike, kwargs: Mapping[str, Any]) -> Tensor:
         x, target = operands
+        kept, along = as_operand(mask)
         if x.stride(1) != 1 and not x.is_contiguous():
             x = x.contiguous()
-        out, _, facts = op(x, target, bits, kwargs.get("weight"), *prepared.kernel)
+        out, _, facts = op(x, target, kept, kwargs.get("weight"), *prepared.kernel, along)
         # To look would take a host-device sync: on a GPU a class that does not exist makes the loss NaN.
         stray = int(facts.tolist()[1]) if x.device.type == "cpu" else -1
         if stray >= 0:
             must, got = f"name a class in [0, {x.shape[1] - 1}] where it is kept", target.reshape(-1)[stray].item()
             hint = f"mask & (target >= 0) & (target < {x.shape[1]}), or ignore_index={got}"
             raise OutOfRangeError(say("loss", "target", must=must, got=got, hint=hint))
-        if prepared.reduction == "sequence":
-            return reduce(out, bits & (target != prepared.kernel[0]), "sequence")
-        return out
+        return _mean_of_rows(out, target != prepared.kernel[0], mask) if prepared.reduction == "sequence" else out
 
     return run
 
 
-def _skips(x: Tensor, bits: Tensor) -> Skips:
+def _mean_of_rows(out: Tensor, valid: Tensor, mask: MaskLike) -> Tensor:
+    """The mean of rows of the unreduced loss, of which the mask and ``valid`` keep elements."""
+    if out.dim() == 1:
+        return mean_of_rows(out, fill_dropped(valid, mask, False).to(torch.uint8))
+    return mean_of_rows(out, sum_kept(valid, mask, row_dims(out.shape)))
+
+
+def _skips(x: Tensor, mask: MaskLike) -> Skips:
     """The kernel of cross entropy passes over a position that is dropped, if its classes lie side by side."""
     return Skips.READING if x.stride(1) == 1 else Skips.NOTHING
 
 
-def _nll(prepared: Prepared, operands: tuple[Tensor, ...], bits: Tensor, kwargs: Mapping[str, Any]) -> Tensor:
+def _nll(prepared: Prepared, operands: tuple[Tensor, ...], mask: MaskLike, kwargs: Mapping[str, Any]) -> Tensor:
     """nll_loss, which reads nothing where the target is to be ignored, nor gives it a gradient."""
     (x, target), reduction, ignored = operands, prepared.reduction, prepared.kernel[0]
-    classes, sequence = where_kept(target, bits, ignored), reduction == "sequence"
+    # torch's own is the fastest for bits, of which there are few beside the classes.
+    classes = fill_dropped(target, mask, ignored) if isinstance(mask, Mask) else where_kept(target, mask, ignored)
+    sequence = reduction == "sequence"
     out = F.nll_loss(
         x, classes, kwargs.get("weight"), ignore_index=ignored, reduction="none" if sequence else reduction
     )
     if sequence:
-        return reduce(out, bits & (target != ignored), "sequence")
+        return _mean_of_rows(out, target != ignored, mask)
     if reduction == "mean" and out.isnan():
         # A NaN that is kept, or a mean of nothing.
-        return plain.loss(prepared, operands, bits, kwargs)
+        return plain.loss(prepared, operands, as_bits(mask), kwargs)
     return out
 
 
@@ -224,5 +235,6 @@ NLL_ROUTES = (
         _nll,
         lambda facts: facts.detail.no_kernel or why_not_on_cpu(facts),
         reason="torch ignores what is dropped",
+        intervals=True,
     ),
 )

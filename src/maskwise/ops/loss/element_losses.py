@@ -10,13 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from maskwise.mask import Mask
+from maskwise.ops.arguments import MaskLike
 from maskwise.ops.backends import FLOATING
 from maskwise.ops.loss.functional_losses import REDUCTION_CODES, Prepared, kernel_route, why_not_on_cpu
-from maskwise.ops.loss.reference import reduce
-from maskwise.ops.operation import ALONG, as_bits, define, dropped_rows, kept_mask, register
-from maskwise.ops.primitives import empty_dense, where_kept
+from maskwise.ops.loss.reference import mean_of_rows, reduce, row_dims
+from maskwise.ops.operation import ALONG, as_bits, as_operand, define, dropped_rows, kept_mask, register
+from maskwise.ops.primitives import count, empty_dense, where_kept
 from maskwise.plan.cost import Work
-from maskwise.plan.dispatch import NOT_APPLICABLE, Facts, Route
+from maskwise.plan.dispatch import NOT_APPLICABLE, Facts, Route, Skips
 
 __all__ = ["KERNEL_LOSSES", "ROUTES", "element_loss", "kernel_settings", "unreduced"]
 
@@ -194,12 +196,22 @@ _FEW_ELEMENTS = 1 << 11
 def _by_kernel(op: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Tensor]:
     """The loss by its kernel; what the kernel cannot reduce is reduced from the unreduced loss."""
 
-    def run(prepared: Prepared, operands: tuple[Tensor, ...], bits: Tensor, kwargs: Mapping[str, Any]) -> Tensor:
+    def run(prepared: Prepared, operands: tuple[Tensor, ...], mask: MaskLike, kwargs: Mapping[str, Any]) -> Tensor:
         x, target = operands
-        out = op(x, target, bits, *prepared.kernel)[0]
-        return reduce(out, bits, "sequence") if prepared.reduction == "sequence" else out
+        kept, along = as_operand(mask)
+        out = op(x, target, kept, *prepared.kernel, along)[0]
+        if prepared.reduction != "sequence":
+            return out
+        if along == 0 or out.dim() == 1:
+            return reduce(out, as_bits(mask), "sequence")
+        return mean_of_rows(out, count(out, mask, list(row_dims(out.shape)), False).expand(out.shape[:1]))
 
     return run
+
+
+def _skips(x: Tensor, mask: MaskLike) -> Skips:
+    """The kernel reads nothing outside of an interval; of bits, it passes over rows that one of them drops."""
+    return Skips.READING if isinstance(mask, Mask) else dropped_rows(x, mask)
 
 
 def _serves_kept(facts: Facts) -> str | None:
@@ -226,7 +238,7 @@ def _run_on_kept(prepared: Prepared, operands: tuple[Tensor, ...], bits: Tensor,
 
 _bare, _fused, _ = element_loss.routes
 ROUTES = (
-    kernel_route(_bare, run=_by_kernel(_bare.run), skips=dropped_rows),
-    kernel_route(_fused, run=_by_kernel(_fused.run), skips=dropped_rows),
+    kernel_route(_bare, run=_by_kernel(_bare.run), skips=_skips),
+    kernel_route(_fused, run=_by_kernel(_fused.run), skips=_skips),
     Route("kept", _run_on_kept, _serves_kept, pays=_pays_kept, reason="small: gathering what is kept is cheapest"),
 )

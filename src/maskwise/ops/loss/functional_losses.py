@@ -107,6 +107,8 @@ class Prepared(NamedTuple):
     reduction: str
     #: What the kernel of the loss takes after its tensors.
     kernel: tuple[Any, ...] = ()
+    #: Whether the route gets the mask as a `Mask` of intervals; otherwise as bits.
+    intervals: bool = False
 
 
 class LossFacts(NamedTuple):

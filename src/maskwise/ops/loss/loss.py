@@ -16,9 +16,10 @@ from maskwise.mask import Mask
 from maskwise.ops.arguments import MUST, MaskLike, mask_hint, need_dense
 from maskwise.ops.loss import chunked, cross_entropy, element_losses, reference
 from maskwise.ops.loss.functional_losses import LOSSES, REQUIRED, LossFacts, LossSpec, Prepared, align
+from maskwise.ops.operation import as_bits
 from maskwise.ops.torch_private import has_dispatch_modes, is_tracing, is_transformed
 from maskwise.plan import dispatch
-from maskwise.plan.dispatch import Decision, Facts, MaskKind, Plan, Route, decide, is_observed
+from maskwise.plan.dispatch import Decision, Facts, Plan, Route, decide, is_observed
 from maskwise.plan.explain import record
 
 __all__ = ["loss"]
@@ -94,52 +95,63 @@ def loss(
     """
     if isinstance(fn, functools.partial) and not fn.args:
         return loss(fn.func, input, target, mask, reduction, **{**fn.keywords, **kwargs})
-    bits, kind = (mask.to_bool(), mask.operand) if isinstance(mask, Mask) else (mask, "bits")
+    traced = is_tracing()
+    along, kept = None, mask
+    if isinstance(mask, Mask):
+        along = None if traced else mask._along
+        kept = mask.to_bool() if along is None else mask
     operands: tuple[Tensor, ...]
     key = decision = None
-    traced = is_tracing()
     if not traced:
         try:
             rest = () if target is None else (target,)
             operands = (input, *rest) if isinstance(input, Tensor) else (*input, *rest)
-            key = _key(fn, operands, bits, kind, reduction, kwargs)
+            key = _key(fn, operands, kept, along, reduction, kwargs)
             decision = _cached(key)
         except (AttributeError, IndexError, RuntimeError, TypeError):
             # Not tensors, or nested ones without a shape, which the checks report in full; or sizes that are symbols: a
             # graph is made of the call, as by make_fx.
             key, traced = None, has_dispatch_modes()
     if decision is None:
-        operands = _check(fn, input, target, bits, reduction, kwargs)
+        # What the checks look at is known of intervals without making bits of them.
+        stands_in: Any = kept
+        if along is not None:
+            stands_in = torch.empty((), dtype=torch.bool, device=mask.device).expand(mask.shape)
+        operands = _check(fn, input, target, stands_in, reduction, kwargs)
         spec = LOSSES.get(fn)
         if spec is None:
-            return _user_loss(fn, operands, bits, mask, reduction, kwargs)
+            return _user_loss(fn, operands, as_bits(mask), mask, reduction, kwargs)
         prepared = Prepared(fn, spec, reduction)
         if traced:
-            return reference.loss(prepared, operands, bits, kwargs)
-        decision = _decide(prepared, operands, bits, kind, kwargs)
+            return reference.loss(prepared, operands, as_bits(mask), kwargs)
+        decision = _decide(prepared, operands, stands_in, along, kwargs)
         if key is not None:
             dispatch.cache[key] = decision
-    if _is_any_observing() and (planned := _report(decision, operands[0], bits, mask)):
+    if along is not None and not decision.prepared.intervals:
+        kept = as_bits(mask)
+    if _is_any_observing() and (planned := _report(decision, operands[0], kept, mask)):
         return planned  # type: ignore[return-value]
-    out: Tensor = decision.run(decision.prepared, operands, bits, kwargs)
+    out: Tensor = decision.run(decision.prepared, operands, kept, kwargs)
     return out
 
 
 def _key(
     fn: Callable[..., Tensor],
     operands: tuple[Tensor, ...],
-    bits: Tensor,
-    kind: MaskKind,
+    mask: Any,
+    along: int | None,
     reduction: str,
     kwargs: dict[str, Any],
 ) -> tuple[Any, ...]:
     """What a decision is made of. Of an object among the keyword arguments, its type: the cache must not own it."""
     device = operands[0].device.type
     key: list[Any] = [
-        "loss", fn, reduction, kind, _is_grad_enabled(), is_transformed(), _is_any_forced() and _forced(),
+        "loss", fn, reduction, along, _is_grad_enabled(), is_transformed(), _is_any_forced() and _forced(),
         device in _KERNELS and _is_autocast_enabled(device),
     ]  # fmt: skip
-    for x in (*operands, bits):
+    if along is not None:
+        key += (mask.shape, mask.device)
+    for x in operands if along is not None else (*operands, mask):
         key += (type(x), x.shape, x.stride(), x.dtype, x.device, x.layout, x.requires_grad)
     for name, value in kwargs.items():
         if isinstance(value, Tensor):
@@ -187,10 +199,10 @@ _KERNEL_SETTINGS = {"elements": element_losses.kernel_settings, "classes": cross
 
 
 def _decide(
-    prepared: Prepared, operands: tuple[Tensor, ...], bits: Tensor, kind: MaskKind, kwargs: dict[str, Any]
+    prepared: Prepared, operands: tuple[Tensor, ...], bits: Tensor, along: int | None, kwargs: dict[str, Any]
 ) -> Decision:
-    """Collect the facts of a call of one of torch's losses, and decide it."""
-    fn, spec, reduction, _ = prepared
+    """Collect the facts of a call of one of torch's losses, and decide it; ``bits`` are not read."""
+    fn, spec, reduction, *_ = prepared
     x, transformed = operands[0], is_transformed()
     aligned = align(fn, spec, operands, bits, kwargs, warns=False)
     given = [value for value in kwargs.values() if isinstance(value, Tensor)]
@@ -210,8 +222,13 @@ def _decide(
         chunks=None if chunks is None else "rows" if chunks.rows else "cells",
         largest=max(each.numel() for each in aligned.tensors),
     )
-    facts = _facts(x, transformed=transformed, mask=kind, detail=detail)
-    return decide(facts, _ROUTES[fn], prepared if isinstance(kernel, str) else prepared._replace(kernel=kernel))
+    # A mask that is broadcast along the dim of its intervals has one byte for all of it.
+    is_along = along is not None and x.device.type == "cpu" and bits.shape[along] == aligned.shape[along]
+    facts = _facts(x, transformed=transformed, mask="intervals" if is_along else "bits", detail=detail)
+    decision = decide(facts, _ROUTES[fn])
+    settings = () if isinstance(kernel, str) else kernel
+    decision.prepared = prepared._replace(kernel=settings, intervals=is_along and decision.route.intervals)
+    return decision
 
 
 def _facts(x: Tensor, **more: Any) -> Facts:
@@ -229,12 +246,12 @@ def _why_plain(tensors: Sequence[Tensor]) -> str | None:
     return None if all(x.device == device for x in tensors) else "tensors are on several devices"
 
 
-def _report(decision: Decision, x: Tensor, bits: Tensor, mask: MaskLike) -> Plan | None:
-    """Record a call with what its route leaves out, which takes a look at strides."""
+def _report(decision: Decision, x: Tensor, kept: MaskLike, mask: MaskLike) -> Plan | None:
+    """Record a call with what its route leaves out, by strides and by the mask as it gets it, ``kept``."""
     plan, skips = decision.plan, decision.route.skips
     # The kernels for GPUs load what is dropped, too.
     if callable(skips) and x.is_cpu:
-        plan = replace(plan, skips=skips(x, bits))
+        plan = replace(plan, skips=skips(x, kept))
     return record(plan, x, mask)
 
 

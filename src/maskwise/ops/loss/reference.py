@@ -18,7 +18,7 @@ from maskwise.ops.arguments import fits
 from maskwise.ops.loss.functional_losses import AlignedLoss, Prepared, align, check_device, check_mask
 from maskwise.ops.primitives import where_kept
 
-__all__ = ["UNDIVIDED", "loss", "reduce", "scales", "user_loss"]
+__all__ = ["UNDIVIDED", "loss", "mean_of_rows", "reduce", "row_dims", "scales", "user_loss"]
 
 #: The reductions in which no weight of an element or a class divides.
 UNDIVIDED = ("none", "sum", "batchmean")
@@ -52,10 +52,19 @@ def reduce(
         return (out.sum(dtype=wide) / _count_kept_rows(keep, out.shape).clamp(min=1)).to(out.dtype)
     counts = _count(keep, out.shape, divisors, rows=reduction == "sequence")
     if reduction == "sequence":
-        sums = out.sum(_row_dims(out.shape), dtype=wide) if out.dim() > 1 else out.to(wide)
-        result = (sums / counts.where(counts != 0, 1)).sum() / (counts != 0).sum().clamp(min=1)
-    else:
-        result = out.sum(dtype=wide) / counts.where(counts != 0, 1)
+        return mean_of_rows(out, counts)
+    result = out.sum(dtype=wide) / counts.where(counts != 0, 1)
+    return result.to(out.dtype) if out.is_floating_point() else result
+
+
+def mean_of_rows(out: Tensor, counts: Tensor) -> Tensor:
+    """The mean of each row of the unreduced loss, (N, ...), and then of the rows that keep something.
+
+    ``counts``, (N,), are by how much each row is divided.
+    """
+    wide = torch.promote_types(out.dtype, torch.float32)
+    sums = out.sum(row_dims(out.shape), dtype=wide) if out.dim() > 1 else out.to(wide)
+    result = (sums / counts.where(counts != 0, 1)).sum() / (counts != 0).sum().clamp(min=1)
     return result.to(out.dtype) if out.is_floating_point() else result
 
 
@@ -82,7 +91,7 @@ def _count(keep: Tensor, shape: Sequence[int], divisors: Tensor | None, rows: bo
     else:
         return keep.sum() * (prod(shape) // max(keep.numel(), 1))
     if rows:
-        return held.sum(_row_dims(shape)) if len(shape) > 1 else held.to(torch.promote_types(held.dtype, torch.uint8))
+        return held.sum(row_dims(shape)) if len(shape) > 1 else held.to(torch.promote_types(held.dtype, torch.uint8))
     return held.sum()
 
 
@@ -94,7 +103,7 @@ def _count_kept_rows(keep: Tensor, shape: Sequence[int]) -> Tensor:
     return rows.sum() * (shape[0] if shape and keep.shape[0] == 1 else 1)
 
 
-def _row_dims(shape: Sequence[int]) -> tuple[int, ...]:
+def row_dims(shape: Sequence[int]) -> tuple[int, ...]:
     """The dims within a row: all but the first."""
     return tuple(range(1, len(shape)))
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from maskwise.errors import DtypeError, OutOfRangeError, say
 from maskwise.ops.arguments import MaskLike, dims_of, need_dense, need_ordered
 from maskwise.ops.backends import FLOATING, INTEGRAL
-from maskwise.ops.operation import define, register
+from maskwise.ops.operation import ALONG, define, register
 from maskwise.ops.order import reference
 from maskwise.plan.cost import Work
 
@@ -229,7 +229,7 @@ def fake_topk(x: Tensor, mask: Tensor, dim: list[int], k: int, largest: bool) ->
 
 _sort = register(
     "sort",
-    "(Tensor x, Tensor mask, int[] dim, bool descending) -> (Tensor, Tensor)",
+    f"(Tensor x, Tensor mask, int[] dim, bool descending{ALONG} -> (Tensor, Tensor)",
     reference=reference.sort,
     fake=fake_sort,
     setup_context=save_indices,
@@ -240,7 +240,7 @@ _sort = register(
 
 _argsort = register(
     "argsort",
-    "(Tensor x, Tensor mask, int[] dim, bool descending) -> Tensor",
+    f"(Tensor x, Tensor mask, int[] dim, bool descending{ALONG} -> Tensor",
     reference=reference.argsort,
     fake=fake_argsort,
     work=lambda route, elements, size, grad: order_work(route, elements, size, False),
@@ -249,7 +249,7 @@ _argsort = register(
 
 _topk = register(
     "topk",
-    "(Tensor x, Tensor mask, int[] dim, SymInt k, bool largest) -> (Tensor, Tensor)",
+    f"(Tensor x, Tensor mask, int[] dim, SymInt k, bool largest{ALONG} -> (Tensor, Tensor)",
     reference=reference.topk,
     fake=fake_topk,
     setup_context=save_indices,

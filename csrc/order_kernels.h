@@ -56,6 +56,13 @@ struct Best {
   int64_t count = 0;
   K limit = ~K{0};
 
+  // Adds what is kept of a piece of at most kPiece elements.
+  void add(const Source<Kind>& x, const uint8_t* m, int64_t n, int64_t place, K flip) {
+    count += x.type.compact_limited(list + count, x.data, m, n, place, flip, limit);
+    if (count >= full(k)) cut();
+  }
+
+  static constexpr int64_t kPiece = 256;
   static int64_t full(int64_t k) { return 2 * k + 128; }
 
   void cut() {
@@ -85,42 +92,16 @@ struct Best {
   }
 };
 
-// Adds a row of keys to the lists of its columns. Few get in, so whole vectors are refused together.
-template <class Kind, class K = typename Kind::K>
-inline void accumulate_row(Best<Kind>* best, K* limits, const K* keys, const KeptRow& row, int64_t place) {
-  using B = Best<Kind>;
-  const auto enter = [&](int64_t j) {
-    B& b = best[j];
-    b.list[b.count++] = Kind::make(keys[j], place);
-    if (b.count < B::full(b.k)) return;
-    b.cut();
-    limits[j] = b.limit;
-  };
-  int64_t j = row.begin;
-#if defined(MASKWISE_COMPACT)
-  for (; j + MASKWISE_COMPACT <= row.end; j += MASKWISE_COMPACT) {
-    unsigned bits = 0;
-    for (int l = 0; l < MASKWISE_COMPACT; l += kLanes<K>)
-      bits |= lane_bits_of<K>((LaneMask<K>)(load_raw<Vec<K>>(keys + j + l) <= load_raw<Vec<K>>(limits + j + l))) << l;
-    if (row.bytes != nullptr) bits &= lane_bits(row.bytes + j);
-    for (; bits != 0; bits &= bits - 1) enter(j + __builtin_ctz(bits));
-  }
-#endif
-  for (; j < row.end; ++j)
-    if ((row.bytes == nullptr || row.bytes[j] != 0) && keys[j] <= limits[j]) enter(j);
-}
-
 template <class Kind, class K = typename Kind::K>
 void topk_slices(const OrderNest& nest, const Source<Kind>& x, const Ordered& o) {
   using E = typename Kind::E;
   using B = Best<Kind>;
-  constexpr int64_t kPiece = 256;
   const K flip = o.descending ? ~K{0} : 0;
   const int64_t k = o.size;
   if (k == 0) return;
   // A k that is not small refuses nothing before most have come: the slice is collected whole.
   const bool whole = 2 * B::full(k) > nest.length;
-  const int64_t stride = (whole ? nest.length : B::full(k) + kPiece) + kSlack;
+  const int64_t stride = (whole ? nest.length : B::full(k) + B::kPiece) + kSlack;
   const int64_t wide = block_width<E>(stride, x.type.bytes);
   const Blocks blocks = make_blocks(nest, wide, o.inner == 1 ? 1 : wide);
   blocks.for_each((nest.length + 7) / 8 + k, [&](const auto& visit_each) {
@@ -128,28 +109,22 @@ void topk_slices(const OrderNest& nest, const Source<Kind>& x, const Ordered& o)
     EntryBuffer<E> buffer(select_buffer(stride));
     visit_each([&](int64_t first, int64_t w) {
       B best[kWidest];
-      K limits[kWidest];
-      for (int64_t j = 0; j < w; ++j) {
-        best[j] = B{entries.data + j * stride, buffer.data, k};
-        limits[j] = best[j].limit;
-      }
+      for (int64_t j = 0; j < w; ++j) best[j] = B{entries.data + j * stride, buffer.data, k};
       if (whole) {
         int64_t counts[kWidest];
         collect_block<Kind>(entries.data, stride, counts, blocks, nest, x, first, w, flip);
         for (int64_t j = 0; j < w; ++j) best[j].count = counts[j];
       } else if (blocks.columns) {
-        for_each_row(nest, x, first, w, flip, [&](const K* keys, const KeptRow& row, int64_t place) {
-          accumulate_row(best, limits, keys, row, place);
-        });
+        for_each_column_piece(nest, x, first, w,
+                              [&](int64_t j, const Source<Kind>& xs, const uint8_t* m, int64_t n, int64_t place) {
+                                best[j].add(xs, m, n, place, flip);
+                              });
       } else {
-        for (int64_t j = 0; j < w; ++j) {
-          B& b = best[j];
-          for_each_piece(nest, x, offset_of(nest.outer, first + j), kPiece,
-                         [&](const Source<Kind>& xs, const uint8_t* ms, int64_t n, int64_t place) {
-                           b.count += xs.type.compact_limited(b.list + b.count, xs.data, ms, n, place, flip, b.limit);
-                           if (b.count >= B::full(k)) b.cut();
+        for (int64_t j = 0; j < w; ++j)
+          for_each_piece(nest, x, offset_of(nest.outer, first + j), B::kPiece,
+                         [&](const Source<Kind>& xs, const uint8_t* m, int64_t n, int64_t place) {
+                           best[j].add(xs, m, n, place, flip);
                          });
-        }
       }
       int64_t counts[kWidest];
       E* lists[kWidest];

@@ -21,8 +21,6 @@ struct ElementType {
   using E = typename Kind::E;
   int64_t bytes;
   bool is_floating;
-  // The keys of n contiguous elements.
-  void (*load)(const void* x, int64_t n, K flip, K* keys);
   int64_t (*compact)(E* out, const void* x, const uint8_t* m, int64_t n, int64_t place, K flip, K limit);
   int64_t (*compact_limited)(E* out, const void* x, const uint8_t* m, int64_t n, int64_t place, K flip, K limit);
   // w sorted lists as results, and the tail where a list is shorter.
@@ -35,13 +33,6 @@ struct ElementType {
 template <class T, class Kind>
 struct ElementFunctions {
   using K = typename Kind::K;
-
-  static void load(const void* from, int64_t n, K flip, K* keys) {
-    const T* x = static_cast<const T*>(from);
-    int64_t i = 0;
-    for (; i + kLanes<K> <= n; i += kLanes<K>) store(keys + i, load_keys<Kind::kPlaced>(x + i, flip));
-    for (; i < n; ++i) keys[i] = key_of<Kind::kPlaced>(x[i], flip);
-  }
 
   static void write(const Ordered& o, const OrderNest& nest, typename Kind::E* const* lists, const int64_t* counts,
                     int64_t first, int64_t w, const void* from, K flip, Padding padding) {
@@ -117,7 +108,7 @@ int64_t place_of(const Source<Kind>&, const typename Kind::E& entry) {
 template <class T, class Kind, bool kOrders = false>
 Source<Kind> make_source(const void* x) {
   using F = ElementFunctions<T, Kind>;
-  ElementType<Kind> type{sizeof(T), kFloating<T>, F::load, compact<Kind, false, T>, nullptr, nullptr, F::interpolate};
+  ElementType<Kind> type{sizeof(T), kFloating<T>, compact<Kind, false, T>, nullptr, nullptr, F::interpolate};
   if constexpr (kOrders) {
     type.compact_limited = compact<Kind, true, T>;
     type.write = F::write;
@@ -137,7 +128,7 @@ void with_keys(ScalarType dtype, const void* x, const Run& run) {
     else
       narrow = make_source<T, Keys<uint32_t>>(x);
   });
-  if (wide.type.load != nullptr)
+  if (wide.type.compact != nullptr)
     run(wide);
   else
     run(narrow);
@@ -159,7 +150,7 @@ void with_places(ScalarType dtype, const void* x, int64_t length, const Run& run
     else
       narrow = make_source<T, Places32, kOrders>(x);
   });
-  if (wide.type.load != nullptr)
+  if (wide.type.compact != nullptr)
     run(wide);
   else if (is_long)
     run(narrow_long);

@@ -100,12 +100,8 @@ int64_t compact(typename Kind::E* out, const void* from, const uint8_t* m, int64
   if constexpr (!std::is_same_v<typename Kind::E, WideEntry>) {
     Vec<uint32_t> places{};
     for (int l = 0; l < kLanes<uint32_t>; ++l) places[l] = static_cast<uint32_t>(place + l);
-    const auto step = [&](int64_t at, unsigned bits) {
-      const Vec<K> keys = load_keys<Kind::kPlaced>(x + at, flip);
-      if constexpr (kLimited) {
-        bits &= lane_bits_of<K>((LaneMask<K>)(keys <= limit));
-        if (bits == 0) return;
-      }
+    const auto load = [&](int64_t at) { return load_keys<Kind::kPlaced>(x + at, flip); };
+    const auto put = [&](int64_t at, Vec<K> keys, unsigned bits) {
       if constexpr (Kind::kPlaced)
         count += store_placed(out + count, keys, places + static_cast<uint32_t>(at), bits);
       else
@@ -114,20 +110,30 @@ int64_t compact(typename Kind::E* out, const void* from, const uint8_t* m, int64
     // All of a run is a plain copy.
     if (!kLimited && m == nullptr)
       for (; i + L <= n; i += L, count += L) {
-        const Vec<K> keys = load_keys<Kind::kPlaced>(x + i, flip);
+        const Vec<K> keys = load(i);
         if constexpr (Kind::kPlaced)
           store_pairs(out + i, keys, places + static_cast<uint32_t>(i));
         else
           store(out + i, keys);
       }
     constexpr unsigned kAll = (1u << L) - 1;
-    // lane_bits reads MASKWISE_COMPACT bytes, of which the narrower steps of 64-bit keys use some.
     for (; i + 32 <= n; i += 32) {
       if (m != nullptr && none_of<32>(m + i)) continue;
+      unsigned bits[32 / L];
+      unsigned any = 0;
+      // lane_bits reads MASKWISE_COMPACT bytes, of which the narrower steps of 64-bit keys use some.
       for (int s = 0; s < 32; s += MASKWISE_COMPACT) {
-        const unsigned bits = m == nullptr ? ~0u : lane_bits(m + i + s);
-        for (int l = 0; l < MASKWISE_COMPACT; l += L) step(i + s + l, bits >> l & kAll);
+        const unsigned kept = m == nullptr ? ~0u : lane_bits(m + i + s);
+        for (int l = 0; l < MASKWISE_COMPACT; l += L) {
+          unsigned& mine = bits[(s + l) / L];
+          mine = kept >> l & kAll;
+          if constexpr (kLimited) mine &= lane_bits_of<K>((LaneMask<K>)(load(i + s + l) <= limit));
+          any |= mine;
+        }
       }
+      // Few get below a limit, so many are refused together.
+      if (kLimited && any == 0) continue;
+      for (int s = 0; s < 32; s += L) put(i + s, load(i + s), bits[s / L]);
     }
   }
 #endif

@@ -58,7 +58,9 @@ struct Best {
 
   // Adds what is kept of a piece of at most kPiece elements.
   void add(const Source<Kind>& x, const uint8_t* m, int64_t n, int64_t place, K flip) {
-    count += x.type.compact_limited(list + count, x.data, m, n, place, flip, limit);
+    // As long as the list was not full, nothing is refused.
+    const auto compact = limit == ~K{0} ? x.type.compact : x.type.compact_limited;
+    count += compact(list + count, x.data, m, n, place, flip, limit);
     if (count >= full(k)) cut();
   }
 

@@ -209,7 +209,7 @@ inline Blocks make_blocks(const OrderNest& nest, int64_t columns_width, int64_t 
 // that lie apart.
 inline void stage_kept(const Mask& mask, const uint8_t* m, int64_t position, int64_t stride, int64_t n, uint8_t* bytes) {
   if (mask.has_intervals()) return stage_bits(mask, m, position, stride, n, bytes);
-  for (int64_t i = 0; i < n; ++i) bytes[i] = m[i * stride];
+  gather<uint8_t>(reinterpret_cast<char*>(bytes), reinterpret_cast<const char*>(m), stride, n);
 }
 
 // Elements that are gathered at a time.

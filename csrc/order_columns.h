@@ -93,17 +93,18 @@ struct ColumnMask {
   // A byte for each element.
   void look_at_bytes(int64_t first, int64_t n, KeptTile& tile) const {
     const uint8_t* at = m + first * down;
-    uint8_t any = 0, zero = 0;
-    std::memset(tile.rows, 0, n);
+    uint8_t any = 0;
+    bool zero = false;
     if (down == 1 && !mask.has_intervals()) {
       tile.bytes = at;
       tile.pitch = across;
-      for (int64_t j = 0; j < w; ++j)
-        for (int64_t r = 0; r < n; ++r) {
-          tile.rows[r] |= at[j * across + r];
-          zero |= at[j * across + r] == 0;
-        }
-      for (int64_t r = 0; r < n; ++r) any |= tile.rows[r];
+      uint8_t kept[kTileRows] = {};
+      for (int64_t j = 0; j < w; ++j) {
+        const uint8_t* column = at + j * across;
+        for (int64_t r = 0; r < n; ++r) kept[r] |= column[r];
+        zero = zero || std::memchr(column, 0, n) != nullptr;
+      }
+      for (int64_t r = 0; r < n; ++r) any |= tile.rows[r] = kept[r];
     } else {
       const bool in_place = across == 1 && !mask.has_intervals();
       uint8_t staged[kTileRows][kWidest];
@@ -116,13 +117,15 @@ struct ColumnMask {
         else
           stage_kept(mask, at + r * down, position + (first + r) * step_down, across, w, staged[r]);
         any |= tile.rows[r] = !none_of(rows + r * apart, w);
-        zero |= std::memchr(rows + r * apart, 0, w) != nullptr;
+        zero = zero || std::memchr(rows + r * apart, 0, w) != nullptr;
       }
-      if (any != 0 && zero != 0) tile.bytes = transpose(rows, apart, n, tile);
+      if (any != 0 && zero) tile.bytes = transpose(rows, apart, n, tile);
       tile.pitch = kTileRows;
     }
     if (any != 0) tile.begin = 0, tile.end = w;
-    if (zero == 0) tile.bytes = nullptr;
+    if (!zero) tile.bytes = nullptr;
+    // To pass over a few rows would cost more than to read them.
+    if (std::count(tile.rows, tile.rows + n, 0) < n / 2) std::memset(tile.rows, 1, n);
   }
 
   const uint8_t* transpose(const uint8_t* rows, int64_t apart, int64_t n, KeptTile& tile) const {

@@ -241,9 +241,10 @@ void for_each_piece(const OrderNest& nest, const Source<Kind>& x, const Offset<3
       const int64_t n = std::min(step, run.end - i);
       const uint8_t* kept = run.kept == Kept::all ? nullptr : stages ? staged : m + i;
       if (stages) stage_kept(mask, m + i * bits, position, bits, n, staged);
+      if (kept != nullptr && step < most && none_of(kept, n)) continue;
       if (stride == 1) {
         piece(xs.at(i), kept, n, first + i);
-      } else if (kept == nullptr || !none_of(kept, n)) {
+      } else {
         gather(bytes, values, xs.at(i * stride).data, stride * bytes, n);
         piece(Source<Kind>{x.type, values}, kept, n, first + i);
       }

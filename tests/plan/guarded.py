@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 import maskwise as mw
 from tests.laws.functions import FUNCTIONS
+from tests.laws.samples import needed
 
 ROWS, PAGE = 64, mmap.PAGESIZE
 KEPT = torch.arange(ROWS) % 4 == 1
@@ -48,12 +49,23 @@ def forced(route: str) -> None:
         mw.sum(guarded(), ACROSS)
 
 
+def ordered(name: str, dim: int) -> None:
+    """An order of what is kept."""
+    getattr(mw, name)(guarded(), ACROSS, **needed(FUNCTIONS[name]), dim=dim)
+
+
 REDUCTIONS = [name for name, each in FUNCTIONS.items() if each.family == "reduce" and each.kernel]
 CASES = {
     **{
         f"{name} of {which}": lambda name=name, dim=dim: getattr(mw, name)(guarded(), ACROSS, dim=dim)
         for name in REDUCTIONS
         for which, dim in (("rows", 1), ("columns", 0), ("all", None))
+    },
+    **{
+        f"{name} of {which}": lambda name=name, dim=dim: ordered(name, dim)
+        for name, each in FUNCTIONS.items()
+        if each.family == "order" and each.kernel
+        for which, dim in (("rows", 1), ("columns", 0))
     },
     "mse_loss": lambda: mw.loss(F.mse_loss, guarded(), guarded(), ACROSS),
     "cross_entropy": lambda: mw.loss(F.cross_entropy, guarded(), torch.zeros(ROWS, dtype=torch.int64), ALONG),

@@ -168,8 +168,9 @@ def test_the_bits_do_not_depend_on_the_number_of_threads(dim):
     ],
 )
 def test_the_registered_ops_take_intervals_and_pass_opcheck(op, rest):
-    x, mask = torch.randn(3, 4, 5), Mask.from_lengths([0, 2, 4], 4)[..., None]
-    for dim in ([0], [1], [2]):
+    # No slice is empty: opcheck takes NaN for a difference.
+    x, mask = torch.randn(3, 4, 5), Mask.from_lengths([1, 2, 4], 4)[..., None]
+    for dim in ([0], [1]):
         run = getattr(torch.ops.maskwise, op)
         args = (x, mask._bounds(), dim, *rest, mask._along)
         torch.library.opcheck(run, args)

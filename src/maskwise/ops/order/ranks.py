@@ -11,7 +11,7 @@ from torch import Tensor
 from maskwise.errors import ArgumentError, DeviceError, DtypeError, ShapeError, say
 from maskwise.ops.arguments import Dim, MaskLike
 from maskwise.ops.backends import FLOATING, INTEGRAL, provide
-from maskwise.ops.operation import ALONG, Operation, define, kernel_routes
+from maskwise.ops.operation import ALONG, Operation, define, dropped_rows, kernel_routes
 from maskwise.ops.order import reference
 from maskwise.ops.order.reference import INTERPOLATIONS
 from maskwise.ops.order.sorting import check_one
@@ -239,12 +239,24 @@ provide("quantile", "cpu", FLOATING)
 _median = Operation(
     "median",
     kernel_routes(
-        "median", reference.median, _ops.median_fused.default, median_with_gradient, select_work, intervals=True
+        "median",
+        reference.median,
+        _ops.median_fused.default,
+        median_with_gradient,
+        select_work,
+        skips=dropped_rows,
+        intervals=True,
     ),
 )
 _quantile = Operation(
     "quantile",
     kernel_routes(
-        "quantile", reference.quantile, _ops.quantile_fused.default, quantile_with_gradient, select_work, intervals=True
+        "quantile",
+        reference.quantile,
+        _ops.quantile_fused.default,
+        quantile_with_gradient,
+        select_work,
+        skips=dropped_rows,
+        intervals=True,
     ),
 )

@@ -10,7 +10,7 @@ from torch import Tensor
 from maskwise.errors import DtypeError, OutOfRangeError, say
 from maskwise.ops.arguments import MaskLike, dims_of, need_dense, need_ordered
 from maskwise.ops.backends import FLOATING, INTEGRAL
-from maskwise.ops.operation import ALONG, define, register
+from maskwise.ops.operation import ALONG, define, dropped_rows, register
 from maskwise.ops.order import reference
 from maskwise.plan.cost import Work
 
@@ -235,6 +235,7 @@ _sort = register(
     setup_context=save_indices,
     backward=order_backward,
     work=order_work,
+    skips=dropped_rows,
     cpu=(*FLOATING, *INTEGRAL, torch.bool),
 )
 
@@ -244,6 +245,7 @@ _argsort = register(
     reference=reference.argsort,
     fake=fake_argsort,
     work=lambda route, elements, size, grad: order_work(route, elements, size, False),
+    skips=dropped_rows,
     cpu=(*FLOATING, *INTEGRAL, torch.bool),
 )
 
@@ -255,5 +257,6 @@ _topk = register(
     setup_context=save_indices,
     backward=order_backward,
     work=order_work,
+    skips=dropped_rows,
     cpu=(*FLOATING, *INTEGRAL),
 )

@@ -26,12 +26,16 @@ UNREAD = int((~KEPT).sum()) * PAGE
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-def guarded(dtype: torch.dtype = torch.float32) -> torch.Tensor:
+#: As many rows, as intervals.
+FIRST, INTERVALS = torch.arange(ROWS) < ROWS // 4, mw.Mask.from_lengths([ROWS // 4], ROWS).T
+
+
+def guarded(dtype: torch.dtype = torch.float32, kept: torch.Tensor = KEPT) -> torch.Tensor:
     """X of one page a row, of which the dropped ones cannot be read."""
     memory = mmap.mmap(-1, ROWS * PAGE)
     x = torch.frombuffer(memory, dtype=dtype).reshape(ROWS, -1)
     x.copy_(torch.linspace(0.5, 1.5, x.numel()).reshape(x.shape))
-    for row in torch.nonzero(~KEPT).flatten().tolist():
+    for row in torch.nonzero(~kept).flatten().tolist():
         if LIBC.mprotect(ctypes.c_void_p(x.data_ptr() + row * PAGE), ctypes.c_size_t(PAGE), 0):
             raise OSError(ctypes.get_errno(), "mprotect")
     return x
@@ -50,8 +54,9 @@ def forced(route: str) -> None:
 
 
 def ordered(name: str, dim: int) -> None:
-    """An order of what is kept."""
-    getattr(mw, name)(guarded(), ACROSS, **needed(FUNCTIONS[name]), dim=dim)
+    """An order of what is kept, by bits and by intervals."""
+    for kept, mask in ((KEPT, ACROSS), (FIRST, INTERVALS)):
+        getattr(mw, name)(guarded(kept=kept), mask, **needed(FUNCTIONS[name]), dim=dim)
 
 
 REDUCTIONS = [name for name, each in FUNCTIONS.items() if each.family == "reduce" and each.kernel]

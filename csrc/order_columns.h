@@ -1,5 +1,5 @@
-// Slices that lie side by side: tiles of them are transposed, and then collected as rows are. Compiled once a target, for
-// the order family.
+// Slices that lie side by side: tiles of them are transposed, and then collected as rows are. Compiled once a target,
+// for the order family.
 #include "order_slices.h"
 #if defined(MASKWISE_ORDER_COLUMNS_H) == defined(MASKWISE_TARGET_TOGGLE)
 #ifdef MASKWISE_TARGET_TOGGLE
@@ -11,16 +11,16 @@
 namespace maskwise::MASKWISE_TARGET {
 
 // Rows of a tile.
-constexpr int64_t kTileRows = 64;
+constexpr int64_t kOrderTile = 64;
 
-// What is kept of a tile: nothing outside of the columns [begin, end), nor in a row whose byte is zero. Inside, what the
-// bytes of each column say, which are `pitch` apart; without any, a run of rows of each column.
+// What is kept of a tile: nothing outside of the columns [begin, end), nor in a row whose byte is zero. Inside, what
+// the bytes of each column say, which are `pitch` apart; without any, a run of rows of each column.
 struct KeptTile {
   int64_t begin, end;
-  uint8_t rows[kTileRows];
+  uint8_t rows[kOrderTile];
   const uint8_t* bytes;
   int64_t pitch;
-  uint8_t staged[kWidest * kTileRows];
+  uint8_t staged[kWidest * kOrderTile];
 };
 
 // The mask of `count` rows of w columns, which stands at `m` and `position`. Where it is the same for every row, each
@@ -72,7 +72,7 @@ struct ColumnMask {
  private:
   // A run of columns for each row.
   void look_at_rows(int64_t first, int64_t n, KeptTile& tile) const {
-    uint8_t rows[kTileRows][kWidest];
+    uint8_t rows[kOrderTile][kWidest];
     bool all = true;
     for (int64_t r = 0; r < n; ++r) {
       const int64_t line = position + (first + r) * step_down;
@@ -87,7 +87,7 @@ struct ColumnMask {
     }
     if (all || tile.end == 0) return;
     tile.bytes = step_across == 0 ? tile.rows : transpose(rows[0], kWidest, n, tile);
-    tile.pitch = step_across == 0 ? 0 : kTileRows;
+    tile.pitch = step_across == 0 ? 0 : kOrderTile;
   }
 
   // A byte for each element.
@@ -98,7 +98,7 @@ struct ColumnMask {
     if (down == 1 && !mask.has_intervals()) {
       tile.bytes = at;
       tile.pitch = across;
-      uint8_t kept[kTileRows] = {};
+      uint8_t kept[kOrderTile] = {};
       for (int64_t j = 0; j < w; ++j) {
         const uint8_t* column = at + j * across;
         for (int64_t r = 0; r < n; ++r) kept[r] |= column[r];
@@ -107,20 +107,20 @@ struct ColumnMask {
       for (int64_t r = 0; r < n; ++r) any |= tile.rows[r] = kept[r];
     } else {
       const bool in_place = across == 1 && !mask.has_intervals();
-      uint8_t staged[kTileRows][kWidest];
+      uint8_t staged[kOrderTile][kWidest];
       const uint8_t* rows = in_place ? at : staged[0];
       const int64_t apart = in_place ? down : kWidest;
       for (int64_t r = 0; r < n; ++r) {
         // Rows lie pages apart, where no hardware prefetcher looks. One that is beyond the end does no harm.
         if (in_place)
-          __builtin_prefetch(at + (r + kTileRows) * down);
+          __builtin_prefetch(at + (r + kOrderTile) * down);
         else
           stage_kept(mask, at + r * down, position + (first + r) * step_down, across, w, staged[r]);
         any |= tile.rows[r] = !none_of(rows + r * apart, w);
         zero = zero || std::memchr(rows + r * apart, 0, w) != nullptr;
       }
       if (any != 0 && zero) tile.bytes = transpose(rows, apart, n, tile);
-      tile.pitch = kTileRows;
+      tile.pitch = kOrderTile;
     }
     if (any != 0) tile.begin = 0, tile.end = w;
     if (!zero) tile.bytes = nullptr;
@@ -130,7 +130,7 @@ struct ColumnMask {
 
   const uint8_t* transpose(const uint8_t* rows, int64_t apart, int64_t n, KeptTile& tile) const {
     transpose_tile<uint8_t>(reinterpret_cast<const char*>(rows), apart, w, n, reinterpret_cast<char*>(tile.staged),
-                            kTileRows);
+                            kOrderTile);
     return tile.staged;
   }
 };
@@ -147,7 +147,7 @@ void for_each_column_piece(const OrderNest& nest, const Source<Kind>& x, int64_t
   const Offset<3> block = offset_of(nest.outer, first);
   const int bytes = static_cast<int>(x.type.bytes);
   const int64_t apart = innermost(nest.inner).stride[nest.kX] * bytes;
-  alignas(64) char rows[kTileRows * kWidest * 8], columns[kWidest * kTileRows * 8];
+  alignas(64) char rows[kOrderTile * kWidest * 8], columns[kWidest * kOrderTile * 8];
   KeptTile tiles[2];
   int64_t place = 0;
   for_each_run(nest.inner, 0, nest.length, [&](Offset<3> at, int64_t count) {
@@ -155,17 +155,17 @@ void for_each_column_piece(const OrderNest& nest, const Source<Kind>& x, int64_t
     const ColumnMask mask(nest, at, w, count);
     const char* from = x.at(at[nest.kX]).data;
     const auto look = [&](int64_t t, KeptTile& tile) {
-      const int64_t n = std::min(kTileRows, mask.end - t);
+      const int64_t n = std::min(kOrderTile, mask.end - t);
       mask.look(t, n, tile);
       for (int64_t r = 0; r < n && tile.begin < tile.end; ++r)
         if (tile.rows[r] != 0) prefetch(from + (t + r) * apart + tile.begin * bytes, (tile.end - tile.begin) * bytes);
     };
     if (mask.begin < mask.end) look(mask.begin, tiles[0]);
-    for (int64_t t = mask.begin, which = 0; t < mask.end; t += kTileRows, which ^= 1) {
-      if (t + kTileRows < mask.end) look(t + kTileRows, tiles[which ^ 1]);
+    for (int64_t t = mask.begin, which = 0; t < mask.end; t += kOrderTile, which ^= 1) {
+      if (t + kOrderTile < mask.end) look(t + kOrderTile, tiles[which ^ 1]);
       const KeptTile& tile = tiles[which];
       if (tile.begin >= tile.end) continue;
-      const int64_t n = std::min(kTileRows, mask.end - t), wide = tile.end - tile.begin;
+      const int64_t n = std::min(kOrderTile, mask.end - t), wide = tile.end - tile.begin;
       const char* source = from + t * apart + tile.begin * bytes;
       int64_t source_apart = apart;
       if (std::memchr(tile.rows, 0, n) != nullptr) {
@@ -175,11 +175,11 @@ void for_each_column_piece(const OrderNest& nest, const Source<Kind>& x, int64_t
         source = rows;
         source_apart = kWidest * bytes;
       }
-      transpose_tile(bytes, source, source_apart, wide, n, columns, kTileRows * bytes);
+      transpose_tile(bytes, source, source_apart, wide, n, columns, kOrderTile * bytes);
       for (int64_t j = tile.begin; j < tile.end; ++j) {
         const int64_t begin = std::max(mask.starts[j] - t, int64_t{0}), end = std::min(mask.ends[j] - t, n);
         if (begin >= end) continue;
-        const char* values = columns + ((j - tile.begin) * kTileRows + begin) * bytes;
+        const char* values = columns + ((j - tile.begin) * kOrderTile + begin) * bytes;
         const uint8_t* kept = tile.bytes == nullptr ? nullptr : tile.bytes + j * tile.pitch + begin;
         piece(j, Source<Kind>{x.type, values}, kept, end - begin, place + t + begin);
       }

@@ -1,5 +1,5 @@
-// What the order family has outside of the SIMD levels: its loop nest, and the one entry that is not an integer, so that
-// the standard algorithms on it are compiled for every CPU.
+// What the order family has outside of the SIMD levels: its loop nest, and the one entry that is not an integer, so
+// that the standard algorithms on it are compiled for every CPU.
 #pragma once
 
 #include "loops.h"
@@ -9,7 +9,7 @@
 
 namespace maskwise {
 
-// The loops over slices and within one. Operands are x in elements, its mask, and the position along the mask's intervals.
+// The loops over slices and within one. Operands are x in elements, its mask, and the position along its intervals.
 struct OrderNest : Nest<3> {
   enum : int { kX, kMask, kPosition };
   Mask mask;

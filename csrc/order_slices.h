@@ -213,7 +213,7 @@ inline void stage_kept(const Mask& mask, const uint8_t* m, int64_t position, int
 }
 
 // Elements that are gathered at a time.
-constexpr int64_t kGathered = 512;
+constexpr int64_t kOrderStage = 512;
 
 // Calls piece(x, m, n, place) for stretches of at most `most` contiguous elements of the slice at `slice`. m is null where
 // all are kept; stretches of which nothing is kept may be left out.
@@ -224,8 +224,8 @@ void for_each_piece(const OrderNest& nest, const Source<Kind>& x, const Offset<3
   const Loop<3> inner = innermost(nest.inner, mask, nest.kMask);
   const int64_t stride = inner.stride[nest.kX], bits = inner.stride[nest.kMask];
   const int bytes = static_cast<int>(x.type.bytes);
-  char values[kGathered * 8];
-  uint8_t staged[kGathered];
+  char values[kOrderStage * 8];
+  uint8_t staged[kOrderStage];
   int64_t place = 0;
   for_each_run(nest.inner, 0, nest.length, [&](const Offset<3>& to, int64_t count) {
     const Source<Kind> xs = x.at(slice[nest.kX] + to[nest.kX]);
@@ -236,7 +236,7 @@ void for_each_piece(const OrderNest& nest, const Source<Kind>& x, const Offset<3
     const KeptRun run = kept_of_run(mask, m, position, bits, inner.stride[nest.kPosition], count);
     if (run.kept == Kept::none) return;
     const bool stages = run.kept == Kept::bits && (bits != 1 || mask.has_intervals());
-    const int64_t step = stages || stride != 1 ? std::min(most, kGathered) : most;
+    const int64_t step = stages || stride != 1 ? std::min(most, kOrderStage) : most;
     for (int64_t i = run.begin; i < run.end; i += step) {
       const int64_t n = std::min(step, run.end - i);
       const uint8_t* kept = run.kept == Kept::all ? nullptr : stages ? staged : m + i;
@@ -279,9 +279,9 @@ inline int64_t count_slice(const OrderNest& nest, const Offset<3>& slice) {
       total += count_bytes(m, count);
       return;
     }
-    uint8_t staged[kGathered];
-    for (int64_t i = 0; i < count; i += kGathered) {
-      const int64_t n = std::min(kGathered, count - i);
+    uint8_t staged[kOrderStage];
+    for (int64_t i = 0; i < count; i += kOrderStage) {
+      const int64_t n = std::min(kOrderStage, count - i);
       stage_kept(mask, m + i * bits, position, bits, n, staged);
       total += count_bytes(staged, n);
     }

@@ -1,6 +1,5 @@
 // Sort, argsort and topk as registered ops, and the gradient of all three. Arguments were checked in Python: dim holds
-// one dim that is not negative, the mask is bool and broadcasts to x, k is not above the size of the dim.
-#include "loops.h"
+// one dim that is not negative, the mask broadcasts to x, k is not above the size of the dim.
 #include "order_entry.h"
 
 #define MASKWISE_KERNELS "order_kernels.h"
@@ -8,8 +7,6 @@
 
 namespace maskwise {
 namespace {
-
-using Dims = std::vector<int64_t>;
 
 // The sizes of a tensor, with another size at the dim.
 std::vector<int64_t> resized(const Tensor& x, int64_t dim, int64_t size) {
@@ -25,43 +22,43 @@ int64_t inner_of(const Tensor& x, int64_t dim) {
   return inner;
 }
 
-void run(const Tensor& x, const Tensor& mask, const Dims& dim, bool best, int64_t size, bool descending, Tensor* values,
-         Tensor& indices) {
-  const Nest<2> nest = make_nest<2>(x, {{&x}, {&mask}}, dim);
+void run(const Tensor& x, const Tensor& mask, const Dims& dim, int64_t along, bool best, int64_t size, bool descending,
+         Tensor* values, Tensor& indices) {
+  const OrderNest nest(x, mask, along, dim);
   if (nest.slices == 0) return;
   const ScalarType dtype = x.scalar_type();
   const void* xs = x.const_data_ptr();
-  const void* ms = mask.const_data_ptr();
   void* vs = values == nullptr ? nullptr : values->mutable_data_ptr();
   auto* is = static_cast<int64_t*>(indices.mutable_data_ptr());
   const int64_t inner = inner_of(x, dim[0]);
-  MASKWISE_AT_ISA(order(dtype, best, nest, xs, ms, {vs, is, size, inner, descending}));
+  MASKWISE_AT_ISA(order(dtype, best, nest, xs, {vs, is, size, inner, descending}));
 }
 
 int64_t size_of(const Tensor& x, int64_t dim) { return x.dim() == 0 ? 1 : x.size(dim); }
 
-std::tuple<Tensor, Tensor> sort(const Tensor& x, const Tensor& mask, Dims dim, bool descending) {
+std::tuple<Tensor, Tensor> sort(const Tensor& x, const Tensor& mask, Dims dim, bool descending, int64_t along) {
   const int64_t size = size_of(x, dim[0]);
   const std::vector<int64_t> sizes = resized(x, dim[0], size);
   Tensor values = empty_cpu(sizes, x.scalar_type());
   Tensor indices = empty_cpu(sizes, ScalarType::Long);
-  run(x, mask, dim, false, size, descending, &values, indices);
+  run(x, mask, dim, along, false, size, descending, &values, indices);
   return {values, indices};
 }
 
-Tensor argsort(const Tensor& x, const Tensor& mask, Dims dim, bool descending) {
+Tensor argsort(const Tensor& x, const Tensor& mask, Dims dim, bool descending, int64_t along) {
   const int64_t size = size_of(x, dim[0]);
   Tensor indices = empty_cpu(resized(x, dim[0], size), ScalarType::Long);
-  run(x, mask, dim, false, size, descending, nullptr, indices);
+  run(x, mask, dim, along, false, size, descending, nullptr, indices);
   return indices;
 }
 
-std::tuple<Tensor, Tensor> topk(const Tensor& x, const Tensor& mask, Dims dim, int64_t k, bool largest) {
+std::tuple<Tensor, Tensor> topk(const Tensor& x, const Tensor& mask, Dims dim, int64_t k, bool largest,
+                                int64_t along) {
   const std::vector<int64_t> sizes = resized(x, dim[0], k);
   Tensor values = empty_cpu(sizes, x.scalar_type());
   Tensor indices = empty_cpu(sizes, ScalarType::Long);
   // x of no dims has one value, and torch gives it whether k is 0 or 1.
-  run(x, mask, dim, true, x.dim() == 0 ? 1 : k, largest, &values, indices);
+  run(x, mask, dim, along, true, x.dim() == 0 ? 1 : k, largest, &values, indices);
   return {values, indices};
 }
 
@@ -71,7 +68,7 @@ void scatter(const Nest<2>& nest, const Bits* grad, const int64_t* indices, Bits
   const Loop<2> along = innermost(nest.inner);
   const int64_t width = std::min<int64_t>(inner, 16);
   const int64_t each = ceil_div(inner, width);
-  parallel(nest.slices / inner * each, (nest.length + size) * width, [&](int64_t begin, int64_t end) {
+  parallel_uneven(nest.slices / inner * each, (nest.length + size) * width, [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
       const int64_t column = b % each * width;
       const int64_t w = std::min(width, inner - column);

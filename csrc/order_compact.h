@@ -40,14 +40,17 @@ inline int64_t store_chosen(uint64_t* out, Vec<uint64_t> v, unsigned bits) {
   _mm256_storeu_si256((__m256i*)out, _mm256_permutevar8x32_epi32((__m256i)v, chosen_lanes(pairs)));
   return __builtin_popcount(bits);
 }
-inline int64_t store_placed(uint64_t* out, Vec<uint32_t> keys, Vec<uint32_t> places, unsigned bits) {
-  const __m256i lanes = chosen_lanes(bits);
-  const __m256i k = _mm256_permutevar8x32_epi32((__m256i)keys, lanes);
-  const __m256i p = _mm256_permutevar8x32_epi32((__m256i)places, lanes);
-  const __m256i even = _mm256_unpacklo_epi32(p, k);
-  const __m256i odd = _mm256_unpackhi_epi32(p, k);
+// Stores every lane's key above its place.
+inline void store_pairs(uint64_t* out, Vec<uint32_t> keys, Vec<uint32_t> places) {
+  const __m256i even = _mm256_unpacklo_epi32((__m256i)places, (__m256i)keys);
+  const __m256i odd = _mm256_unpackhi_epi32((__m256i)places, (__m256i)keys);
   _mm256_storeu_si256((__m256i*)out, _mm256_permute2x128_si256(even, odd, 0x20));
   _mm256_storeu_si256((__m256i*)(out + 4), _mm256_permute2x128_si256(even, odd, 0x31));
+}
+inline int64_t store_placed(uint64_t* out, Vec<uint32_t> keys, Vec<uint32_t> places, unsigned bits) {
+  const __m256i lanes = chosen_lanes(bits);
+  store_pairs(out, (Vec<uint32_t>)_mm256_permutevar8x32_epi32((__m256i)keys, lanes),
+              (Vec<uint32_t>)_mm256_permutevar8x32_epi32((__m256i)places, lanes));
   return __builtin_popcount(bits);
 }
 #elif MASKWISE_VECTOR_BYTES == 64
@@ -69,14 +72,17 @@ inline int64_t store_chosen(uint64_t* out, Vec<uint64_t> v, unsigned bits) {
   _mm512_storeu_si512(out, _mm512_maskz_compress_epi64(static_cast<__mmask8>(bits), (__m512i)v));
   return __builtin_popcount(bits);
 }
-inline int64_t store_placed(uint64_t* out, Vec<uint32_t> keys, Vec<uint32_t> places, unsigned bits) {
-  const __m512i k = _mm512_maskz_compress_epi32(static_cast<__mmask16>(bits), (__m512i)keys);
-  const __m512i p = _mm512_maskz_compress_epi32(static_cast<__mmask16>(bits), (__m512i)places);
+inline void store_pairs(uint64_t* out, Vec<uint32_t> keys, Vec<uint32_t> places) {
+  const auto k = (__m512i)keys, p = (__m512i)places;
   const auto pack = [](__m256i key, __m256i place) {
     return _mm512_or_si512(_mm512_slli_epi64(_mm512_cvtepu32_epi64(key), 32), _mm512_cvtepu32_epi64(place));
   };
   _mm512_storeu_si512(out, pack(_mm512_castsi512_si256(k), _mm512_castsi512_si256(p)));
   _mm512_storeu_si512(out + 8, pack(_mm512_extracti64x4_epi64(k, 1), _mm512_extracti64x4_epi64(p, 1)));
+}
+inline int64_t store_placed(uint64_t* out, Vec<uint32_t> keys, Vec<uint32_t> places, unsigned bits) {
+  store_pairs(out, (Vec<uint32_t>)_mm512_maskz_compress_epi32(static_cast<__mmask16>(bits), (__m512i)keys),
+              (Vec<uint32_t>)_mm512_maskz_compress_epi32(static_cast<__mmask16>(bits), (__m512i)places));
   return __builtin_popcount(bits);
 }
 #endif
@@ -94,25 +100,40 @@ int64_t compact(typename Kind::E* out, const void* from, const uint8_t* m, int64
   if constexpr (!std::is_same_v<typename Kind::E, WideEntry>) {
     Vec<uint32_t> places{};
     for (int l = 0; l < kLanes<uint32_t>; ++l) places[l] = static_cast<uint32_t>(place + l);
-    const auto step = [&](int64_t at, unsigned bits) {
-      const Vec<K> keys = load_keys<Kind::kPlaced>(x + at, flip);
-      if constexpr (kLimited) {
-        bits &= lane_bits_of<K>((LaneMask<K>)(keys <= limit));
-        if (bits == 0) return;
-      }
+    const auto load = [&](int64_t at) { return load_keys<Kind::kPlaced>(x + at, flip); };
+    const auto put = [&](int64_t at, Vec<K> keys, unsigned bits) {
       if constexpr (Kind::kPlaced)
         count += store_placed(out + count, keys, places + static_cast<uint32_t>(at), bits);
       else
         count += store_chosen(out + count, keys, bits);
     };
+    // All of a run is a plain copy.
+    if (!kLimited && m == nullptr)
+      for (; i + L <= n; i += L, count += L) {
+        const Vec<K> keys = load(i);
+        if constexpr (Kind::kPlaced)
+          store_pairs(out + i, keys, places + static_cast<uint32_t>(i));
+        else
+          store(out + i, keys);
+      }
     constexpr unsigned kAll = (1u << L) - 1;
-    // lane_bits reads MASKWISE_COMPACT bytes, of which the narrower steps of 64-bit keys use some.
     for (; i + 32 <= n; i += 32) {
       if (m != nullptr && none_of<32>(m + i)) continue;
+      unsigned bits[32 / L];
+      unsigned any = 0;
+      // lane_bits reads MASKWISE_COMPACT bytes, of which the narrower steps of 64-bit keys use some.
       for (int s = 0; s < 32; s += MASKWISE_COMPACT) {
-        const unsigned bits = m == nullptr ? ~0u : lane_bits(m + i + s);
-        for (int l = 0; l < MASKWISE_COMPACT; l += L) step(i + s + l, bits >> l & kAll);
+        const unsigned kept = m == nullptr ? ~0u : lane_bits(m + i + s);
+        for (int l = 0; l < MASKWISE_COMPACT; l += L) {
+          unsigned& mine = bits[(s + l) / L];
+          mine = kept >> l & kAll;
+          if constexpr (kLimited) mine &= lane_bits_of<K>((LaneMask<K>)(load(i + s + l) <= limit));
+          any |= mine;
+        }
       }
+      // Few get below a limit, so many are refused together.
+      if (kLimited && any == 0) continue;
+      for (int s = 0; s < 32; s += L) put(i + s, load(i + s), bits[s / L]);
     }
   }
 #endif

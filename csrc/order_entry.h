@@ -1,13 +1,23 @@
-// The one entry of the order family that is not an integer. Outside of the SIMD levels, so that the standard algorithms
-// on it are compiled for every CPU.
+// What the order family has outside of the SIMD levels: its loop nest, and the one entry that is not an integer, so
+// that the standard algorithms on it are compiled for every CPU.
 #pragma once
 
-#include "common.h"
+#include "loops.h"
 
 #include <cstdlib>
 #include <memory>
 
 namespace maskwise {
+
+// The loops over slices and within one. Operands are x in elements, its mask, and the position along its intervals.
+struct OrderNest : Nest<3> {
+  enum : int { kX, kMask, kPosition };
+  Mask mask;
+
+  OrderNest(const Tensor& x, const Tensor& kept, int64_t along, const Dims& dims) : mask(kept, along, x) {
+    static_cast<Nest<3>&>(*this) = make_nest<3>(x, {{&x}, mask.operand, mask.position}, dims, -1, &mask, kMask);
+  }
+};
 
 // A 64-bit key and the place that it came from.
 struct WideEntry {

@@ -1,5 +1,5 @@
 // The masked sort and topk. Compiled once a target, through order.cpp.
-#include "order_slices.h"
+#include "order_columns.h"
 #if defined(MASKWISE_ORDER_KERNELS_H) == defined(MASKWISE_TARGET_TOGGLE)
 #ifdef MASKWISE_TARGET_TOGGLE
 #undef MASKWISE_ORDER_KERNELS_H
@@ -10,7 +10,7 @@
 namespace maskwise::MASKWISE_TARGET {
 
 template <class Kind, class K = typename Kind::K>
-void sort_slices(const Nest<2>& nest, const Source<Kind>& x, const uint8_t* m, const Ordered& o) {
+void sort_slices(const OrderNest& nest, const Source<Kind>& x, const Ordered& o) {
   using E = typename Kind::E;
   const K flip = o.descending ? ~K{0} : 0;
   // A block's entries should stay in the second-level cache.
@@ -22,7 +22,7 @@ void sort_slices(const Nest<2>& nest, const Source<Kind>& x, const uint8_t* m, c
     auto entries = std::make_unique<EntryBuffer<E>>(stride * (blocks.width + 1));
     visit_each([&](int64_t first, int64_t w) {
       if (one && nest.length > 65536) {
-        const int64_t wanted = entries_for(nest, m + offset_of(nest.outer, first)[1]);
+        const int64_t wanted = entries_for(nest, first);
         if (wanted > stride) {
           stride = wanted;
           entries.reset();
@@ -31,7 +31,7 @@ void sort_slices(const Nest<2>& nest, const Source<Kind>& x, const uint8_t* m, c
       }
       int64_t counts[kWidest];
       E* lists[kWidest];
-      collect_block<Kind>(entries->data, stride, counts, blocks, nest, x, m, first, w, flip);
+      collect_block<Kind>(entries->data, stride, counts, blocks, nest, x, first, w, flip);
       E* other = entries->data + blocks.width * stride;
       for (int64_t j = 0; j < w; ++j) {
         E* mine = entries->data + j * stride;
@@ -56,6 +56,15 @@ struct Best {
   int64_t count = 0;
   K limit = ~K{0};
 
+  // Adds what is kept of a piece of at most kPiece elements.
+  void add(const Source<Kind>& x, const uint8_t* m, int64_t n, int64_t place, K flip) {
+    // As long as the list was not full, nothing is refused.
+    const auto compact = limit == ~K{0} ? x.type.compact : x.type.compact_limited;
+    count += compact(list + count, x.data, m, n, place, flip, limit);
+    if (count >= full(k)) cut();
+  }
+
+  static constexpr int64_t kPiece = 256;
   static int64_t full(int64_t k) { return 2 * k + 128; }
 
   void cut() {
@@ -85,42 +94,16 @@ struct Best {
   }
 };
 
-// Adds a row of w keys to the lists of w columns. Few get in, so whole vectors are refused together.
 template <class Kind, class K = typename Kind::K>
-inline void accumulate_row(Best<Kind>* best, K* limits, const K* keys, const uint8_t* ms, int64_t w, int64_t place) {
-  using B = Best<Kind>;
-  const auto enter = [&](int64_t j) {
-    B& b = best[j];
-    b.list[b.count++] = Kind::make(keys[j], place);
-    if (b.count < B::full(b.k)) return;
-    b.cut();
-    limits[j] = b.limit;
-  };
-  int64_t j = 0;
-#if defined(MASKWISE_COMPACT)
-  for (; j + MASKWISE_COMPACT <= w; j += MASKWISE_COMPACT) {
-    unsigned bits = 0;
-    for (int l = 0; l < MASKWISE_COMPACT; l += kLanes<K>)
-      bits |= lane_bits_of<K>((LaneMask<K>)(load_raw<Vec<K>>(keys + j + l) <= load_raw<Vec<K>>(limits + j + l))) << l;
-    bits &= lane_bits(ms + j);
-    for (; bits != 0; bits &= bits - 1) enter(j + __builtin_ctz(bits));
-  }
-#endif
-  for (; j < w; ++j)
-    if (ms[j] != 0 && keys[j] <= limits[j]) enter(j);
-}
-
-template <class Kind, class K = typename Kind::K>
-void topk_slices(const Nest<2>& nest, const Source<Kind>& x, const uint8_t* m, const Ordered& o) {
+void topk_slices(const OrderNest& nest, const Source<Kind>& x, const Ordered& o) {
   using E = typename Kind::E;
   using B = Best<Kind>;
-  constexpr int64_t kPiece = 256;
   const K flip = o.descending ? ~K{0} : 0;
   const int64_t k = o.size;
   if (k == 0) return;
   // A k that is not small refuses nothing before most have come: the slice is collected whole.
   const bool whole = 2 * B::full(k) > nest.length;
-  const int64_t stride = (whole ? nest.length : B::full(k) + kPiece) + kSlack;
+  const int64_t stride = (whole ? nest.length : B::full(k) + B::kPiece) + kSlack;
   const int64_t wide = block_width<E>(stride, x.type.bytes);
   const Blocks blocks = make_blocks(nest, wide, o.inner == 1 ? 1 : wide);
   blocks.for_each((nest.length + 7) / 8 + k, [&](const auto& visit_each) {
@@ -128,30 +111,22 @@ void topk_slices(const Nest<2>& nest, const Source<Kind>& x, const uint8_t* m, c
     EntryBuffer<E> buffer(select_buffer(stride));
     visit_each([&](int64_t first, int64_t w) {
       B best[kWidest];
-      K limits[kWidest];
-      for (int64_t j = 0; j < w; ++j) {
-        best[j] = B{entries.data + j * stride, buffer.data, k};
-        limits[j] = best[j].limit;
-      }
+      for (int64_t j = 0; j < w; ++j) best[j] = B{entries.data + j * stride, buffer.data, k};
       if (whole) {
         int64_t counts[kWidest];
-        collect_block<Kind>(entries.data, stride, counts, blocks, nest, x, m, first, w, flip);
+        collect_block<Kind>(entries.data, stride, counts, blocks, nest, x, first, w, flip);
         for (int64_t j = 0; j < w; ++j) best[j].count = counts[j];
       } else if (blocks.columns) {
-        const Offset<2> at = offset_of(nest.outer, first);
-        for_each_row(nest, x.at(at[0]), m + at[1], w, flip, [&](const K* keys, const uint8_t* ms, int64_t place) {
-          accumulate_row(best, limits, keys, ms, w, place);
-        });
+        for_each_column_piece(nest, x, first, w,
+                              [&](int64_t j, const Source<Kind>& xs, const uint8_t* m, int64_t n, int64_t place) {
+                                best[j].add(xs, m, n, place, flip);
+                              });
       } else {
-        for (int64_t j = 0; j < w; ++j) {
-          B& b = best[j];
-          const Offset<2> at = offset_of(nest.outer, first + j);
-          for_each_piece(nest, x.at(at[0]), m + at[1], kPiece,
-                         [&](const Source<Kind>& xs, const uint8_t* ms, int64_t n, int64_t place) {
-                           b.count += xs.type.compact_limited(b.list + b.count, xs.data, ms, n, place, flip, b.limit);
-                           if (b.count >= B::full(k)) b.cut();
+        for (int64_t j = 0; j < w; ++j)
+          for_each_piece(nest, x, offset_of(nest.outer, first + j), B::kPiece,
+                         [&](const Source<Kind>& xs, const uint8_t* m, int64_t n, int64_t place) {
+                           best[j].add(xs, m, n, place, flip);
                          });
-        }
       }
       int64_t counts[kWidest];
       E* lists[kWidest];
@@ -164,13 +139,12 @@ void topk_slices(const Nest<2>& nest, const Source<Kind>& x, const uint8_t* m, c
   });
 }
 
-inline void order(ScalarType dtype, bool is_topk, const Nest<2>& nest, const void* x, const void* m, const Ordered& o) {
-  const auto* ms = static_cast<const uint8_t*>(m);
+inline void order(ScalarType dtype, bool is_topk, const OrderNest& nest, const void* x, const Ordered& o) {
   with_places<true>(dtype, x, nest.length, [&](const auto& source) {
     if (is_topk)
-      topk_slices(nest, source, ms, o);
+      topk_slices(nest, source, o);
     else
-      sort_slices(nest, source, ms, o);
+      sort_slices(nest, source, o);
   });
 }
 

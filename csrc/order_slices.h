@@ -1,6 +1,5 @@
-// Slices as lists of entries: how the kept elements behind each output are collected, by rows or by columns. Compiled
-// once a target, for the order family.
-#include "loops.h"
+// Slices as lists of entries: how the kept elements behind each output are collected, and how results are written.
+// Compiled once a target, for the order family.
 #include "order_select.h"
 #if defined(MASKWISE_ORDER_SLICES_H) == defined(MASKWISE_TARGET_TOGGLE)
 #ifdef MASKWISE_TARGET_TOGGLE
@@ -22,12 +21,10 @@ struct ElementType {
   using E = typename Kind::E;
   int64_t bytes;
   bool is_floating;
-  // The keys of n contiguous elements.
-  void (*load)(const void* x, int64_t n, K flip, K* keys);
   int64_t (*compact)(E* out, const void* x, const uint8_t* m, int64_t n, int64_t place, K flip, K limit);
   int64_t (*compact_limited)(E* out, const void* x, const uint8_t* m, int64_t n, int64_t place, K flip, K limit);
   // w sorted lists as results, and the tail where a list is shorter.
-  void (*write)(const Ordered& o, const Nest<2>& nest, E* const* lists, const int64_t* counts, int64_t first, int64_t w,
+  void (*write)(const Ordered& o, const OrderNest& nest, E* const* lists, const int64_t* counts, int64_t first, int64_t w,
                 const void* x, K flip, Padding padding);
   // One value between two keys; the first where weight is negative.
   void (*interpolate)(void* out, int64_t at, K below, K above, double weight);
@@ -37,23 +34,16 @@ template <class T, class Kind>
 struct ElementFunctions {
   using K = typename Kind::K;
 
-  static void load(const void* from, int64_t n, K flip, K* keys) {
-    const T* x = static_cast<const T*>(from);
-    int64_t i = 0;
-    for (; i + kLanes<K> <= n; i += kLanes<K>) store(keys + i, load_keys<Kind::kPlaced>(x + i, flip));
-    for (; i < n; ++i) keys[i] = key_of<Kind::kPlaced>(x[i], flip);
-  }
-
-  static void write(const Ordered& o, const Nest<2>& nest, typename Kind::E* const* lists, const int64_t* counts,
+  static void write(const Ordered& o, const OrderNest& nest, typename Kind::E* const* lists, const int64_t* counts,
                     int64_t first, int64_t w, const void* from, K flip, Padding padding) {
     const T* x = static_cast<const T*>(from);
     T* values = static_cast<T*>(o.values);
     const T rest = padding == Padding::zero ? T(0) : losing_value<T>(padding == Padding::least);
-    const int64_t step = innermost(nest.inner).stride[0];
+    const int64_t step = innermost(nest.inner).stride[nest.kX];
     int64_t starts[kWidest], sources[kWidest];
     for (int64_t j = 0; j < w; ++j) {
       starts[j] = o.start(first + j);
-      sources[j] = offset_of(nest.outer, first + j)[0];
+      sources[j] = offset_of(nest.outer, first + j)[nest.kX];
     }
     const auto put = [&](int64_t j, int64_t r, int64_t at) {
       if (r >= counts[j]) {
@@ -77,8 +67,16 @@ struct ElementFunctions {
       if (values != nullptr) std::fill(values + starts[0] + n, values + starts[0] + o.size, rest);
       return;
     }
-    for (int64_t r = 0; r < o.size; ++r)
+    const int64_t longest = std::min(*std::max_element(counts, counts + w), o.size);
+    for (int64_t r = 0; r < longest; ++r)
       for (int64_t j = 0; j < w; ++j) put(j, r, starts[j] + r * o.inner);
+    const bool side_by_side = starts[w - 1] - starts[0] == w - 1;
+    for (int64_t r = longest; r < o.size; ++r)
+      for (int64_t j = 0, n = side_by_side ? w : 1; j < w; j += n) {
+        const int64_t at = starts[j] + r * o.inner;
+        std::fill_n(o.indices + at, n, int64_t{-1});
+        if (values != nullptr) std::fill_n(values + at, n, rest);
+      }
   }
 
   static void interpolate(void* out, int64_t at, K below, K above, double weight) {
@@ -110,7 +108,7 @@ int64_t place_of(const Source<Kind>&, const typename Kind::E& entry) {
 template <class T, class Kind, bool kOrders = false>
 Source<Kind> make_source(const void* x) {
   using F = ElementFunctions<T, Kind>;
-  ElementType<Kind> type{sizeof(T), kFloating<T>, F::load, compact<Kind, false, T>, nullptr, nullptr, F::interpolate};
+  ElementType<Kind> type{sizeof(T), kFloating<T>, compact<Kind, false, T>, nullptr, nullptr, F::interpolate};
   if constexpr (kOrders) {
     type.compact_limited = compact<Kind, true, T>;
     type.write = F::write;
@@ -130,7 +128,7 @@ void with_keys(ScalarType dtype, const void* x, const Run& run) {
     else
       narrow = make_source<T, Keys<uint32_t>>(x);
   });
-  if (wide.type.load != nullptr)
+  if (wide.type.compact != nullptr)
     run(wide);
   else
     run(narrow);
@@ -152,7 +150,7 @@ void with_places(ScalarType dtype, const void* x, int64_t length, const Run& run
     else
       narrow = make_source<T, Places32, kOrders>(x);
   });
-  if (wide.type.load != nullptr)
+  if (wide.type.compact != nullptr)
     run(wide);
   else if (is_long)
     run(narrow_long);
@@ -184,7 +182,7 @@ struct Blocks {
   template <class Body>
   void for_each(int64_t length, const Body& body) const {
     // To order an element costs many times what it costs to read it.
-    parallel(total, length * width * 8, [&](int64_t begin, int64_t end) {
+    parallel_uneven(total, length * width * 8, [&](int64_t begin, int64_t end) {
       body([&](const auto& visit) {
         for (int64_t b = begin; b < end; ++b) {
           const int64_t within_run = b % each * width;
@@ -195,9 +193,9 @@ struct Blocks {
   }
 };
 
-inline Blocks make_blocks(const Nest<2>& nest, int64_t columns_width, int64_t rows_width) {
-  const bool rows_touch = !nest.inner.empty() && nest.inner.back().stride[0] == 1;
-  const bool columns_touch = !nest.outer.empty() && nest.outer.back().stride[0] == 1 && nest.outer.back().size >= 4;
+inline Blocks make_blocks(const OrderNest& nest, int64_t columns_width, int64_t rows_width) {
+  const bool rows_touch = !nest.inner.empty() && nest.inner.back().stride[nest.kX] == 1;
+  const bool columns_touch = !nest.outer.empty() && nest.outer.back().stride[nest.kX] == 1 && nest.outer.back().size >= 4;
   const bool columns = !rows_touch && columns_touch;
   const int64_t run = columns ? nest.outer.back().size : nest.slices;
   int64_t width = std::max<int64_t>(1, std::min(run, columns ? columns_width : rows_width));
@@ -207,37 +205,49 @@ inline Blocks make_blocks(const Nest<2>& nest, int64_t columns_width, int64_t ro
   return {columns, width, run, each, run == 0 ? 0 : nest.slices / run * each};
 }
 
-// Calls piece(x, m, n, place) for stretches of at most `most` contiguous elements of one slice. m is null where all are
-// kept; stretches of which nothing is kept may be left out.
+// The mask bytes of n elements of a run, which stand at `m` and `position`: of bounds that change along it, or of bytes
+// that lie apart.
+inline void stage_kept(const Mask& mask, const uint8_t* m, int64_t position, int64_t stride, int64_t n, uint8_t* bytes) {
+  if (mask.has_intervals()) return stage_bits(mask, m, position, stride, n, bytes);
+  gather<uint8_t>(reinterpret_cast<char*>(bytes), reinterpret_cast<const char*>(m), stride, n);
+}
+
+// Elements that are gathered at a time.
+constexpr int64_t kOrderStage = 512;
+
+// Calls piece(x, m, n, place) for stretches of at most `most` contiguous elements of the slice at `slice`. m is null where
+// all are kept; stretches of which nothing is kept may be left out.
 template <class Kind, class Piece>
-void for_each_piece(const Nest<2>& nest, const Source<Kind>& x, const uint8_t* m, int64_t most, const Piece& piece) {
-  const Loop<2> inner = innermost(nest.inner);
-  const bool direct = inner.stride[0] == 1 && (inner.stride[1] == 1 || inner.stride[1] == 0);
-  constexpr int64_t kStage = 512;
-  char values[kStage * 8];
-  uint8_t kept[kStage];
+void for_each_piece(const OrderNest& nest, const Source<Kind>& x, const Offset<3>& slice, int64_t most,
+                    const Piece& piece) {
+  const Mask& mask = nest.mask;
+  const Loop<3> inner = innermost(nest.inner, mask, nest.kMask);
+  const int64_t stride = inner.stride[nest.kX], bits = inner.stride[nest.kMask];
+  const int bytes = static_cast<int>(x.type.bytes);
+  char values[kOrderStage * 8];
+  uint8_t staged[kOrderStage];
   int64_t place = 0;
-  for_each_run(nest.inner, 0, nest.length, [&](Offset<2> at, int64_t count) {
-    const Source<Kind> xs = x.at(at[0]);
-    const uint8_t* ms = m + at[1];
+  for_each_run(nest.inner, 0, nest.length, [&](const Offset<3>& to, int64_t count) {
+    const Source<Kind> xs = x.at(slice[nest.kX] + to[nest.kX]);
+    const uint8_t* m = mask.data + slice[nest.kMask] + to[nest.kMask];
+    const int64_t position = slice[nest.kPosition] + to[nest.kPosition];
     const int64_t first = place;
     place += count;
-    if (inner.stride[1] == 0 && *ms == 0) return;
-    const int64_t step = direct ? most : std::min(most, kStage);
-    for (int64_t i = 0; i < count; i += step) {
-      const int64_t n = std::min(step, count - i);
-      if (direct) {
-        piece(xs.at(i), inner.stride[1] == 0 ? nullptr : ms + i, n, first + i);
-        continue;
+    const KeptRun run = kept_of_run(mask, m, position, bits, inner.stride[nest.kPosition], count);
+    if (run.kept == Kept::none) return;
+    const bool stages = run.kept == Kept::bits && (bits != 1 || mask.has_intervals());
+    const int64_t step = stages || stride != 1 ? std::min(most, kOrderStage) : most;
+    for (int64_t i = run.begin; i < run.end; i += step) {
+      const int64_t n = std::min(step, run.end - i);
+      const uint8_t* kept = run.kept == Kept::all ? nullptr : stages ? staged : m + i;
+      if (stages) stage_kept(mask, m + i * bits, position, bits, n, staged);
+      if (kept != nullptr && step < most && none_of(kept, n)) continue;
+      if (stride == 1) {
+        piece(xs.at(i), kept, n, first + i);
+      } else {
+        gather(bytes, values, xs.at(i * stride).data, stride * bytes, n);
+        piece(Source<Kind>{x.type, values}, kept, n, first + i);
       }
-      if (inner.stride[1] != 0) {
-        uint8_t any = 0;
-        for (int64_t k = 0; k < n; ++k) any |= kept[k] = ms[(i + k) * inner.stride[1]];
-        if (any == 0) continue;
-      }
-      const int bytes = static_cast<int>(x.type.bytes);
-      gather(bytes, values, xs.at(i * inner.stride[0]).data, inner.stride[0] * bytes, n);
-      piece(Source<Kind>{x.type, values}, inner.stride[1] == 0 ? nullptr : static_cast<const uint8_t*>(kept), n, first + i);
     }
   });
 }
@@ -254,33 +264,43 @@ inline int64_t count_bytes(const uint8_t* m, int64_t n) {
 }
 
 // How many elements of a slice are kept.
-inline int64_t count_slice(const Nest<2>& nest, const uint8_t* m) {
-  const Loop<2> inner = innermost(nest.inner);
+inline int64_t count_slice(const OrderNest& nest, const Offset<3>& slice) {
+  const Mask& mask = nest.mask;
+  const Loop<3> inner = innermost(nest.inner, mask, nest.kMask);
+  const int64_t bits = inner.stride[nest.kMask];
   int64_t total = 0;
-  for_each_run(nest.inner, 0, nest.length, [&](Offset<2> at, int64_t count) {
-    const uint8_t* ms = m + at[1];
-    if (inner.stride[1] == 0) {
-      total += *ms != 0 ? count : 0;
-    } else if (inner.stride[1] == 1) {
-      total += count_bytes(ms, count);
-    } else {
-      for (int64_t i = 0; i < count; ++i) total += ms[i * inner.stride[1]] != 0;
+  for_each_run(nest.inner, 0, nest.length, [&](const Offset<3>& to, int64_t count) {
+    const uint8_t* m = mask.data + slice[nest.kMask] + to[nest.kMask];
+    const int64_t position = slice[nest.kPosition] + to[nest.kPosition];
+    const KeptRun run = kept_of_run(mask, m, position, bits, inner.stride[nest.kPosition], count);
+    if (run.kept == Kept::all) total += run.end - run.begin;
+    if (run.kept != Kept::bits) return;
+    if (bits == 1 && !mask.has_intervals()) {
+      total += count_bytes(m, count);
+      return;
+    }
+    uint8_t staged[kOrderStage];
+    for (int64_t i = 0; i < count; i += kOrderStage) {
+      const int64_t n = std::min(kOrderStage, count - i);
+      stage_kept(mask, m + i * bits, position, bits, n, staged);
+      total += count_bytes(staged, n);
     }
   });
   return total;
 }
 
 // The entries that one slice needs. To count what is kept is cheap, but dearer than a little memory.
-inline int64_t entries_for(const Nest<2>& nest, const uint8_t* m) {
-  return (nest.length <= 65536 ? nest.length : count_slice(nest, m)) + kSlack;
+inline int64_t entries_for(const OrderNest& nest, int64_t slice) {
+  return (nest.length <= 65536 ? nest.length : count_slice(nest, offset_of(nest.outer, slice))) + kSlack;
 }
 
 template <class Kind, class K = typename Kind::K>
-int64_t collect_row(typename Kind::E* out, const Nest<2>& nest, const Source<Kind>& x, const uint8_t* m, K flip) {
+int64_t collect_row(typename Kind::E* out, const OrderNest& nest, const Source<Kind>& x, int64_t slice, K flip) {
   int64_t count = 0;
-  for_each_piece(nest, x, m, nest.length, [&](const Source<Kind>& xs, const uint8_t* ms, int64_t n, int64_t place) {
-    count += xs.type.compact(out + count, xs.data, ms, n, place, flip, K{0});
-  });
+  for_each_piece(nest, x, offset_of(nest.outer, slice), nest.length,
+                 [&](const Source<Kind>& xs, const uint8_t* ms, int64_t n, int64_t place) {
+                   count += xs.type.compact(out + count, xs.data, ms, n, place, flip, K{0});
+                 });
   return count;
 }
 
@@ -290,74 +310,6 @@ template <class E>
 int64_t block_width(int64_t n, int64_t bytes) {
   const int64_t fit = (int64_t{1} << 20) / (std::max<int64_t>(1, n) * static_cast<int64_t>(sizeof(E)));
   return std::clamp<int64_t>(fit / 8 * 8, std::min<int64_t>(64 / bytes, kWidest), kWidest);
-}
-
-constexpr int64_t kRowsAhead = 12;
-
-inline void prefetch(const void* p, int64_t bytes) {
-  const auto at = reinterpret_cast<uintptr_t>(p);
-  for (uintptr_t line = at & ~uintptr_t{63}; line < at + bytes; line += 64) __builtin_prefetch((const void*)line);
-}
-
-// Calls row(keys, kept, place) for every row of a block of w columns of which anything may be kept: the keys of the w
-// elements, and their mask bytes.
-template <class Kind, class Row, class K = typename Kind::K>
-void for_each_row(const Nest<2>& nest, const Source<Kind>& x, const uint8_t* m, int64_t w, K flip, const Row& row) {
-  const Loop<2> inner = nest.outer.back();
-  const Loop<2> loop = innermost(nest.inner);
-  alignas(64) K keys[kWidest];
-  uint8_t staged[kTransposedRows][kWidest];
-  std::memset(staged, 1, sizeof(staged));
-  int64_t place = 0;
-  for_each_run(nest.inner, 0, nest.length, [&](Offset<2> at, int64_t count) {
-    for (int64_t r = 0; r < count; ++r, ++place) {
-      const Source<Kind> xs = x.at(at[0] + r * loop.stride[0]);
-      const uint8_t* ms = m + at[1] + r * loop.stride[1];
-      // Rows lie pages apart, where no hardware prefetcher looks. One that is beyond the end does no harm.
-      prefetch(xs.at(kRowsAhead * loop.stride[0]).data, w * x.type.bytes);
-      if (inner.stride[1] == 1) prefetch(ms + kRowsAhead * loop.stride[1], w);
-      if (inner.stride[1] == 0) {
-        if (*ms == 0) continue;
-        ms = staged[0];
-      } else if (inner.stride[1] != 1) {
-        const int64_t ahead = loop.stride[1] == 1 && r - r % kTransposedRows + kTransposedRows <= count ? r % kTransposedRows : -1;
-        if (ahead == 0) transpose_rows(ms, inner.stride[1], w, staged[0], kWidest);
-        if (ahead < 0)
-          for (int64_t j = 0; j < w; ++j) staged[0][j] = ms[j * inner.stride[1]];
-        ms = staged[std::max<int64_t>(ahead, 0)];
-      }
-      x.type.load(xs.data, w, flip, keys);
-      row(static_cast<const K*>(keys), ms, place);
-    }
-  });
-}
-
-// The entries of w columns, the ones of column j from out + j * stride on.
-template <class Kind, class K = typename Kind::K>
-void collect_columns(typename Kind::E* out, int64_t stride, int64_t* counts, const Nest<2>& nest, const Source<Kind>& x,
-                  const uint8_t* m, int64_t w, K flip) {
-  std::fill_n(counts, w, 0);
-  for_each_row(nest, x, m, w, flip, [&](const K* keys, const uint8_t* ms, int64_t place) {
-    for (int64_t j = 0; j < w; ++j) {
-      out[j * stride + counts[j]] = Kind::make(keys[j], place);
-      counts[j] += ms[j] != 0;
-    }
-  });
-}
-
-// Fills a block of slices, by rows or by columns.
-template <class Kind, class K = typename Kind::K>
-void collect_block(typename Kind::E* out, int64_t stride, int64_t* counts, const Blocks& blocks, const Nest<2>& nest,
-                const Source<Kind>& x, const uint8_t* m, int64_t first, int64_t w, K flip) {
-  if (blocks.columns) {
-    const Offset<2> at = offset_of(nest.outer, first);
-    collect_columns<Kind>(out, stride, counts, nest, x.at(at[0]), m + at[1], w, flip);
-    return;
-  }
-  for (int64_t j = 0; j < w; ++j) {
-    const Offset<2> at = offset_of(nest.outer, first + j);
-    counts[j] = collect_row<Kind>(out + j * stride, nest, x.at(at[0]), m + at[1], flip);
-  }
 }
 
 }  // namespace maskwise::MASKWISE_TARGET

@@ -1,7 +1,6 @@
 // Quantile and median as registered ops, and where in x their values come from, which is what their gradients need.
-// Arguments were checked in Python: dims are sorted, unique and not negative, the mask is bool and broadcasts to x, q is
+// Arguments were checked in Python: dims are sorted, unique and not negative, the mask broadcasts to x, q is
 // a contiguous float32 or float64 tensor of one dim, or of none for a single quantile.
-#include "order_entry.h"
 #include "quantile_call.h"
 
 #define MASKWISE_KERNELS "quantile_kernels.h"
@@ -10,10 +9,9 @@
 namespace maskwise {
 namespace {
 
-using Dims = std::vector<int64_t>;
-
-QuantileCall quantiles_of(const Tensor& x, const Tensor& mask, const Dims& dim, const Tensor& q, int64_t interpolation) {
-  QuantileCall call = make_quantile_call(x, mask, dim);
+QuantileCall quantiles_of(const Tensor& x, const Tensor& mask, const Dims& dim, const Tensor& q, int64_t interpolation,
+                          int64_t along) {
+  QuantileCall call = make_quantile_call(x, mask, dim, along);
   call.quantiles = q.numel();
   call.q = q.const_data_ptr();
   call.single = q.scalar_type() == ScalarType::Float;
@@ -23,27 +21,26 @@ QuantileCall quantiles_of(const Tensor& x, const Tensor& mask, const Dims& dim, 
 
 constexpr double kHalf = 0.5;
 
-QuantileCall median_of(const Tensor& x, const Tensor& mask, const Dims& dim) {
-  QuantileCall call = make_quantile_call(x, mask, dim);
+QuantileCall median_of(const Tensor& x, const Tensor& mask, const Dims& dim, int64_t along) {
+  QuantileCall call = make_quantile_call(x, mask, dim, along);
   call.q = &kHalf;
   return call;
 }
 
-Tensor values_of(const QuantileCall& call, const Tensor& x, const Tensor& mask, const std::vector<int64_t>& sizes) {
+Tensor values_of(const QuantileCall& call, const Tensor& x, const std::vector<int64_t>& sizes) {
   Tensor out = empty_cpu(sizes, x.scalar_type());
-  MASKWISE_AT_ISA(quantile_values(x.scalar_type(), call, x.const_data_ptr(), mask.const_data_ptr(), out.mutable_data_ptr()));
+  MASKWISE_AT_ISA(quantile_values(x.scalar_type(), call, x.const_data_ptr(), out.mutable_data_ptr()));
   return out;
 }
 
-std::tuple<Tensor, Tensor, Tensor> places_of(const QuantileCall& call, const Tensor& x, const Tensor& mask,
-                                             const std::vector<int64_t>& sizes) {
+std::tuple<Tensor, Tensor, Tensor> places_of(const QuantileCall& call, const Tensor& x, const std::vector<int64_t>& sizes) {
   Tensor lower = empty_cpu(sizes, ScalarType::Long);
   Tensor upper = empty_cpu(sizes, ScalarType::Long);
   Tensor weights = empty_cpu(sizes, ScalarType::Double);
   auto* below = static_cast<int64_t*>(lower.mutable_data_ptr());
   auto* above = static_cast<int64_t*>(upper.mutable_data_ptr());
   auto* w = static_cast<double*>(weights.mutable_data_ptr());
-  MASKWISE_AT_ISA(quantile_places(x.scalar_type(), call, x.const_data_ptr(), mask.const_data_ptr(), below, above, w));
+  MASKWISE_AT_ISA(quantile_places(x.scalar_type(), call, x.const_data_ptr(), below, above, w));
   return {lower, upper, weights};
 }
 
@@ -53,21 +50,22 @@ std::vector<int64_t> sizes_of(const Tensor& x, const Dims& dim, const Tensor& q,
   return sizes;
 }
 
-Tensor quantile(const Tensor& x, const Tensor& mask, Dims dim, const Tensor& q, bool keepdim, int64_t interpolation) {
-  return values_of(quantiles_of(x, mask, dim, q, interpolation), x, mask, sizes_of(x, dim, q, keepdim));
+Tensor quantile(const Tensor& x, const Tensor& mask, Dims dim, const Tensor& q, bool keepdim, int64_t interpolation,
+                int64_t along) {
+  return values_of(quantiles_of(x, mask, dim, q, interpolation, along), x, sizes_of(x, dim, q, keepdim));
 }
 
 std::tuple<Tensor, Tensor, Tensor> quantile_places(const Tensor& x, const Tensor& mask, Dims dim, const Tensor& q,
-                                                   bool keepdim, int64_t interpolation) {
-  return places_of(quantiles_of(x, mask, dim, q, interpolation), x, mask, sizes_of(x, dim, q, keepdim));
+                                                   bool keepdim, int64_t interpolation, int64_t along) {
+  return places_of(quantiles_of(x, mask, dim, q, interpolation, along), x, sizes_of(x, dim, q, keepdim));
 }
 
-Tensor median(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim) {
-  return values_of(median_of(x, mask, dim), x, mask, reduced_sizes(x, dim, keepdim));
+Tensor median(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim, int64_t along) {
+  return values_of(median_of(x, mask, dim, along), x, reduced_sizes(x, dim, keepdim));
 }
 
-Tensor median_places(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim) {
-  return std::get<0>(places_of(median_of(x, mask, dim), x, mask, reduced_sizes(x, dim, keepdim)));
+Tensor median_places(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim, int64_t along) {
+  return std::get<0>(places_of(median_of(x, mask, dim, along), x, reduced_sizes(x, dim, keepdim)));
 }
 
 }  // namespace

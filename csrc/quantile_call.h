@@ -1,7 +1,7 @@
 // What a call of quantile asks for; knows nothing of types.
 #pragma once
 
-#include "loops.h"
+#include "order_entry.h"
 
 namespace maskwise {
 
@@ -16,7 +16,7 @@ struct Rank {
 };
 
 struct QuantileCall {
-  Nest<2> nest;
+  OrderNest nest;
   int64_t quantiles;
   const void* q;
   bool single;  // q is float32, else float64
@@ -57,8 +57,8 @@ struct QuantileCall {
   int64_t flat(int64_t slice, int64_t place) const { return offset_of(kept, slice)[0] + offset_of(reduced, place)[0]; }
 };
 
-inline QuantileCall make_quantile_call(const Tensor& x, const Tensor& mask, const std::vector<int64_t>& dims) {
-  QuantileCall call{make_nest<2>(x, {{&x}, {&mask}}, dims), 1, nullptr, false, Interpolation::lower, {}, {}};
+inline QuantileCall make_quantile_call(const Tensor& x, const Tensor& mask, const Dims& dims, int64_t along) {
+  QuantileCall call{OrderNest(x, mask, along, dims), 1, nullptr, false, Interpolation::lower, {}, {}};
   Loops<1> loops;
   int64_t stride = 1;
   for (int64_t d = x.dim(); d-- > 0; stride *= x.size(d)) loops.insert(loops.begin(), Loop<1>{x.size(d), {stride}});

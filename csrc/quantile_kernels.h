@@ -1,5 +1,5 @@
 // Masked quantiles, of which the median is one. Compiled once a target, through quantile.cpp.
-#include "order_slices.h"
+#include "order_columns.h"
 #include "quantile_call.h"
 #if defined(MASKWISE_QUANTILE_KERNELS_H) == defined(MASKWISE_TARGET_TOGGLE)
 #ifdef MASKWISE_TARGET_TOGGLE
@@ -43,9 +43,9 @@ void find_ranks(const QuantileCall& call, bool is_floating, typename Kind::E* li
 }
 
 template <class Kind, class Found, class K = typename Kind::K>
-void quantile_slices(const QuantileCall& call, const Source<Kind>& x, const uint8_t* m, const Found& found) {
+void quantile_slices(const QuantileCall& call, const Source<Kind>& x, const Found& found) {
   using E = typename Kind::E;
-  const Nest<2>& nest = call.nest;
+  const OrderNest& nest = call.nest;
   const Blocks blocks = make_blocks(nest, block_width<E>(nest.length, x.type.bytes), 1);
   blocks.for_each((nest.length + 3) / 4, [&](const auto& visit_each) {
     const bool one = blocks.width == 1;
@@ -54,7 +54,7 @@ void quantile_slices(const QuantileCall& call, const Source<Kind>& x, const uint
     auto buffer = std::make_unique<EntryBuffer<E>>(select_buffer(stride));
     visit_each([&](int64_t first, int64_t w) {
       if (one && nest.length > 65536) {
-        const int64_t wanted = entries_for(nest, m + offset_of(nest.outer, first)[1]);
+        const int64_t wanted = entries_for(nest, first);
         if (wanted > stride) {
           stride = wanted;
           lists = std::make_unique<EntryBuffer<E>>(stride);
@@ -62,7 +62,7 @@ void quantile_slices(const QuantileCall& call, const Source<Kind>& x, const uint
         }
       }
       int64_t counts[kWidest];
-      collect_block<Kind>(lists->data, stride, counts, blocks, nest, x, m, first, w, K{0});
+      collect_block<Kind>(lists->data, stride, counts, blocks, nest, x, first, w, K{0});
       for (int64_t j = 0; j < w; ++j) {
         if (counts[j] == 0) continue;
         find_ranks<Kind>(call, x.type.is_floating, lists->data + j * stride, counts[j], buffer->data,
@@ -74,7 +74,7 @@ void quantile_slices(const QuantileCall& call, const Source<Kind>& x, const uint
   });
 }
 
-inline void quantile_values(ScalarType dtype, const QuantileCall& call, const void* x, const void* m, void* out) {
+inline void quantile_values(ScalarType dtype, const QuantileCall& call, const void* x, void* out) {
   // Slices of which nothing is kept: NaN, or the least integer.
   dispatch_numeric(dtype, [&](auto t) {
     using T = decltype(t);
@@ -87,11 +87,11 @@ inline void quantile_values(ScalarType dtype, const QuantileCall& call, const vo
     const auto found = [&](int64_t at, int64_t, auto below, auto above, double weight) {
       source.type.interpolate(out, at, below, above, lerps ? weight : -1.0);
     };
-    quantile_slices(call, source, static_cast<const uint8_t*>(m), found);
+    quantile_slices(call, source, found);
   });
 }
 
-inline void quantile_places(ScalarType dtype, const QuantileCall& call, const void* x, const void* m, int64_t* lower,
+inline void quantile_places(ScalarType dtype, const QuantileCall& call, const void* x, int64_t* lower,
                             int64_t* upper, double* weights) {
   const int64_t all = call.quantiles * call.nest.slices;
   std::fill_n(lower, all, int64_t{-1});
@@ -103,7 +103,7 @@ inline void quantile_places(ScalarType dtype, const QuantileCall& call, const vo
       upper[at] = call.flat(slice, place_of(source, above));
       weights[at] = weight;
     };
-    quantile_slices(call, source, static_cast<const uint8_t*>(m), found);
+    quantile_slices(call, source, found);
   });
 }
 

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 
 import maskwise as mw
 from tests.laws.functions import FUNCTIONS
+from tests.laws.samples import needed
 
 ROWS, PAGE = 64, mmap.PAGESIZE
 KEPT = torch.arange(ROWS) % 4 == 1
@@ -59,12 +60,24 @@ def differentiated(fn: Callable[..., torch.Tensor], kept: torch.Tensor, mask: mw
     mw.loss(fn, x, target, mask).backward()
 
 
+def ordered(name: str, dim: int) -> None:
+    """An order of what is kept, by bits and by intervals."""
+    for kept, mask in ((KEPT, ACROSS), (FIRST, INTERVAL[:, None])):
+        getattr(mw, name)(guarded(kept=kept), mask, **needed(FUNCTIONS[name]), dim=dim)
+
+
 REDUCTIONS = [name for name, each in FUNCTIONS.items() if each.family == "reduce" and each.kernel]
 CASES = {
     **{
         f"{name} of {which}": lambda name=name, dim=dim: getattr(mw, name)(guarded(), ACROSS, dim=dim)
         for name in REDUCTIONS
         for which, dim in (("rows", 1), ("columns", 0), ("all", None))
+    },
+    **{
+        f"{name} of {which}": lambda name=name, dim=dim: ordered(name, dim)
+        for name, each in FUNCTIONS.items()
+        if each.family == "order" and each.kernel
+        for which, dim in (("rows", 1), ("columns", 0))
     },
     "mse_loss": lambda: mw.loss(F.mse_loss, guarded(), guarded(), ACROSS),
     "cross_entropy": lambda: mw.loss(F.cross_entropy, guarded(), torch.zeros(ROWS, dtype=torch.int64), ALONG),

@@ -51,7 +51,7 @@ def test_an_interval_of_rows_is_all_that_is_read_by_kernels_that_take_it_and_bit
 
 
 #: The families whose CPU kernels pass over a row that one bool drops; tests/plan/guarded.py shows that they do.
-PASS_OVER_ROWS = {"reduce", "loss"}
+PASS_OVER_ROWS = {"reduce", "loss", "order"}
 
 
 @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=lambda function: function.name)

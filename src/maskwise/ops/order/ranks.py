@@ -11,7 +11,7 @@ from torch import Tensor
 from maskwise.errors import ArgumentError, DeviceError, DtypeError, ShapeError, say
 from maskwise.ops.arguments import Dim, MaskLike
 from maskwise.ops.backends import FLOATING, INTEGRAL, provide
-from maskwise.ops.operation import Operation, define, kernel_routes
+from maskwise.ops.operation import ALONG, Operation, define, dropped_rows, kernel_routes
 from maskwise.ops.order import reference
 from maskwise.ops.order.reference import INTERPOLATIONS
 from maskwise.ops.order.sorting import check_one
@@ -194,17 +194,17 @@ def take_flat(x: Tensor, indices: Tensor) -> Tensor:
     return x.take(indices.clamp_min(0))
 
 
-def median_with_gradient(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
+def median_with_gradient(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool, along: int = 0) -> Tensor:
     """The medians, gathered at the indices that the kernel found."""
-    indices = _ops.median_places.default(x.detach(), mask, dim, keepdim)
+    indices = _ops.median_places.default(x.detach(), mask, dim, keepdim, along)
     return take_flat(x, indices).masked_fill(indices < 0, reference.nothing(x.dtype))
 
 
 def quantile_with_gradient(
-    x: Tensor, mask: Tensor, dim: list[int], q: Tensor, keepdim: bool, interpolation: int
+    x: Tensor, mask: Tensor, dim: list[int], q: Tensor, keepdim: bool, interpolation: int, along: int = 0
 ) -> Tensor:
     """The quantiles, interpolated between the elements that the kernel found."""
-    lower, upper, weight = _ops.quantile_places.default(x.detach(), mask, dim, q, keepdim, interpolation)
+    lower, upper, weight = _ops.quantile_places.default(x.detach(), mask, dim, q, keepdim, interpolation, along)
     out = take_flat(x, lower)
     if reference.INTERPOLATIONS[interpolation] in {"linear", "midpoint"}:
         wide = torch.promote_types(x.dtype, torch.float32)
@@ -212,8 +212,8 @@ def quantile_with_gradient(
     return out.masked_fill(lower < 0, reference.nothing(x.dtype))
 
 
-_MEDIAN = "(Tensor x, Tensor mask, int[] dim, bool keepdim) -> "
-_QUANTILE = "(Tensor x, Tensor mask, int[] dim, Tensor q, bool keepdim, int interpolation) -> "
+_MEDIAN = f"(Tensor x, Tensor mask, int[] dim, bool keepdim{ALONG} -> "
+_QUANTILE = f"(Tensor x, Tensor mask, int[] dim, Tensor q, bool keepdim, int interpolation{ALONG} -> "
 define("median_fused", _MEDIAN + "Tensor", reference=reference.median, fake=fake_median)
 define("median_places", _MEDIAN + "Tensor", reference=reference.median_indices, fake=fake_median_indices)
 define("quantile_fused", _QUANTILE + "Tensor", reference=reference.quantile, fake=fake_quantile)
@@ -238,9 +238,25 @@ provide("median", "cpu", (*FLOATING, *INTEGRAL))
 provide("quantile", "cpu", FLOATING)
 _median = Operation(
     "median",
-    kernel_routes("median", reference.median, _ops.median_fused.default, median_with_gradient, select_work),
+    kernel_routes(
+        "median",
+        reference.median,
+        _ops.median_fused.default,
+        median_with_gradient,
+        select_work,
+        skips=dropped_rows,
+        intervals=True,
+    ),
 )
 _quantile = Operation(
     "quantile",
-    kernel_routes("quantile", reference.quantile, _ops.quantile_fused.default, quantile_with_gradient, select_work),
+    kernel_routes(
+        "quantile",
+        reference.quantile,
+        _ops.quantile_fused.default,
+        quantile_with_gradient,
+        select_work,
+        skips=dropped_rows,
+        intervals=True,
+    ),
 )

@@ -10,7 +10,7 @@ from torch import Tensor
 from maskwise.errors import DtypeError, OutOfRangeError, say
 from maskwise.ops.arguments import MaskLike, dims_of, need_dense, need_ordered
 from maskwise.ops.backends import FLOATING, INTEGRAL
-from maskwise.ops.operation import define, register
+from maskwise.ops.operation import ALONG, define, dropped_rows, register
 from maskwise.ops.order import reference
 from maskwise.plan.cost import Work
 
@@ -229,31 +229,34 @@ def fake_topk(x: Tensor, mask: Tensor, dim: list[int], k: int, largest: bool) ->
 
 _sort = register(
     "sort",
-    "(Tensor x, Tensor mask, int[] dim, bool descending) -> (Tensor, Tensor)",
+    f"(Tensor x, Tensor mask, int[] dim, bool descending{ALONG} -> (Tensor, Tensor)",
     reference=reference.sort,
     fake=fake_sort,
     setup_context=save_indices,
     backward=order_backward,
     work=order_work,
+    skips=dropped_rows,
     cpu=(*FLOATING, *INTEGRAL, torch.bool),
 )
 
 _argsort = register(
     "argsort",
-    "(Tensor x, Tensor mask, int[] dim, bool descending) -> Tensor",
+    f"(Tensor x, Tensor mask, int[] dim, bool descending{ALONG} -> Tensor",
     reference=reference.argsort,
     fake=fake_argsort,
     work=lambda route, elements, size, grad: order_work(route, elements, size, False),
+    skips=dropped_rows,
     cpu=(*FLOATING, *INTEGRAL, torch.bool),
 )
 
 _topk = register(
     "topk",
-    "(Tensor x, Tensor mask, int[] dim, SymInt k, bool largest) -> (Tensor, Tensor)",
+    f"(Tensor x, Tensor mask, int[] dim, SymInt k, bool largest{ALONG} -> (Tensor, Tensor)",
     reference=reference.topk,
     fake=fake_topk,
     setup_context=save_indices,
     backward=order_backward,
     work=order_work,
+    skips=dropped_rows,
     cpu=(*FLOATING, *INTEGRAL),
 )

@@ -9,6 +9,8 @@ namespace maskwise {
 // Columns that are passed over together: a cache line of floats, and a multiple of the lanes of any vector.
 constexpr int64_t kColumnGroup = 16;
 static_assert(kScanColumns <= kConstantMask && kScanColumns <= kStage);
+// Steps for which the bounds of columns are held as small numbers: a multiple of kTransposedRows.
+constexpr int64_t kBoundSteps = 256;
 
 class ColumnScan {
  public:
@@ -29,6 +31,7 @@ class ColumnScan {
     position = loops.locate(outer, scan.operands, line, home) + column * inner.stride[kScanPosition];
     for (int o = 0; o < scan.operands; ++o) home[o] += column * inner.stride[o];
     rows.begin = rows.end = 0;
+    bounds_from = -1;
     const int64_t groups = ceil_div(w, kColumnGroup);
     scan.init(state->bytes, 0, groups * kColumnGroup);
     find_first_kept(groups);
@@ -79,6 +82,8 @@ class ColumnScan {
   int64_t next[kOperands];
   int64_t w, position;
   MaskRows rows;
+  int64_t bounds_from;  // the step that `starts` and `ends` count from
+  int16_t starts[kScanColumns], ends[kScanColumns];
   int64_t first_kept[kScanColumns / kColumnGroup];
 
   // Before the first kept step of a group, gradients are not read. Of bytes that would have to be looked for.
@@ -126,7 +131,7 @@ class ColumnScan {
   }
 
   // The bytes of `step` and, where these are as easily had, of steps around it.
-  MaskRows mask_rows(int64_t step) const {
+  MaskRows mask_rows(int64_t step) {
     const int o = scan.mask;
     if (loops.mask.has_intervals()) return interval_rows(step);
     if (staging.direct[o]) return {home[o], stride[o], 0, n};
@@ -148,7 +153,7 @@ class ColumnScan {
   }
 
   // The same of bounds. Where these do not change from step to step, neither do the bytes between two of them.
-  MaskRows interval_rows(int64_t step) const {
+  MaskRows interval_rows(int64_t step) {
     const int o = scan.mask;
     const Mask& mask = loops.mask;
     const auto* bounds = reinterpret_cast<const uint8_t*>(home[o]);
@@ -158,18 +163,46 @@ class ColumnScan {
         write_bytes(bounds + s * stride[o], position + s * stride[kScanPosition], staging.place(0, o) + (s - first) * w);
       return {staging.place(0, o), w, first, last};
     }
+    if (stride[kScanPosition] != 0 && inner.stride[o] != 0) return bounded_rows(step);
     MaskRows found{staging.place(0, o), 0, 0, n};
     write_bytes(bounds, position + step * stride[kScanPosition], found.bytes);
-    for (int64_t j = 0; j < (inner.stride[o] == 0 ? 1 : w) && stride[kScanPosition] != 0; ++j) {
-      const Interval kept = mask.interval(bounds + j * inner.stride[o]);
-      for (const int64_t bound : {kept.start, kept.end}) {
-        if (bound <= step)
-          found.begin = std::max(found.begin, bound);
-        else
-          found.end = std::min(found.end, bound);
-      }
+    if (stride[kScanPosition] == 0) return found;
+    const Interval kept = mask.interval(bounds);
+    for (const int64_t bound : {kept.start, kept.end}) {
+      if (bound <= step)
+        found.begin = std::max(found.begin, bound);
+      else
+        found.end = std::min(found.end, bound);
     }
     return found;
+  }
+
+  // The same of intervals along the steps, one for each column: most are the same in all steps of a tile.
+  MaskRows bounded_rows(int64_t step) {
+    const int o = scan.mask;
+    const int64_t base = step - step % kBoundSteps;
+    if (base != bounds_from) {
+      bounds_from = base;
+      for (int64_t j = 0; j < w; ++j) {
+        const Interval kept = loops.mask.interval(reinterpret_cast<const uint8_t*>(home[o]) + j * inner.stride[o]);
+        starts[j] = static_cast<int16_t>(std::clamp<int64_t>(kept.start - base, 0, kBoundSteps));
+        ends[j] = static_cast<int16_t>(std::clamp<int64_t>(kept.end - base, 0, kBoundSteps));
+      }
+    }
+    char* bytes = staging.place(0, o);
+    const int64_t first = step - step % kTransposedRows, last = std::min(first + kTransposedRows, n);
+    const auto from = static_cast<int16_t>(first - base), to = static_cast<int16_t>(last - base);
+    int16_t changes = 0;
+    for (int64_t j = 0; j < w; ++j) {
+      const int16_t start = starts[j], end = ends[j];
+      bytes[j] = static_cast<char>((start <= from) & (from < end));
+      changes |= static_cast<int16_t>(((from < start) & (start < to)) | ((from < end) & (end < to)));
+    }
+    if (changes == 0) return {bytes, 0, first, last};
+    for (int16_t s = 1; s < to - from; ++s)
+      for (int64_t j = 0; j < w; ++j)
+        bytes[s * w + j] = static_cast<char>((starts[j] <= from + s) & (from + s < ends[j]));
+    return {bytes, w, first, last};
   }
 
   void write_bytes(const uint8_t* bounds, int64_t line, char* bytes) const {

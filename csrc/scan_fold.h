@@ -39,10 +39,12 @@ struct At {
   }
 };
 
-// Not read where none of kLanes elements is kept; without a branch, as one on a mask at random is mispredicted.
+// Not read where none of kLanes elements is kept. By arithmetic: a branch on a mask at random is mispredicted.
 template <class A, class T>
 inline Vec<A> load_kept(const T* x, const uint8_t* m) {
-  return load<A>(none_of<kLanes<A>>(m) ? reinterpret_cast<const T*>(kNoneKept.bytes) : x);
+  const uintptr_t any = -static_cast<uintptr_t>(!none_of<kLanes<A>>(m));
+  const auto values = reinterpret_cast<uintptr_t>(x), zeros = reinterpret_cast<uintptr_t>(kNoneKept.bytes);
+  return load<A>(reinterpret_cast<const T*>((values & any) | (zeros & ~any)));
 }
 
 template <class F>

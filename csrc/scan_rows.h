@@ -9,19 +9,26 @@ namespace maskwise {
 // Steps in one call where every operand is read in place.
 constexpr int64_t kSteps = 4096;
 static_assert(kSteps <= kConstantMask);
+// Bytes are searched for the first and the last kept step to a multiple of this, so that lanes stay in step.
+constexpr int64_t kSearched = 64;
 
-// The bytes [begin, end) from the first to the last that is not 0.
-inline KeptRun kept_bytes(const uint8_t* bytes, int64_t n) {
-  const auto word_at = [&](int64_t i) {
-    uint64_t word;
+inline bool none_kept(const uint8_t* bytes, int64_t n) {
+  uint64_t any = 0, word;
+  int64_t i = 0;
+  for (; i + 8 <= n && any == 0; i += 8) {
     std::memcpy(&word, bytes + i, sizeof(word));
-    return word;
-  };
+    any |= word;
+  }
+  for (; i < n; ++i) any |= bytes[i];
+  return any == 0;
+}
+
+// The steps outside of which n bytes keep nothing.
+inline KeptRun kept_bytes(const uint8_t* bytes, int64_t n) {
   int64_t begin = 0, end = n;
-  while (begin + 8 <= end && word_at(begin) == 0) begin += 8;
-  while (begin < end && bytes[begin] == 0) ++begin;
-  while (begin + 8 <= end && word_at(end - 8) == 0) end -= 8;
-  while (begin < end && bytes[end - 1] == 0) --end;
+  const auto last = [&] { return (end - 1) / kSearched * kSearched; };
+  while (begin < end && none_kept(bytes + begin, std::min(kSearched, end - begin))) begin += kSearched;
+  while (begin < end && none_kept(bytes + last(), end - last())) end = last();
   return {begin < end ? Kept::bits : Kept::none, begin, end};
 }
 
@@ -88,7 +95,7 @@ class RowScan {
       lane.position = loops.locate(loops.lines, scan.operands, next++, lane.home);
       const auto* m = reinterpret_cast<const uint8_t*>(lane.home[scan.mask]);
       KeptRun run = kept_of_run(loops.mask, m, lane.position, stride[scan.mask], stride[kScanPosition], n);
-      if (run.kept == Kept::bits && staging.direct[scan.mask]) run = kept_bytes(m, n);
+      if (run.kept == Kept::bits && staging.direct[scan.mask] && n > kSearched) run = kept_bytes(m, n);
       scan.init(state->bytes, r, r + 1);
       if (run.kept == Kept::none) {
         if (scan.reverse)
@@ -171,8 +178,8 @@ class RowScan {
       char* place = staging.place(r, o);
       const int64_t before = o == scan.previous && first > 0 ? 1 : 0;
       const int size = scan.bytes[o];
-      const bool is_read = o < scan.results() &&
-                           (o != scan.x || kept_bytes(reinterpret_cast<const uint8_t*>(m), count).kept != Kept::none);
+      const bool is_read =
+          o < scan.results() && !(o == scan.x && none_kept(reinterpret_cast<const uint8_t*>(m), count));
       if (is_read) gather(size, place - before * size, here - before * stride[o], stride[o], count + before);
       here = place;
     }

@@ -41,7 +41,7 @@ class ColumnScan {
       bool staged = false;
       for (int64_t g = 0, to; g < groups; g = to) {
         const Group kind = kind_of(g, step, count);
-        for (to = g + 1; to < groups && kind_of(to, step, count) == kind;) ++to;
+        for (to = is_whole() ? groups : g + 1; to < groups && kind_of(to, step, count) == kind;) ++to;
         const int64_t begin = g * kColumnGroup, end = std::min(to * kColumnGroup, w);
         if (kind == Group::kept && !staged) {
           stage_x(step);
@@ -63,11 +63,15 @@ class ColumnScan {
   // What is kept of a group in some steps; `unused` is a gradient that no kept step before adds to.
   enum class Group { kept, dropped, unused };
 
-  // The bytes of the steps [begin, end), `next` apart; those of `begin` are at `bytes`.
+  // The bytes of the steps [begin, end), `next` apart; those of `begin` are at `bytes`. Where all are the same, they are
+  // those of a constant.
   struct MaskRows {
     char* bytes;
     int64_t next, begin, end;
   };
+  bool is_whole() const {
+    return !scan.reverse && (rows.bytes == constant_bytes(kAllKept) || rows.bytes == constant_bytes(kNoneKept));
+  }
 
   const Scan& scan;
   const ScanLoops& loops;
@@ -138,7 +142,13 @@ class ColumnScan {
     const char* here = home[o] + step * stride[o];
     if (inner.stride[o] == 0) {
       char* bytes = constant_bytes(kept_of_run(here, 0) == Kept::all ? kAllKept : kNoneKept);
-      return stride[o] == 0 ? MaskRows{bytes, 0, 0, n} : MaskRows{bytes, 0, step, step + 1};
+      if (stride[o] == 0) return {bytes, 0, 0, n};
+      const int64_t tile = step - step % kTransposedRows, limit = std::min(tile + kTransposedRows, n);
+      const auto same = [&](int64_t s) { return (home[o][s * stride[o]] != 0) == (*here != 0); };
+      MaskRows found{bytes, 0, step, step + 1};
+      while (found.begin > tile && same(found.begin - 1)) --found.begin;
+      while (found.end < limit && same(found.end)) ++found.end;
+      return found;
     }
     char* place = staging.place(0, o);
     const int64_t first = step - step % kTransposedRows;
@@ -166,6 +176,8 @@ class ColumnScan {
     if (stride[kScanPosition] != 0 && inner.stride[o] != 0) return bounded_rows(step);
     MaskRows found{staging.place(0, o), 0, 0, n};
     write_bytes(bounds, position + step * stride[kScanPosition], found.bytes);
+    if (inner.stride[kScanPosition] == 0 && inner.stride[o] == 0)
+      found.bytes = constant_bytes(*found.bytes != 0 ? kAllKept : kNoneKept);
     if (stride[kScanPosition] == 0) return found;
     const Interval kept = mask.interval(bounds);
     for (const int64_t bound : {kept.start, kept.end}) {
@@ -189,20 +201,22 @@ class ColumnScan {
         ends[j] = static_cast<int16_t>(std::clamp<int64_t>(kept.end - base, 0, kBoundSteps));
       }
     }
-    char* bytes = staging.place(0, o);
+    char* __restrict bytes = staging.place(0, o);
     const int64_t first = step - step % kTransposedRows, last = std::min(first + kTransposedRows, n);
     const auto from = static_cast<int16_t>(first - base), to = static_cast<int16_t>(last - base);
-    int16_t changes = 0;
-    for (int64_t j = 0; j < w; ++j) {
-      const int16_t start = starts[j], end = ends[j];
-      bytes[j] = static_cast<char>((start <= from) & (from < end));
-      changes |= static_cast<int16_t>(((from < start) & (start < to)) | ((from < end) & (end < to)));
+    const auto changes = [from, to](int16_t bound) { return (from < bound) & (bound < to); };
+    const int64_t columns = w;
+    int any = 0;
+    for (int64_t j = 0; j < columns; ++j) {
+      bytes[j] = static_cast<char>((starts[j] <= from) & (from < ends[j]));
+      any |= changes(starts[j]) | changes(ends[j]);
     }
-    if (changes == 0) return {bytes, 0, first, last};
-    for (int16_t s = 1; s < to - from; ++s)
-      for (int64_t j = 0; j < w; ++j)
-        bytes[s * w + j] = static_cast<char>((starts[j] <= from + s) & (from + s < ends[j]));
-    return {bytes, w, first, last};
+    if (any == 0) return {bytes, 0, first, last};
+    for (int s = 1; s < to - from; ++s) std::memcpy(bytes + s * columns, bytes, columns);
+    for (int64_t j = 0; j < columns; ++j)
+      for (int s = 1; (changes(starts[j]) | changes(ends[j])) && s < to - from; ++s)
+        bytes[s * columns + j] = static_cast<char>((starts[j] <= from + s) & (from + s < ends[j]));
+    return {bytes, columns, first, last};
   }
 
   void write_bytes(const uint8_t* bounds, int64_t line, char* bytes) const {

@@ -57,7 +57,7 @@ struct CumExtreme {
     while (i < n) {
       const int64_t count = std::min<int64_t>(L, n - i);
       bool some = true;
-      if (count == L) some = any_lane(load_mask<A>(m + i) & takes(load_kept<A>(x + i, m + i), splat<A>(running)));
+      if (count == L) some = any_lane(load_mask<A>(m + i) & takes(load_kept<A>(At{at, kRows}, x + i, m + i), splat<A>(running)));
       if (!some) {
         // Most stretches bring nothing new.
         store(values + i, splat<A>(running));
@@ -113,7 +113,7 @@ struct CumExtreme {
     int64_t j = begin;
     for (; j + L <= end; j += L) {
       Vec<A> best = load_raw<Vec<A>>(running + j);
-      const Vec<A> v = load_kept<A>(x + j, m + j);
+      const Vec<A> v = load<A>(x + j);
       const LaneMask<A> taken = load_mask<A>(m + j) & takes(v, best);
       if (any_lane(taken)) {
         best = taken ? v : best;

@@ -29,7 +29,8 @@ namespace maskwise::MASKWISE_TARGET {
 template <class T>
 using ScanAcc = std::conditional_t<kIntegral<T>, uint64_t, std::conditional_t<(sizeof(T) >= 4), double, float>>;
 
-// The operands of one row (pitch kRows) or of columns (pitch 1).
+// The operands of one row (pitch kRows) or of columns (pitch 1). Of rows, vectors are looked at through the mask before they
+// are read; of columns, groups have been.
 struct At {
   char* const* pointers;
   int pitch;
@@ -39,9 +40,10 @@ struct At {
   }
 };
 
-// Not read where none of kLanes elements is kept. By arithmetic: a branch on a mask at random is mispredicted.
+// Not read where none of kLanes elements of a row is kept. By arithmetic: a branch on a mask at random is mispredicted.
 template <class A, class T>
-inline Vec<A> load_kept(const T* x, const uint8_t* m) {
+inline Vec<A> load_kept(const At& at, const T* x, const uint8_t* m) {
+  if (at.pitch == 1) return load<A>(x);
   const uintptr_t any = -static_cast<uintptr_t>(!none_of<kLanes<A>>(m));
   const auto values = reinterpret_cast<uintptr_t>(x), zeros = reinterpret_cast<uintptr_t>(kNoneKept.bytes);
   return load<A>(reinterpret_cast<const T*>((values & any) | (zeros & ~any)));
@@ -83,8 +85,11 @@ inline void fold_block(Vec<typename F::A>* state, char* const* at, int64_t i, co
     for (int k = 0; k < F::kInputs; ++k) v[k][r] = in[k];
   }
   for (int k = 0; k < F::kInputs; ++k) transpose<A>(v[k]);
-  for (int t = 0; t < L; ++t) {
-    const int s = scan.reverse ? L - 1 - t : t;
+  int most = L;
+  if constexpr (!kFull)
+    for (most = 0; any_lane(splat<A>(static_cast<A>(most)) < *count);) ++most;
+  for (int t = 0; t < (kFull ? L : most); ++t) {
+    const int s = scan.reverse ? (kFull ? L : most) - 1 - t : t;
     Vec<A> in[F::kInputs], before[F::kStates];
     for (int k = 0; k < F::kInputs; ++k) in[k] = v[k][s];
     for (int k = 0; k < F::kStates; ++k) before[k] = state[k];

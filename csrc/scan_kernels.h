@@ -25,7 +25,7 @@ struct CumSum {
   static A init(int) { return A{0}; }
   static void load_inputs(At at, int64_t i, Vec<A>* in) {
     const uint8_t* m = at.of<const uint8_t>(1) + i;
-    in[0] = keep<A>(load_kept<A>(at.of<const T>(0) + i, m), load_mask<A>(m));
+    in[0] = keep<A>(load_kept<A>(at, at.of<const T>(0) + i, m), load_mask<A>(m));
   }
   static void drop_inputs(Vec<A>, Vec<A>, Vec<A>* in) { in[0] = splat<A>(A{0}); }
   static Vec<A> accumulate(Vec<A>* s, const Vec<A>* in) { return s[0] += in[0]; }
@@ -57,7 +57,7 @@ struct CumProd {
   static A init(int) { return A{1}; }
   static void load_inputs(At at, int64_t i, Vec<A>* in) {
     const uint8_t* m = at.of<const uint8_t>(1) + i;
-    const Vec<A> x = load_kept<A>(at.of<const T>(0) + i, m);
+    const Vec<A> x = load_kept<A>(at, at.of<const T>(0) + i, m);
     in[0] = load_mask<A>(m) ? x : splat<A>(A{1});
   }
   static void drop_inputs(Vec<A>, Vec<A>, Vec<A>* in) { in[0] = splat<A>(A{1}); }
@@ -80,7 +80,7 @@ struct CumProdBackward {
   static A init(int k) { return k == 2 ? A{1} : A{0}; }
   static void load_inputs(At at, int64_t i, Vec<A>* in) {
     const uint8_t* m = at.of<const uint8_t>(2) + i;
-    const Vec<A> x = load_kept<A>(at.of<const T>(1) + i, m);
+    const Vec<A> x = load_kept<A>(at, at.of<const T>(1) + i, m);
     in[0] = load<A>(at.of<const T>(0) + i);
     in[1] = load_mask<A>(m) ? x : splat<A>(A{1});
     in[2] = load<A>(at.of<const T>(3) + i);
@@ -117,7 +117,7 @@ struct LogCumSumExp {
   static A init(int k) { return k == 0 ? std::numeric_limits<A>::lowest() : k == 1 ? A{0} : -kInf; }
   static void load_inputs(At at, int64_t i, Vec<A>* in) {
     const uint8_t* m = at.of<const uint8_t>(1) + i;
-    const Vec<A> x = load_kept<A>(at.of<const T>(0) + i, m);
+    const Vec<A> x = load_kept<A>(at, at.of<const T>(0) + i, m);
     in[0] = load_mask<A>(m) ? x : splat<A>(-kInf);
   }
   static void drop_inputs(Vec<A>, Vec<A>, Vec<A>* in) { in[0] = splat<A>(-kInf); }
@@ -168,7 +168,7 @@ struct LogCumSumExpBackward {
   }
   static void store_results(At at, int64_t i, Vec<A> v) {
     const uint8_t* m = at.of<const uint8_t>(2) + i;
-    const Vec<A> x = load_kept<A>(at.of<const T>(1) + i, m), out = load<A>(at.of<const T>(3) + i);
+    const Vec<A> x = load_kept<A>(at, at.of<const T>(1) + i, m), out = load<A>(at.of<const T>(3) + i);
     // Before anything finite was kept there is nothing that x could have a part in.
     const LaneMask<A> kept = load_mask<A>(m) & (x != -kInf);
     store(at.of<T>(4) + i, any_lane(kept) ? keep<A>(v * vexp_nonpositive<A>(x - out), kept) : Vec<A>{});

@@ -117,6 +117,7 @@ class RowScan {
 
   // Steps of which nothing is kept, with kept ones before them; for a scan, also after them alone.
   void drop(int r, int64_t begin, int64_t end) {
+    if (begin == end) return;
     const Lane& lane = lanes[r];
     const int64_t most = staging.all ? n : kStage;
     while (begin < end) {

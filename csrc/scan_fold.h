@@ -157,8 +157,11 @@ void fold_drop(void* state, int row, char* const* at, int64_t n) {
   if constexpr (scan.reverse) {
     const In* grad = reinterpret_cast<const In*>(at[0]);
     Vec<A> sums[4] = {};
-    for (; i + 4 * L <= n; i += 4 * L)
+    for (; i + 4 * L <= n; i += 4 * L) {
+      // One row alone is too little for the hardware to run ahead of.
+      for (int64_t k = 0; k < 4 * L; k += 64 / sizeof(In)) __builtin_prefetch(grad + std::min(i + k + 1024, n - 1));
       for (int k = 0; k < 4; ++k) sums[k] += load<A>(grad + i + k * L);
+    }
     A total = add_lanes<A>((sums[0] + sums[1]) + (sums[2] + sums[3]));
     for (; i < n; ++i) total += static_cast<A>(grad[i]);
     Vec<A> out = {};

@@ -58,13 +58,23 @@ class RowScan {
         advance(shortest / scan.rows * scan.rows);
       else
         finish();
+      int done = 0;
       for (int r = 0; r < scan.rows; ++r) {
-        Lane& lane = lanes[r];
+        const Lane& lane = lanes[r];
         if (!lane.active || lane.begin < lane.end) continue;
+        ++done;
         if (scan.reverse)
           clear(r, 0, lane.begin);
         else
           drop(r, lane.end, n);
+      }
+      // Rows of one length end together.
+      const bool all = done == active;
+      if (all) scan.init(state->bytes, 0, scan.rows);
+      for (int r = 0; r < scan.rows && done > 0; ++r) {
+        if (!lanes[r].active || lanes[r].begin < lanes[r].end) continue;
+        if (!all) scan.init(state->bytes, r, r + 1);
+        --done;
         active += take(r) - 1;
       }
     }
@@ -88,7 +98,7 @@ class RowScan {
   Lane lanes[kRows];
   int64_t next, last;
 
-  // Whether lane r has got a row. Rows of which nothing is kept are written at once.
+  // Whether lane r, whose state is new, has got a row. Rows of which nothing is kept are written at once.
   bool take(int r) {
     Lane& lane = lanes[r];
     while (next < last) {
@@ -96,7 +106,6 @@ class RowScan {
       const auto* m = reinterpret_cast<const uint8_t*>(lane.home[scan.mask]);
       KeptRun run = kept_of_run(loops.mask, m, lane.position, stride[scan.mask], stride[kScanPosition], n);
       if (run.kept == Kept::bits && staging.direct[scan.mask] && n > kSearched) run = kept_bytes(m, n);
-      scan.init(state->bytes, r, r + 1);
       if (run.kept == Kept::none) {
         if (scan.reverse)
           clear(r, 0, n);

@@ -48,12 +48,18 @@ def forced(route: str) -> None:
         mw.sum(guarded(), ACROSS)
 
 
+SCANS = [name for name, each in FUNCTIONS.items() if each.family == "scan" and each.kernel]
 REDUCTIONS = [name for name, each in FUNCTIONS.items() if each.family == "reduce" and each.kernel]
 CASES = {
     **{
         f"{name} of {which}": lambda name=name, dim=dim: getattr(mw, name)(guarded(), ACROSS, dim=dim)
         for name in REDUCTIONS
         for which, dim in (("rows", 1), ("columns", 0), ("all", None))
+    },
+    **{
+        f"{name} of {which}": lambda name=name, dim=dim: getattr(mw, name)(guarded(), ACROSS, dim=dim)
+        for name in SCANS
+        for which, dim in (("rows", 1), ("columns", 0))
     },
     "mse_loss": lambda: mw.loss(F.mse_loss, guarded(), guarded(), ACROSS),
     "cross_entropy": lambda: mw.loss(F.cross_entropy, guarded(), torch.zeros(ROWS, dtype=torch.int64), ALONG),

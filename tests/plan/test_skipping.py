@@ -44,7 +44,7 @@ def test_a_mask_along_rows_skips_nothing(function):
 
 
 #: The families whose CPU kernels pass over a row that one bool drops; tests/plan/guarded.py shows that they do.
-PASS_OVER_ROWS = {"reduce", "loss"}
+PASS_OVER_ROWS = {"reduce", "scan", "loss"}
 
 
 @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=lambda function: function.name)

@@ -1,6 +1,7 @@
-// The scans as registered ops. Arguments were checked in Python: dim holds one dim, not negative, the mask is bool and
-// broadcasts to x, and the capability table knows that the dtype is served.
-#include "scan_loops.h"
+// The scans as registered ops. Arguments were checked in Python: dim holds one dim, not negative, the mask broadcasts to x
+// and is bool, or holds the bounds of intervals along the dim `along`; the capability table knows that the dtype is served.
+#include "scan_columns.h"
+#include "scan_rows.h"
 
 #define MASKWISE_COMPUTE_BOUND
 #define MASKWISE_KERNELS "scan_kernels.h"
@@ -9,67 +10,77 @@
 namespace maskwise {
 namespace {
 
-Tensor scan(const Scan& kernel, const Tensor& x, const Tensor& mask, ScalarType dtype, const Dims& dim) {
+void run_scan(const Scan& scan, const ScanLoops& loops) {
+  if (loops.count == 0 || loops.steps.size == 0) return;
+  const int result = scan.operands - 1;
+  if (over_columns(loops, result, scan.bytes[result]))
+    scan_columns(scan, loops);
+  else
+    scan_rows(scan, loops);
+}
+
+Tensor scan(const Scan& kernel, const Tensor& x, const Tensor& mask, ScalarType dtype, const Dims& dim, int64_t along) {
   Tensor out = new_like(x, dtype);
-  run_scan(kernel, ScanLoops({&x, &mask, &out}, kernel.bytes, dim));
+  run_scan(kernel, ScanLoops({&x, &mask, &out}, kernel.bytes, dim, kernel.mask, along));
   return out;
 }
 
-Tensor cumsum(const Tensor& x, const Tensor& mask, Dims dim) {
+Tensor cumsum(const Tensor& x, const Tensor& mask, Dims dim, int64_t along) {
   const ScalarType dtype = x.scalar_type();
-  return scan(MASKWISE_AT_ISA(cumsum(dtype)), x, mask, is_floating(dtype) ? dtype : ScalarType::Long, dim);
+  return scan(MASKWISE_AT_ISA(cumsum(dtype)), x, mask, is_floating(dtype) ? dtype : ScalarType::Long, dim, along);
 }
 
-Tensor cumprod(const Tensor& x, const Tensor& mask, Dims dim) {
+Tensor cumprod(const Tensor& x, const Tensor& mask, Dims dim, int64_t along) {
   const ScalarType dtype = x.scalar_type();
-  return scan(MASKWISE_AT_ISA(cumprod(dtype)), x, mask, is_floating(dtype) ? dtype : ScalarType::Long, dim);
+  return scan(MASKWISE_AT_ISA(cumprod(dtype)), x, mask, is_floating(dtype) ? dtype : ScalarType::Long, dim, along);
 }
 
-Tensor logcumsumexp(const Tensor& x, const Tensor& mask, Dims dim) {
+Tensor logcumsumexp(const Tensor& x, const Tensor& mask, Dims dim, int64_t along) {
   const ScalarType dtype = x.scalar_type();
-  return scan(MASKWISE_AT_ISA(logcumsumexp(dtype)), x, mask, dtype, dim);
+  return scan(MASKWISE_AT_ISA(logcumsumexp(dtype)), x, mask, dtype, dim, along);
 }
 
-std::tuple<Tensor, Tensor> extreme(const Scan& kernel, const Tensor& x, const Tensor& mask, const Dims& dim) {
+std::tuple<Tensor, Tensor> extreme(const Scan& kernel, const Tensor& x, const Tensor& mask, const Dims& dim, int64_t along) {
   Tensor places = new_like(x, ScalarType::Long);
   Tensor values = new_like(x, x.scalar_type());
-  run_scan(kernel, ScanLoops({&x, &mask, &places, &values}, kernel.bytes, dim));
+  run_scan(kernel, ScanLoops({&x, &mask, &places, &values}, kernel.bytes, dim, kernel.mask, along));
   return {values, places};
 }
 
-std::tuple<Tensor, Tensor> cummax(const Tensor& x, const Tensor& mask, Dims dim) {
-  return extreme(MASKWISE_AT_ISA(cummax(x.scalar_type())), x, mask, dim);
+std::tuple<Tensor, Tensor> cummax(const Tensor& x, const Tensor& mask, Dims dim, int64_t along) {
+  return extreme(MASKWISE_AT_ISA(cummax(x.scalar_type())), x, mask, dim, along);
 }
 
-std::tuple<Tensor, Tensor> cummin(const Tensor& x, const Tensor& mask, Dims dim) {
-  return extreme(MASKWISE_AT_ISA(cummin(x.scalar_type())), x, mask, dim);
+std::tuple<Tensor, Tensor> cummin(const Tensor& x, const Tensor& mask, Dims dim, int64_t along) {
+  return extreme(MASKWISE_AT_ISA(cummin(x.scalar_type())), x, mask, dim, along);
 }
 
-Tensor cumsum_backward(const Tensor& grad, const Tensor& mask, Dims dim) {
+Tensor cumsum_backward(const Tensor& grad, const Tensor& mask, Dims dim, int64_t along) {
   const ScalarType dtype = grad.scalar_type();
-  return scan(MASKWISE_AT_ISA(cumsum_backward(dtype)), grad, mask, dtype, dim);
+  return scan(MASKWISE_AT_ISA(cumsum_backward(dtype)), grad, mask, dtype, dim, along);
 }
 
 Tensor fold_backward(const Scan& kernel, const Tensor& grad, const Tensor& x, const Tensor& mask, const Tensor& out,
-                     const Dims& dim) {
+                     const Dims& dim, int64_t along) {
   Tensor result = new_like(x, x.scalar_type());
-  run_scan(kernel, ScanLoops({&grad, &x, &mask, &out, &result}, kernel.bytes, dim));
+  run_scan(kernel, ScanLoops({&grad, &x, &mask, &out, &result}, kernel.bytes, dim, kernel.mask, along));
   return result;
 }
 
-Tensor cumprod_backward(const Tensor& grad, const Tensor& x, const Tensor& mask, const Tensor& out, Dims dim) {
-  return fold_backward(MASKWISE_AT_ISA(cumprod_backward(x.scalar_type())), grad, x, mask, out, dim);
+Tensor cumprod_backward(const Tensor& grad, const Tensor& x, const Tensor& mask, const Tensor& out, Dims dim, int64_t along) {
+  return fold_backward(MASKWISE_AT_ISA(cumprod_backward(x.scalar_type())), grad, x, mask, out, dim, along);
 }
 
-Tensor logcumsumexp_backward(const Tensor& grad, const Tensor& x, const Tensor& mask, const Tensor& out, Dims dim) {
-  return fold_backward(MASKWISE_AT_ISA(logcumsumexp_backward(x.scalar_type())), grad, x, mask, out, dim);
+Tensor logcumsumexp_backward(const Tensor& grad, const Tensor& x, const Tensor& mask, const Tensor& out, Dims dim, int64_t along) {
+  return fold_backward(MASKWISE_AT_ISA(logcumsumexp_backward(x.scalar_type())), grad, x, mask, out, dim, along);
 }
 
-Tensor cumextreme_backward(const Tensor& grad, const Tensor& places, Dims dim) {
+Tensor cumextreme_backward(const Tensor& grad, const Tensor& places, const Tensor& mask, Dims dim, int64_t along) {
   const ScalarType dtype = grad.scalar_type();
   Tensor result = new_like(grad, dtype);
-  const int bytes[] = {static_cast<int>(grad.element_size()), 8, static_cast<int>(grad.element_size())};
-  const ScanLoops loops({&grad, &places, &result}, bytes, dim);
+  const int size = static_cast<int>(grad.element_size());
+  const int bytes[] = {size, sizeof(int64_t), 1, size};
+  const ScanLoops loops({&grad, &places, &mask, &result}, bytes, dim, 2, along);
   if (loops.count > 0 && loops.steps.size > 0) MASKWISE_AT_ISA(cumextreme_backward(dtype, loops));
   return result;
 }

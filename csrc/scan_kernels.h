@@ -19,12 +19,15 @@ using ScanOut = std::conditional_t<kIntegral<T>, int64_t, T>;
 template <class T>
 struct CumSum {
   using A = ScanAcc<T>;
-  static constexpr int kInputs = 1, kStates = 1;
-  static constexpr Scan scan() { return {3, 1, {sizeof(T), 1, sizeof(ScanOut<T>)}, 1, -1, false}; }
+  using In = T;
+  static constexpr int kInputs = 1, kStates = 1, kOut = -1;
+  static constexpr Scan scan() { return {3, 1, {sizeof(T), 1, sizeof(ScanOut<T>)}, 1, 0, -1, false}; }
   static A init(int) { return A{0}; }
   static void load_inputs(At at, int64_t i, Vec<A>* in) {
-    in[0] = keep<A>(load<A>(at.of<const T>(0) + i), load_mask<A>(at.of<const uint8_t>(1) + i));
+    const uint8_t* m = at.of<const uint8_t>(1) + i;
+    in[0] = keep<A>(load_kept<A>(at, at.of<const T>(0) + i, m), load_mask<A>(m));
   }
+  static void drop_inputs(Vec<A>, Vec<A>, Vec<A>* in) { in[0] = splat<A>(A{0}); }
   static Vec<A> accumulate(Vec<A>* s, const Vec<A>* in) { return s[0] += in[0]; }
   static void store_results(At at, int64_t i, Vec<A> v) { store(at.of<ScanOut<T>>(2) + i, v); }
 };
@@ -33,10 +36,12 @@ struct CumSum {
 template <class T>
 struct CumSumBackward {
   using A = ScanAcc<T>;
-  static constexpr int kInputs = 1, kStates = 1;
-  static constexpr Scan scan() { return {3, 1, {sizeof(T), 1, sizeof(T)}, 1, -1, true}; }
+  using In = T;
+  static constexpr int kInputs = 1, kStates = 1, kOut = -1;
+  static constexpr Scan scan() { return {3, 1, {sizeof(T), 1, sizeof(T)}, 1, -1, -1, true}; }
   static A init(int) { return A{0}; }
   static void load_inputs(At at, int64_t i, Vec<A>* in) { in[0] = load<A>(at.of<const T>(0) + i); }
+  static void drop_inputs(Vec<A> grad, Vec<A>, Vec<A>* in) { in[0] = grad; }
   static Vec<A> accumulate(Vec<A>* s, const Vec<A>* in) { return s[0] += in[0]; }
   static void store_results(At at, int64_t i, Vec<A> v) {
     store(at.of<T>(2) + i, keep<A>(v, load_mask<A>(at.of<const uint8_t>(1) + i)));
@@ -46,13 +51,16 @@ struct CumSumBackward {
 template <class T>
 struct CumProd {
   using A = ScanAcc<T>;
-  static constexpr int kInputs = 1, kStates = 1;
-  static constexpr Scan scan() { return {3, 1, {sizeof(T), 1, sizeof(ScanOut<T>)}, 1, -1, false}; }
+  using In = T;
+  static constexpr int kInputs = 1, kStates = 1, kOut = -1;
+  static constexpr Scan scan() { return {3, 1, {sizeof(T), 1, sizeof(ScanOut<T>)}, 1, 0, -1, false}; }
   static A init(int) { return A{1}; }
   static void load_inputs(At at, int64_t i, Vec<A>* in) {
-    const Vec<A> x = load<A>(at.of<const T>(0) + i);
-    in[0] = load_mask<A>(at.of<const uint8_t>(1) + i) ? x : splat<A>(A{1});
+    const uint8_t* m = at.of<const uint8_t>(1) + i;
+    const Vec<A> x = load_kept<A>(at, at.of<const T>(0) + i, m);
+    in[0] = load_mask<A>(m) ? x : splat<A>(A{1});
   }
+  static void drop_inputs(Vec<A>, Vec<A>, Vec<A>* in) { in[0] = splat<A>(A{1}); }
   static Vec<A> accumulate(Vec<A>* s, const Vec<A>* in) { return s[0] *= in[0]; }
   static void store_results(At at, int64_t i, Vec<A> v) { store(at.of<ScanOut<T>>(2) + i, v); }
 };
@@ -64,16 +72,23 @@ struct CumProd {
 template <class T>
 struct CumProdBackward {
   using A = ScanAcc<T>;
+  using In = T;
   using Previous = T;
   static constexpr A kBefore = 1;
-  static constexpr int kInputs = 4, kStates = 3;
-  static constexpr Scan scan() { return {5, 1, {sizeof(T), sizeof(T), 1, sizeof(T), sizeof(T)}, 2, 3, true}; }
+  static constexpr int kInputs = 4, kStates = 3, kOut = 3;
+  static constexpr Scan scan() { return {5, 1, {sizeof(T), sizeof(T), 1, sizeof(T), sizeof(T)}, 2, 1, 3, true}; }
   static A init(int k) { return k == 2 ? A{1} : A{0}; }
   static void load_inputs(At at, int64_t i, Vec<A>* in) {
-    const Vec<A> x = load<A>(at.of<const T>(1) + i);
+    const uint8_t* m = at.of<const uint8_t>(2) + i;
+    const Vec<A> x = load_kept<A>(at, at.of<const T>(1) + i, m);
     in[0] = load<A>(at.of<const T>(0) + i);
-    in[1] = load_mask<A>(at.of<const uint8_t>(2) + i) ? x : splat<A>(A{1});
+    in[1] = load_mask<A>(m) ? x : splat<A>(A{1});
     in[2] = load<A>(at.of<const T>(3) + i);
+  }
+  static void drop_inputs(Vec<A> grad, Vec<A> out, Vec<A>* in) {
+    in[0] = grad;
+    in[1] = in[3] = splat<A>(A{1});
+    in[2] = out;
   }
   // States: the sum of g * out, the nested form, and x of the step after.
   static Vec<A> accumulate(Vec<A>* s, const Vec<A>* in) {
@@ -93,16 +108,19 @@ struct CumProdBackward {
 template <class T>
 struct LogCumSumExp {
   using A = ScanAcc<T>;
+  using In = T;
   static constexpr A kInf = std::numeric_limits<A>::infinity();
   static constexpr A kFar = 32;
-  static constexpr int kInputs = 1, kStates = 3;
-  static constexpr Scan scan() { return {3, 1, {sizeof(T), 1, sizeof(T)}, 1, -1, false}; }
+  static constexpr int kInputs = 1, kStates = 3, kOut = -1;
+  static constexpr Scan scan() { return {3, 1, {sizeof(T), 1, sizeof(T)}, 1, 0, -1, false}; }
   // The reference starts finite: a difference of two infinities would be NaN.
   static A init(int k) { return k == 0 ? std::numeric_limits<A>::lowest() : k == 1 ? A{0} : -kInf; }
   static void load_inputs(At at, int64_t i, Vec<A>* in) {
-    const Vec<A> x = load<A>(at.of<const T>(0) + i);
-    in[0] = load_mask<A>(at.of<const uint8_t>(1) + i) ? x : splat<A>(-kInf);
+    const uint8_t* m = at.of<const uint8_t>(1) + i;
+    const Vec<A> x = load_kept<A>(at, at.of<const T>(0) + i, m);
+    in[0] = load_mask<A>(m) ? x : splat<A>(-kInf);
   }
+  static void drop_inputs(Vec<A>, Vec<A>, Vec<A>* in) { in[0] = splat<A>(-kInf); }
   // States: the reference, the sum, and the result so far.
   static Vec<A> accumulate(Vec<A>* s, const Vec<A>* in) {
     const Vec<A> x = in[0], none = {};
@@ -127,13 +145,18 @@ struct LogCumSumExp {
 template <class T>
 struct LogCumSumExpBackward {
   using A = ScanAcc<T>;
+  using In = T;
   static constexpr A kInf = std::numeric_limits<A>::infinity();
-  static constexpr int kInputs = 2, kStates = 2;
-  static constexpr Scan scan() { return {5, 1, {sizeof(T), sizeof(T), 1, sizeof(T), sizeof(T)}, 2, -1, true}; }
+  static constexpr int kInputs = 2, kStates = 2, kOut = 3;
+  static constexpr Scan scan() { return {5, 1, {sizeof(T), sizeof(T), 1, sizeof(T), sizeof(T)}, 2, 1, -1, true}; }
   static A init(int k) { return k == 0 ? A{0} : kInf; }
   static void load_inputs(At at, int64_t i, Vec<A>* in) {
     in[0] = load<A>(at.of<const T>(0) + i);
     in[1] = load<A>(at.of<const T>(3) + i);
+  }
+  static void drop_inputs(Vec<A> grad, Vec<A> out, Vec<A>* in) {
+    in[0] = grad;
+    in[1] = out;
   }
   // States: Q and the result of the step after.
   static Vec<A> accumulate(Vec<A>* s, const Vec<A>* in) {
@@ -144,9 +167,10 @@ struct LogCumSumExpBackward {
     return s[0] += in[0];
   }
   static void store_results(At at, int64_t i, Vec<A> v) {
-    const Vec<A> x = load<A>(at.of<const T>(1) + i), out = load<A>(at.of<const T>(3) + i);
+    const uint8_t* m = at.of<const uint8_t>(2) + i;
+    const Vec<A> x = load_kept<A>(at, at.of<const T>(1) + i, m), out = load<A>(at.of<const T>(3) + i);
     // Before anything finite was kept there is nothing that x could have a part in.
-    const LaneMask<A> kept = load_mask<A>(at.of<const uint8_t>(2) + i) & (x != -kInf);
+    const LaneMask<A> kept = load_mask<A>(m) & (x != -kInf);
     store(at.of<T>(4) + i, any_lane(kept) ? keep<A>(v * vexp_nonpositive<A>(x - out), kept) : Vec<A>{});
   }
 };

@@ -218,7 +218,7 @@ CALLS = (
     Call("cumprod backward", lambda x, m, d: scan.cumprod_backward(like(x), x, m, like(x), d)),
     Call("cummax", simple(scan, "cummax"), ALL),
     Call("cummin", simple(scan, "cummin"), ALL),
-    Call("cummax backward", lambda x, m, d: scan.cumextreme_backward(x, torch.empty_like(x, dtype=torch.int64), d)),
+    Call("cummax backward", lambda x, m, d: scan.cumextreme_backward(x, torch.empty_like(x, dtype=torch.int64), m, d)),
     Call("logcumsumexp", simple(scan, "logcumsumexp")),
     Call("logcumsumexp backward", lambda x, m, d: scan.logcumsumexp_backward(like(x), x, m, like(x), d)),
     Call("fill", lambda x, m, d: fill.fill(x, m, torch.zeros((), dtype=x.dtype)), ALL),

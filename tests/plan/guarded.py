@@ -60,8 +60,8 @@ def differentiated(fn: Callable[..., torch.Tensor], kept: torch.Tensor, mask: mw
     mw.loss(fn, x, target, mask).backward()
 
 
-def ordered(name: str, dim: int) -> None:
-    """An order of what is kept, by bits and by intervals."""
+def both(name: str, dim: int) -> None:
+    """A function by bits and by intervals."""
     for kept, mask in ((KEPT, ACROSS), (FIRST, INTERVAL[:, None])):
         getattr(mw, name)(guarded(kept=kept), mask, **needed(FUNCTIONS[name]), dim=dim)
 
@@ -74,9 +74,9 @@ CASES = {
         for which, dim in (("rows", 1), ("columns", 0), ("all", None))
     },
     **{
-        f"{name} of {which}": lambda name=name, dim=dim: ordered(name, dim)
+        f"{name} of {which}": lambda name=name, dim=dim: both(name, dim)
         for name, each in FUNCTIONS.items()
-        if each.family == "order" and each.kernel
+        if each.family in ("order", "scan") and each.kernel
         for which, dim in (("rows", 1), ("columns", 0))
     },
     "mse_loss": lambda: mw.loss(F.mse_loss, guarded(), guarded(), ACROSS),

@@ -36,7 +36,7 @@ def call_of(function, mask, x=X):
 
 
 #: The families whose CPU kernels take masks as intervals.
-TAKE_INTERVALS = {"reduce", "fill", "loss"}
+TAKE_INTERVALS = {"reduce", "fill", "loss", "scan", "order", "softmax"}
 
 
 @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=lambda function: function.name)
@@ -51,7 +51,7 @@ def test_an_interval_of_rows_is_all_that_is_read_by_kernels_that_take_it_and_bit
 
 
 #: The families whose CPU kernels pass over a row that one bool drops; tests/plan/guarded.py shows that they do.
-PASS_OVER_ROWS = {"reduce", "loss", "order"}
+PASS_OVER_ROWS = {"reduce", "scan", "loss", "order"}
 
 
 @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=lambda function: function.name)

@@ -403,7 +403,7 @@ def test_the_ops_of_the_backward_passes_pass_opcheck():
     grad = torch.rand(3, 4, 5)
     for dim in range(3):
         torch.library.opcheck(ops.cumsum_backward, (grad, mask, [dim]))
-        torch.library.opcheck(ops.cumextreme_backward, (grad, mw.cummax(x, mask, dim).indices, [dim]))
+        torch.library.opcheck(ops.cumextreme_backward, (grad, mw.cummax(x, mask, dim).indices, mask, [dim]))
         for name in ("cumprod", "logcumsumexp"):
             out = call(name, x, mask, dim)
             torch.library.opcheck(getattr(ops, f"{name}_backward"), (grad, x, mask, out, [dim]))

@@ -110,8 +110,8 @@ def cumsum_backward(grad: Tensor, mask: Tensor, dim: list[int]) -> Tensor:
     return backward("sum", grad, None, mask, None, dim, grad)
 
 
-def cumextreme_backward(grad: Tensor, indices: Tensor, dim: list[int]) -> Tensor:
-    """The gradient of a running extremum."""
+def cumextreme_backward(grad: Tensor, indices: Tensor, mask: Tensor, dim: list[int]) -> Tensor:
+    """The gradient of a running extremum: indices are those of kept elements, or -1."""
     return backward("extreme", grad, None, None, indices, dim, grad)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from maskwise.errors import DtypeError, say
 from maskwise.ops.arguments import MaskLike, need_ordered, to_dtype
 from maskwise.ops.backends import FLOATING, INTEGRAL
-from maskwise.ops.operation import Describe, Operation, define, register
+from maskwise.ops.operation import ALONG, Describe, Operation, as_bits, define, dropped_rows, kept_mask, register
 from maskwise.ops.primitives import empty_dense
 from maskwise.ops.scan import reference
 from maskwise.plan.cost import Work
@@ -216,8 +216,8 @@ def run(
 #: Where the Triton kernels are.
 GPU = "maskwise.ops.scan.gpu"
 ALL = (*FLOATING, *INTEGRAL, torch.bool)
-VALUES = "(Tensor x, Tensor mask, int[] dim) -> Tensor"
-VALUES_AND_INDICES = "(Tensor x, Tensor mask, int[] dim) -> (Tensor, Tensor)"
+VALUES = f"(Tensor x, Tensor mask, int[] dim{ALONG} -> Tensor"
+VALUES_AND_INDICES = f"(Tensor x, Tensor mask, int[] dim{ALONG} -> (Tensor, Tensor)"
 
 
 # -- results without data ----------------------------------------------------------------------------------------------
@@ -244,8 +244,8 @@ def cumsum_backward_reference(grad: Tensor, mask: Tensor, dim: list[int]) -> Ten
     return torch.where(mask, reversed_cumsum(grad, dim[0]), 0.0)
 
 
-def extreme_backward_reference(grad: Tensor, indices: Tensor, dim: list[int]) -> Tensor:
-    """Scatter-add each gradient to the index of its value; index -1 has none."""
+def extreme_backward_reference(grad: Tensor, indices: Tensor, mask: Tensor, dim: list[int]) -> Tensor:
+    """Scatter-add each gradient to the index of its value, which is kept; index -1 has none."""
     sent = torch.where(indices >= 0, grad, 0.0)
     return torch.zeros_like(sent).scatter_add(dim[0], indices.clamp_min(0), sent)
 
@@ -270,8 +270,8 @@ def save_mask(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def save_indices(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     """Save what the gradient of a running extremum needs."""
-    ctx.dim = inputs[2]
-    ctx.save_for_backward(output[1])
+    _, mask, ctx.dim = inputs
+    ctx.save_for_backward(output[1], mask)
     ctx.mark_non_differentiable(output[1])
 
 
@@ -284,15 +284,17 @@ def save_all(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def cumsum_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
     """The gradient of the running sum."""
     (mask,) = ctx.saved_tensors
-    run = cumsum_backward_reference if torch.is_grad_enabled() else torch.ops.maskwise.cumsum_backward
-    return run(grad, mask, ctx.dim), None, None
+    if not torch.is_grad_enabled():
+        return torch.ops.maskwise.cumsum_backward(grad, mask, ctx.dim, ctx.along), None, None
+    return cumsum_backward_reference(grad, as_bits(kept_mask(mask, ctx.along, grad.shape)), ctx.dim), None, None
 
 
 def extreme_backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
     """The gradient of a running extremum."""
-    (indices,) = ctx.saved_tensors
-    run = extreme_backward_reference if torch.is_grad_enabled() else torch.ops.maskwise.cumextreme_backward
-    return run(grad, indices, ctx.dim), None, None
+    indices, mask = ctx.saved_tensors
+    if not torch.is_grad_enabled():
+        return torch.ops.maskwise.cumextreme_backward(grad, indices, mask, ctx.dim, ctx.along), None, None
+    return extreme_backward_reference(grad, indices, mask, ctx.dim), None, None
 
 
 def backward_of(name: str, scan: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, None, None]]:
@@ -302,8 +304,9 @@ def backward_of(name: str, scan: Callable[..., Tensor]) -> Callable[..., tuple[T
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         x, mask, out = ctx.saved_tensors
         if not torch.is_grad_enabled():
-            return kernel(grad, x, mask, out, ctx.dim), None, None
-        (gradient,) = torch.autograd.grad(scan(x, mask, ctx.dim), x, grad, create_graph=True)
+            return kernel(grad, x, mask, out, ctx.dim, ctx.along), None, None
+        bits = as_bits(kept_mask(mask, ctx.along, x.shape))
+        (gradient,) = torch.autograd.grad(scan(x, bits, ctx.dim), x, grad, create_graph=True)
         return gradient, None, None
 
     return backward
@@ -321,7 +324,7 @@ def fake_like_x(grad: Tensor, x: Tensor, *saved: Any) -> Tensor:
 
 define(
     "cumsum_backward",
-    "(Tensor grad, Tensor mask, int[] dim) -> Tensor",
+    f"(Tensor x, Tensor mask, int[] dim{ALONG} -> Tensor",
     reference=cumsum_backward_reference,
     fake=fake_like_grad,
     gpu=FLOATING,
@@ -329,7 +332,7 @@ define(
 )
 define(
     "cumextreme_backward",
-    "(Tensor grad, Tensor indices, int[] dim) -> Tensor",
+    f"(Tensor x, Tensor indices, Tensor mask, int[] dim{ALONG} -> Tensor",
     reference=extreme_backward_reference,
     fake=fake_like_grad,
     gpu=FLOATING,
@@ -338,7 +341,7 @@ define(
 for _name, _scan in (("cumprod", reference.cumprod), ("logcumsumexp", reference.logcumsumexp)):
     define(
         f"{_name}_backward",
-        "(Tensor grad, Tensor x, Tensor mask, Tensor out, int[] dim) -> Tensor",
+        f"(Tensor grad, Tensor x, Tensor mask, Tensor out, int[] dim{ALONG} -> Tensor",
         reference=differentiate_reference(_scan),
         fake=fake_like_x,
         gpu=FLOATING,
@@ -376,6 +379,7 @@ _cumsum = register(
     work=work_of(calls=2, gradient_calls=0, results=1, arithmetic=20),
     cpu=ALL,
     gpu=ALL,
+    skips=dropped_rows,
     gpu_from=f"{GPU}:cumsum",
 )
 _cumprod = register(
@@ -388,6 +392,7 @@ _cumprod = register(
     work=work_of(calls=2, gradient_calls=6, results=1, arithmetic=20),
     cpu=ALL,
     gpu=ALL,
+    skips=dropped_rows,
     gpu_from=f"{GPU}:cumprod",
 )
 _cummax = register(
@@ -400,6 +405,7 @@ _cummax = register(
     work=work_of(calls=10, gradient_calls=5, results=3, arithmetic=200),
     cpu=ALL,
     gpu=ALL,
+    skips=dropped_rows,
     gpu_from=f"{GPU}:cummax",
 )
 _cummin = register(
@@ -412,6 +418,7 @@ _cummin = register(
     work=work_of(calls=10, gradient_calls=5, results=3, arithmetic=200),
     cpu=ALL,
     gpu=ALL,
+    skips=dropped_rows,
     gpu_from=f"{GPU}:cummin",
 )
 _logcumsumexp = register(
@@ -424,5 +431,6 @@ _logcumsumexp = register(
     work=work_of(calls=12, gradient_calls=20, results=1, arithmetic=600),
     cpu=FLOATING,
     gpu=FLOATING,
+    skips=dropped_rows,
     gpu_from=f"{GPU}:logcumsumexp",
 )

@@ -57,7 +57,10 @@ struct RowGroup {
 // A block of w columns, whose rows are a step of `row` apart, and what is kept of it.
 struct ColumnBlock {
   ColumnBlock(const Mask& mask, const SliceLoop& row, const SliceLoop& column, int lanes)
-      : mask(mask), row(row), column(column), lanes(lanes) {}
+      : mask(mask), row(row), column(column), lanes(lanes) {
+    // Where a slice has no loops, `row` is one step of 1 for every operand.
+    if (!mask.has_intervals()) this->row.stride[kLinePosition] = 0;
+  }
 
   const Mask& mask;
   SliceLoop row, column;

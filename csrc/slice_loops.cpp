@@ -306,7 +306,9 @@ void Walk::three_pass_rows() const {
 
 // How many columns three passes do side by side; 0 where they would not stay in the cache.
 int64_t Walk::three_pass_width() const {
-  if (nest.inner.size() != 1) return 0;
+  const SliceLoop& column = nest.outer.back();
+  // Of rows that are kept or dropped as a whole, one pass less reads as much as it saves exponentials.
+  if (nest.inner.size() != 1 || (column.stride[kBits] == 0 && column.stride[kLinePosition] == 0)) return 0;
   const int64_t fit = kThreePassBytes / (nest.length * kernel.bytes);
   return std::min(block_width(), fit / kFewColumns * kFewColumns);
 }
@@ -349,19 +351,33 @@ void Walk::three_pass_columns(int64_t width) const {
   });
 }
 
-// Whether some, and whether all of `lanes` bytes are set, of the most and the least of which there are some.
-Kept kept_of_bytes(const uint8_t* most, const uint8_t* least, int lanes) {
-  uint64_t any = 0, zero = 0;
-  for (int i = 0; i < lanes; i += 8) {
-    constexpr uint64_t kOnes = 0x0101010101010101, kHighs = 0x8080808080808080;
-    uint64_t some = 0, all = kOnes;
-    const int n = std::min(lanes, 8);
-    std::memcpy(&some, most + i, n);
-    std::memcpy(&all, least + i, n);
-    any |= some;
-    zero |= (all - kOnes) & ~all & kHighs;
+// Of 16 columns, whether one of n bytes that are `step` apart is set (`some`), and whether one is not (`gaps`).
+inline void look_through(const uint8_t* m, int64_t step, int64_t n, uint8_t* some, uint8_t* gaps) {
+  using Bytes = Packed16<uint8_t>::type;
+  Bytes any = {}, missing = {};
+  for (int64_t k = 0; k < n; ++k) {
+    Bytes row;
+    std::memcpy(&row, m + k * step, sizeof(row));
+    any |= row;
+    missing |= (Bytes)(row == 0);
   }
-  return any == 0 ? Kept::none : zero == 0 ? Kept::all : Kept::bits;
+  std::memcpy(some, &any, sizeof(any));
+  std::memcpy(gaps, &missing, sizeof(missing));
+}
+
+// What is kept of each vector of columns, which are kWords words wide; the last of them reaches back.
+template <class Word, int kWords>
+void kept_of_vectors(const uint8_t* some, const uint8_t* gaps, int64_t w, Kept* kept) {
+  constexpr int64_t kLanes = sizeof(Word) * kWords;
+  for (int64_t v = 0; v < ceil_div(w, kLanes); ++v) {
+    const int64_t j = std::min(v * kLanes, w - kLanes);
+    Word any[kWords], missing[kWords];
+    std::memcpy(any, some + j, sizeof(any));
+    std::memcpy(missing, gaps + j, sizeof(missing));
+    for (int i = 1; i < kWords; ++i) any[0] |= any[i], missing[0] |= missing[i];
+    const Kept some_kept = missing[0] == 0 ? Kept::all : Kept::bits;
+    kept[v] = any[0] == 0 ? Kept::none : some_kept;
+  }
 }
 
 Interval join(Interval a, Interval b) { return {std::min(a.start, b.start), std::max(a.end, b.end)}; }
@@ -469,18 +485,21 @@ RowGroup ColumnBlock::bytes(int64_t r) {
     group.bits = staged;
     group.bit_step = w;
   }
-  uint8_t most[kBlock + 64], least[kBlock + 64];
-  std::memcpy(most, group.bits, w);
-  std::memcpy(least, group.bits, w);
-  for (int64_t k = 1; k < n; ++k) {
-    const uint8_t* next = group.bits + k * group.bit_step;
-    for (int64_t j = 0; j < w; ++j) {
-      most[j] = std::max(most[j], next[j]);
-      least[j] = std::min(least[j], next[j]);
+  uint8_t some[kBlock + 64], gaps[kBlock + 64];
+  int64_t j = 0;
+  if (n == kGroup)
+    for (; j + 16 <= w; j += 16) look_through(group.bits + j, group.bit_step, kGroup, some + j, gaps + j);
+  for (; j < w; ++j) {
+    some[j] = gaps[j] = 0;
+    for (int64_t k = 0; k < n; ++k) {
+      some[j] |= group.bits[k * group.bit_step + j];
+      gaps[j] |= group.bits[k * group.bit_step + j] == 0;
     }
   }
-  for (int64_t v = 0; v < vectors(); ++v)
-    kept[v] = kept_of_bytes(most + first_column(v), least + first_column(v), lanes);
+  (lanes == 16  ? kept_of_vectors<uint64_t, 2>
+   : lanes == 8 ? kept_of_vectors<uint64_t, 1>
+   : lanes == 4 ? kept_of_vectors<uint32_t, 1>
+                : kept_of_vectors<uint16_t, 1>)(some, gaps, w, kept);
   return group;
 }
 

@@ -255,9 +255,9 @@ struct SliceKernels {
         accumulate(op, &s, run, kept.end - kept.begin);
         join_lanes(self(op), s);
         self(op).finalize(s);
-        fill(at.out, kept.begin, stream);
+        if (kept.begin > 0) fill(at.out, kept.begin, stream);
         map(op, &s, run, kept.end - kept.begin, stream);
-        fill(at.out + kept.end * kSize, rows.n - kept.end, stream);
+        if (kept.end < rows.n) fill(at.out + kept.end * kSize, rows.n - kept.end, stream);
       }
       at.x += loop.stride[kValues];
       at.grad += loop.stride[kGrad];
@@ -267,41 +267,65 @@ struct SliceKernels {
     }
   }
 
+  // The first column of a vector: the last of a row reaches back over the one before it rather than past the end.
+  static int64_t column(int64_t v, int64_t w) { return std::min(v * L, w - L); }
+
+  // Calls body(kept) with what a group of rows keeps, as a constant, so that its loops are as simple as can be.
+  template <class Body>
+  static inline void with_kept(GroupKept kept, const Body& body) {
+    if (kept == GroupKept::all)
+      body(std::integral_constant<GroupKept, GroupKept::all>{});
+    else if (kept == GroupKept::bits)
+      body(std::integral_constant<GroupKept, GroupKept::bits>{});
+    else if (kept == GroupKept::by_vector)
+      body(std::integral_constant<GroupKept, GroupKept::by_vector>{});
+  }
+
+  // What is kept of vector v of a group of rows.
+  template <GroupKept kGroupKept>
+  static inline Kept kept_of(const Kept* kept, int64_t v) {
+    if constexpr (kGroupKept == GroupKept::by_vector) return kept[v];
+    return kGroupKept == GroupKept::all ? Kept::all : Kept::bits;
+  }
+
   static void accumulate_columns(const void* op, ColumnBlock& block, const SliceRun& run, int64_t count) {
     block.start(run, count);
     for (int64_t r = 0; r < count;) {
       const RowGroup group = block.group(r);
-      if (group.kept != Kept::none) accumulate_group(self(op), block, run, group, r);
+      with_kept(group.kept, [&](auto kept) { accumulate_group<kept>(self(op), block, run, group, r); });
       r += group.rows;
     }
   }
 
-  MASKWISE_FLATTEN static void accumulate_group(const Op& op, const ColumnBlock& block, const SliceRun& run, const RowGroup& group,
+  template <GroupKept kGroupKept>
+  MASKWISE_FLATTEN static void accumulate_group(const Op& op, ColumnBlock& block, const SliceRun& run, const RowGroup& group,
                                int64_t r) {
     constexpr int64_t kSize = sizeof(T);
     const int64_t x_step = block.row.stride[kValues] / kSize, g_step = block.row.stride[kGrad] / kSize;
     const T *x = elements(run.x) + r * x_step, *g = elements(run.grad) + r * g_step;
-    auto* states = reinterpret_cast<State*>(const_cast<char*>(block.states));
+    auto* states = reinterpret_cast<State*>(block.states);
     const int rows = static_cast<int>(group.rows);
-    const bool whole = group.kept == Kept::all;
-    for (int64_t v = 0; v < block.vectors(); ++v) {
-      const int64_t j = block.first_column(v);
-      const Kept kept = whole ? Kept::all : block.kept[v];
+    const int64_t w = block.w, bit_step = group.bit_step;
+    const uint8_t* m = group.bits;
+    for (int64_t v = 0; v < ceil_div(w, L); ++v) {
+      const int64_t j = column(v, w);
+      const Kept kept = kept_of<kGroupKept>(block.kept, v);
       if (kept == Kept::all)
-        op.accumulate(states[v], Group<Op, false>{x + j, g + j, nullptr, x_step, g_step, 0}, rows);
+        op.accumulate(states[v], Group<Op, false>{x + j, g + j, m, x_step, g_step, 0}, rows);
       else if (kept == Kept::bits)
-        op.accumulate(states[v], Group<Op, true>{x + j, g + j, group.bits + j, x_step, g_step, group.bit_step}, rows);
+        op.accumulate(states[v], Group<Op, true>{x + j, g + j, m + j, x_step, g_step, bit_step}, rows);
     }
   }
 
-  // One row of a group; `kept` is null where all of it is.
-  template <bool kStream>
+  // One row of a group.
+  template <GroupKept kGroupKept, bool kStream>
   MASKWISE_FLATTEN static void map_column_row(const Op& op, const State* s, const Kept* kept, const T* x, const T* g,
                              const uint8_t* m, T* out, int64_t w) {
     const auto map_vector = [&](auto streams, int64_t v, int64_t j) {
-      if (kept == nullptr || kept[v] == Kept::all)
+      const Kept of_vector = kept_of<kGroupKept>(kept, v);
+      if (of_vector == Kept::all)
         map_one<false, streams>(op, s[v], x + j, g + j, m, out + j);
-      else if (kept[v] == Kept::none)
+      else if (of_vector == Kept::none)
         fill_one<streams>(out + j);
       else
         map_one<true, streams>(op, s[v], x + j, g + j, m + j, out + j);
@@ -316,17 +340,17 @@ struct SliceKernels {
     block.start(run, count);
     for (int64_t r = 0; r < count;) {
       const RowGroup group = block.group(r);
-      for (int64_t k = r; k < r + group.rows; ++k) {
-        char* const out = run.out + k * row.stride[kOut];
-        if (group.kept == Kept::none) {
-          fill(out, block.w, stream);
-          continue;
+      if (group.kept == GroupKept::none)
+        for (int64_t k = r; k < r + group.rows; ++k) fill(run.out + k * row.stride[kOut], block.w, stream);
+      with_kept(group.kept, [&](auto kept) {
+        for (int64_t k = r; k < r + group.rows; ++k) {
+          T* const out = elements(run.out + k * row.stride[kOut]);
+          const bool streams = kStreams && stream && can_stream(out);
+          (streams ? map_column_row<kept, kStreams> : map_column_row<kept, false>)(
+              self(op), s, block.kept, elements(run.x + k * row.stride[kValues]),
+              elements(run.grad + k * row.stride[kGrad]), group.bits + (k - r) * group.bit_step, out, block.w);
         }
-        const bool streams = kStreams && stream && can_stream(elements(out));
-        (streams ? map_column_row<kStreams> : map_column_row<false>)(
-            self(op), s, group.kept == Kept::all ? nullptr : block.kept, elements(run.x + k * row.stride[kValues]),
-            elements(run.grad + k * row.stride[kGrad]), group.bits + (k - r) * group.bit_step, elements(out), block.w);
-      }
+      });
       r += group.rows;
     }
   }
@@ -455,70 +479,77 @@ struct ThreePass {
     T *held = K::elements(held_bytes), *out = K::elements(run.out);
     const int64_t x_step = row.stride[kValues] / kSize, out_step = row.stride[kOut] / kSize, w = block.w;
     held_step /= kSize;
-    std::fill_n(states, block.vectors(), op.init());
+    std::fill_n(states, ceil_div(w, L), op.init());
     block.start(run, row.size);
     for_each_group(block, [&](const RowGroup& group, int64_t r) {
-      if (group.kept != Kept::none) max_of_group(op, block, group, x + r * x_step, x_step);
+      K::with_kept(group.kept, [&](auto kept) { max_of_group<kept>(op, block, group, x + r * x_step, x_step); });
     });
     for_each_group(block, [&](const RowGroup& group, int64_t r) {
-      if (group.kept != Kept::none)
-        exponentials_of_group(op, block, group, x + r * x_step, x_step, held + r * held_step, held_step);
+      K::with_kept(group.kept, [&](auto kept) {
+        exponentials_of_group<kept>(op, block, group, x + r * x_step, x_step, held + r * held_step, held_step);
+      });
     });
-    for (int64_t v = 0; v < block.vectors(); ++v) op.finalize(states[v]);
+    for (int64_t v = 0; v < ceil_div(w, L); ++v) op.finalize(states[v]);
     stream = kStreams && stream && can_stream(out) && can_stream(out + out_step);
     for_each_group(block, [&](const RowGroup& group, int64_t r) {
-      for (int64_t k = r; k < r + group.rows; ++k) {
-        if (group.kept == Kept::none)
-          K::fill(run.out + k * row.stride[kOut], w, stream);
-        else
-          (stream ? scale_row<kStreams> : scale_row<false>)(op, states, group.kept == Kept::all ? nullptr : block.kept,
-                                                            x + k * x_step, group.bits + (k - r) * group.bit_step,
-                                                            held + k * held_step, out + k * out_step, w);
-      }
+      if (group.kept == GroupKept::none)
+        for (int64_t k = r; k < r + group.rows; ++k) K::fill(run.out + k * row.stride[kOut], w, stream);
+      K::with_kept(group.kept, [&](auto kept) {
+        for (int64_t k = r; k < r + group.rows; ++k)
+          (stream ? scale_row<kept, kStreams> : scale_row<kept, false>)(op, states, block.kept, x + k * x_step,
+                                                                        group.bits + (k - r) * group.bit_step,
+                                                                        held + k * held_step, out + k * out_step, w);
+      });
     });
   }
 
+  template <GroupKept kGroupKept>
   MASKWISE_FLATTEN static void max_of_group(const Op& op, ColumnBlock& block, const RowGroup& group, const T* x, int64_t x_step) {
     auto* states = reinterpret_cast<State*>(block.states);
     const int rows = static_cast<int>(group.rows);
-    for (int64_t v = 0; v < block.vectors(); ++v) {
-      const Kept kept = group.kept == Kept::all ? Kept::all : block.kept[v];
-      const int64_t j = block.first_column(v);
+    const int64_t w = block.w, bit_step = group.bit_step;
+    const uint8_t* m = group.bits;
+    for (int64_t v = 0; v < ceil_div(w, L); ++v) {
+      const int64_t j = K::column(v, w);
+      const Kept kept = K::template kept_of<kGroupKept>(block.kept, v);
       if (kept == Kept::all)
-        op.accumulate_max(states[v], Group<Op, false>{x + j, x + j, nullptr, x_step, x_step, 0}, rows);
+        op.accumulate_max(states[v], Group<Op, false>{x + j, x + j, m, x_step, x_step, 0}, rows);
       else if (kept == Kept::bits)
-        op.accumulate_max(states[v], Group<Op, true>{x + j, x + j, group.bits + j, x_step, x_step, group.bit_step}, rows);
+        op.accumulate_max(states[v], Group<Op, true>{x + j, x + j, m + j, x_step, x_step, bit_step}, rows);
     }
   }
 
+  template <GroupKept kGroupKept>
   MASKWISE_FLATTEN static void exponentials_of_group(const Op& op, ColumnBlock& block, const RowGroup& group, const T* x,
                                     int64_t x_step, T* held, int64_t held_step) {
     auto* states = reinterpret_cast<State*>(block.states);
-    for (int64_t v = 0; v < block.vectors(); ++v) {
-      const Kept kept = group.kept == Kept::all ? Kept::all : block.kept[v];
+    const int64_t w = block.w, rows = group.rows, bit_step = group.bit_step;
+    const uint8_t* m = group.bits;
+    for (int64_t v = 0; v < ceil_div(w, L); ++v) {
+      const int64_t j = K::column(v, w);
+      const Kept kept = K::template kept_of<kGroupKept>(block.kept, v);
       if (kept == Kept::none) continue;
-      const int64_t j = block.first_column(v);
       const Vec<A> shift = op.shift(states[v]);
       Vec<A> sum = {};
-      if (kept == Kept::all)
-        for (int64_t k = 0; k < group.rows; ++k)
-          exponential_one<false>(op, shift, sum, x + k * x_step + j, nullptr, held + k * held_step + j);
-      else
-        for (int64_t k = 0; k < group.rows; ++k)
-          exponential_one<true>(op, shift, sum, x + k * x_step + j, group.bits + k * group.bit_step + j,
-                                held + k * held_step + j);
+      for (int64_t k = 0; k < rows; ++k) {
+        if (kept == Kept::all)
+          exponential_one<false>(op, shift, sum, x + k * x_step + j, m, held + k * held_step + j);
+        else
+          exponential_one<true>(op, shift, sum, x + k * x_step + j, m + k * bit_step + j, held + k * held_step + j);
+      }
       op.add(states[v], sum);
     }
   }
 
-  // One row of a group; `kept` is null where all of it is.
-  template <bool kStream>
+  // One row of a group.
+  template <GroupKept kGroupKept, bool kStream>
   MASKWISE_FLATTEN static void scale_row(const Op& op, const State* s, const Kept* kept, const T* x, const uint8_t* m,
                         const T* held, T* out, int64_t w) {
     const auto scale_vector = [&](auto streams, int64_t v, int64_t j, T* results) {
-      if (kept == nullptr || kept[v] == Kept::all)
+      const Kept of_vector = K::template kept_of<kGroupKept>(kept, v);
+      if (of_vector == Kept::all)
         scale_one<false, streams>(op, s[v], x + j, m, held + j, results);
-      else if (kept[v] == Kept::none)
+      else if (of_vector == Kept::none)
         K::template fill_one<streams>(results);
       else
         scale_one<true, streams>(op, s[v], x + j, m + j, held + j, results);

@@ -294,10 +294,10 @@ void Walk::three_pass_rows() const {
         }
         SliceRun run = at(slice, inner, kept.begin);
         if (kept.kept == Kept::all) run.bits = nullptr;
-        kernel.fill(slice.out, kept.begin, stream);
+        if (kept.begin > 0) kernel.fill(slice.out, kept.begin, stream);
         kernel.three_pass_row(kernel.op, run, buffer.data != nullptr ? buffer.data : run.out, kept.end - kept.begin,
                               stream);
-        kernel.fill(at(slice, inner, kept.end).out, nest.length - kept.end, stream);
+        if (kept.end < nest.length) kernel.fill(at(slice, inner, kept.end).out, nest.length - kept.end, stream);
       }
     });
     if (stream) stream_fence();
@@ -351,34 +351,8 @@ void Walk::three_pass_columns(int64_t width) const {
   });
 }
 
-// Of 16 columns, whether one of n bytes that are `step` apart is set (`some`), and whether one is not (`gaps`).
-inline void look_through(const uint8_t* m, int64_t step, int64_t n, uint8_t* some, uint8_t* gaps) {
-  using Bytes = Packed16<uint8_t>::type;
-  Bytes any = {}, missing = {};
-  for (int64_t k = 0; k < n; ++k) {
-    Bytes row;
-    std::memcpy(&row, m + k * step, sizeof(row));
-    any |= row;
-    missing |= (Bytes)(row == 0);
-  }
-  std::memcpy(some, &any, sizeof(any));
-  std::memcpy(gaps, &missing, sizeof(missing));
-}
-
-// What is kept of each vector of columns, which are kWords words wide; the last of them reaches back.
-template <class Word, int kWords>
-void kept_of_vectors(const uint8_t* some, const uint8_t* gaps, int64_t w, Kept* kept) {
-  constexpr int64_t kLanes = sizeof(Word) * kWords;
-  for (int64_t v = 0; v < ceil_div(w, kLanes); ++v) {
-    const int64_t j = std::min(v * kLanes, w - kLanes);
-    Word any[kWords], missing[kWords];
-    std::memcpy(any, some + j, sizeof(any));
-    std::memcpy(missing, gaps + j, sizeof(missing));
-    for (int i = 1; i < kWords; ++i) any[0] |= any[i], missing[0] |= missing[i];
-    const Kept some_kept = missing[0] == 0 ? Kept::all : Kept::bits;
-    kept[v] = any[0] == 0 ? Kept::none : some_kept;
-  }
-}
+// Whether none of n bytes is set; stops early where one is.
+bool none_set(const uint8_t* m, int64_t n) { return m[0] == 0 && std::memcmp(m, m + 1, n - 1) == 0; }
 
 Interval join(Interval a, Interval b) { return {std::min(a.start, b.start), std::max(a.end, b.end)}; }
 Interval meet(Interval a, Interval b) { return {std::max(a.start, b.start), std::min(a.end, b.end)}; }
@@ -426,9 +400,9 @@ RowGroup ColumnBlock::group(int64_t r) {
 // Rows that are kept or dropped as a whole.
 RowGroup ColumnBlock::whole_rows(int64_t r) const {
   if (row.stride[kLinePosition] != 0) {
-    if (r < rows_kept.begin) return {rows_kept.begin - r, Kept::none};
-    if (r >= rows_kept.end) return {count - r, Kept::none};
-    return {std::min<int64_t>(kGroup, rows_kept.end - r), Kept::all};
+    if (r < rows_kept.begin) return {rows_kept.begin - r, GroupKept::none};
+    if (r >= rows_kept.end) return {count - r, GroupKept::none};
+    return {std::min<int64_t>(kGroup, rows_kept.end - r), GroupKept::all};
   }
   const auto kept_of = [&](int64_t at) {
     return kept_of_run(mask, first + at * row.stride[kBits], position, 0, 0, w).kept;
@@ -436,7 +410,7 @@ RowGroup ColumnBlock::whole_rows(int64_t r) const {
   const Kept kept = kept_of(r);
   int64_t n = 1;
   while (n < kGroup && r + n < count && kept_of(r + n) == kept) ++n;
-  return {n, kept};
+  return {n, kept == Kept::all ? GroupKept::all : GroupKept::none};
 }
 
 // Rows that each keep an interval of columns.
@@ -461,8 +435,8 @@ RowGroup ColumnBlock::ranges_of_rows(int64_t r) {
 
 // Columns that each keep an interval of rows.
 RowGroup ColumnBlock::ranges_of_columns(int64_t r) {
-  if (r < some_rows.start) return {some_rows.start - r, Kept::none};
-  if (r >= some_rows.end) return {count - r, Kept::none};
+  if (r < some_rows.start) return {some_rows.start - r, GroupKept::none};
+  if (r >= some_rows.end) return {count - r, GroupKept::none};
   const int64_t n = std::min<int64_t>(kGroup, some_rows.end - r);
   for (int64_t v = 0; v < vectors(); ++v) {
     kept[v] = kept_between(ranges[v].some, ranges[v].all, r, r + n);
@@ -476,7 +450,7 @@ RowGroup ColumnBlock::ranges_of_columns(int64_t r) {
 RowGroup ColumnBlock::bytes(int64_t r) {
   const int64_t n = std::min<int64_t>(kGroup, count - r), step = row.stride[kBits], across = column.stride[kBits];
   const uint8_t* m = first + r * step;
-  RowGroup group{n, Kept::bits, m, step};
+  RowGroup group{n, GroupKept::bits, m, step};
   if (mask.has_intervals() || across != 1) {
     if (step == 1 && n == kTransposedRows && !mask.has_intervals())
       transpose_rows(m, across, w, staged, w);
@@ -485,21 +459,9 @@ RowGroup ColumnBlock::bytes(int64_t r) {
     group.bits = staged;
     group.bit_step = w;
   }
-  uint8_t some[kBlock + 64], gaps[kBlock + 64];
-  int64_t j = 0;
-  if (n == kGroup)
-    for (; j + 16 <= w; j += 16) look_through(group.bits + j, group.bit_step, kGroup, some + j, gaps + j);
-  for (; j < w; ++j) {
-    some[j] = gaps[j] = 0;
-    for (int64_t k = 0; k < n; ++k) {
-      some[j] |= group.bits[k * group.bit_step + j];
-      gaps[j] |= group.bits[k * group.bit_step + j] == 0;
-    }
-  }
-  (lanes == 16  ? kept_of_vectors<uint64_t, 2>
-   : lanes == 8 ? kept_of_vectors<uint64_t, 1>
-   : lanes == 4 ? kept_of_vectors<uint32_t, 1>
-                : kept_of_vectors<uint16_t, 1>)(some, gaps, w, kept);
+  int64_t k = 0;
+  while (k < n && none_set(group.bits + k * group.bit_step, w)) ++k;
+  if (k == n) group.kept = GroupKept::none;
   return group;
 }
 
@@ -511,7 +473,7 @@ void ColumnBlock::stage(int64_t v, int64_t rows, const Keeps& keeps) {
 }
 
 RowGroup ColumnBlock::staged_group(int64_t rows) {
-  return {rows, Kept::bits, staged, w};
+  return {rows, GroupKept::by_vector, staged, w};
 }
 
 SliceCall::SliceCall(const Tensor& x, const Tensor& grad, const Tensor& kept, const Dims& dims, int64_t along)

@@ -46,10 +46,12 @@ struct SliceRows {
   int64_t count, n;
 };
 
-// Rows of a block of columns that follow each other: all kept, none, or what ColumnBlock::kept says of each vector.
+// Rows of a block of columns that follow each other: all kept, none, what their bytes say, or what ColumnBlock::kept says
+// of each vector.
+enum class GroupKept { all, none, bits, by_vector };
 struct RowGroup {
   int64_t rows;
-  Kept kept;
+  GroupKept kept;
   const uint8_t* bits = nullptr;  // the bytes of the first row, where a vector has any, and the step to the next
   int64_t bit_step = 0;
 };

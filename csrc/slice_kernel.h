@@ -495,10 +495,9 @@ struct ThreePass {
       if (group.kept == GroupKept::none)
         for (int64_t k = r; k < r + group.rows; ++k) K::fill(run.out + k * row.stride[kOut], w, stream);
       K::with_kept(group.kept, [&](auto kept) {
-        for (int64_t k = r; k < r + group.rows; ++k)
-          (stream ? scale_row<kept, kStreams> : scale_row<kept, false>)(op, states, block.kept, x + k * x_step,
-                                                                        group.bits + (k - r) * group.bit_step,
-                                                                        held + k * held_step, out + k * out_step, w);
+        (stream ? scale_group<kept, kStreams> : scale_group<kept, false>)(op, block, group, x + r * x_step, x_step,
+                                                                          held + r * held_step, held_step,
+                                                                          out + r * out_step, out_step);
       });
     });
   }
@@ -541,24 +540,28 @@ struct ThreePass {
     }
   }
 
-  // One row of a group.
   template <GroupKept kGroupKept, bool kStream>
-  MASKWISE_FLATTEN static void scale_row(const Op& op, const State* s, const Kept* kept, const T* x, const uint8_t* m,
-                        const T* held, T* out, int64_t w) {
+  MASKWISE_FLATTEN static void scale_group(const Op& op, const ColumnBlock& block, const RowGroup& group, const T* x,
+                          int64_t x_step, const T* held, int64_t held_step, T* out, int64_t out_step) {
+    const auto* s = reinterpret_cast<const State*>(block.states);
+    const int64_t w = block.w, rows = group.rows, bit_step = group.bit_step;
+    const uint8_t* m = group.bits;
     const auto scale_vector = [&](auto streams, int64_t v, int64_t j, T* results) {
-      const Kept of_vector = K::template kept_of<kGroupKept>(kept, v);
-      if (of_vector == Kept::all)
+      const Kept kept = K::template kept_of<kGroupKept>(block.kept, v);
+      if (kept == Kept::all)
         scale_one<false, streams>(op, s[v], x + j, m, held + j, results);
-      else if (of_vector == Kept::none)
+      else if (kept == Kept::none)
         K::template fill_one<streams>(results);
       else
         scale_one<true, streams>(op, s[v], x + j, m + j, held + j, results);
     };
-    // What the last vector reaches back to may be held in the result, and is read before that is written.
-    T last[L];
-    if (w % L != 0) scale_vector(std::false_type{}, w / L, w - L, last);
-    for (int64_t v = 0; v < w / L; ++v) scale_vector(std::bool_constant<kStream>{}, v, v * L, out + v * L);
-    if (w % L != 0) std::memcpy(out + w - L, last, sizeof(last));
+    for (int64_t k = 0; k < rows; ++k, x += x_step, m += bit_step, held += held_step, out += out_step) {
+      // What the last vector reaches back to may be held in the result, and is read before that is written.
+      T last[L];
+      if (w % L != 0) scale_vector(std::false_type{}, w / L, w - L, last);
+      for (int64_t v = 0; v < w / L; ++v) scale_vector(std::bool_constant<kStream>{}, v, v * L, out + v * L);
+      if (w % L != 0) std::memcpy(out + w - L, last, sizeof(last));
+    }
   }
 };
 

@@ -459,7 +459,8 @@ RowGroup ColumnBlock::bytes(int64_t r) {
     group.bits = staged;
     group.bit_step = w;
   }
-  int64_t k = 0;
+  // Narrow rows are next to each other in few cache lines.
+  int64_t k = w < 64 ? n + 1 : 0;
   while (k < n && none_set(group.bits + k * group.bit_step, w)) ++k;
   if (k == n) group.kept = GroupKept::none;
   return group;

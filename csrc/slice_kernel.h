@@ -226,15 +226,7 @@ struct SliceKernels {
                                                            elements(run.grad), run.bits, elements(run.out), n, stream);
   }
 
-  static void fill(char* results, int64_t n, bool stream) {
-    T* out = elements(results);
-    in_lines(out, n, stream, [&](auto streams, int64_t begin, int64_t end) {
-      if constexpr (streams)
-        for (int64_t i = begin; i < end; i += L) fill_one<true>(out + i);
-      else
-        std::fill_n(out + begin, end - begin, static_cast<T>(A(Op::kDropped)));
-    });
-  }
+  static void fill(char* out, int64_t n) { std::fill_n(elements(out), n, static_cast<T>(A(Op::kDropped))); }
 
   static void rows(const void* op, const SliceRows& rows, bool stream) {
     constexpr int64_t kSize = sizeof(T);
@@ -244,7 +236,7 @@ struct SliceKernels {
       const KeptRun kept = kept_of_run(rows.mask, at.bits, at.position, rows.inner.stride[kBits],
                                        rows.inner.stride[kLinePosition], rows.n);
       if (kept.kept == Kept::none) {
-        fill(at.out, rows.n, stream);
+        fill(at.out, rows.n);
       } else {
         SliceRun run = at;
         run.bits = kept.kept == Kept::all ? nullptr : at.bits;
@@ -255,9 +247,9 @@ struct SliceKernels {
         accumulate(op, &s, run, kept.end - kept.begin);
         join_lanes(self(op), s);
         self(op).finalize(s);
-        if (kept.begin > 0) fill(at.out, kept.begin, stream);
+        if (kept.begin > 0) fill(at.out, kept.begin);
         map(op, &s, run, kept.end - kept.begin, stream);
-        if (kept.end < rows.n) fill(at.out + kept.end * kSize, rows.n - kept.end, stream);
+        if (kept.end < rows.n) fill(at.out + kept.end * kSize, rows.n - kept.end);
       }
       at.x += loop.stride[kValues];
       at.grad += loop.stride[kGrad];
@@ -341,7 +333,7 @@ struct SliceKernels {
     for (int64_t r = 0; r < count;) {
       const RowGroup group = block.group(r);
       if (group.kept == GroupKept::none)
-        for (int64_t k = r; k < r + group.rows; ++k) fill(run.out + k * row.stride[kOut], block.w, stream);
+        for (int64_t k = r; k < r + group.rows; ++k) fill(run.out + k * row.stride[kOut], block.w);
       with_kept(group.kept, [&](auto kept) {
         for (int64_t k = r; k < r + group.rows; ++k) {
           T* const out = elements(run.out + k * row.stride[kOut]);
@@ -458,109 +450,55 @@ struct ThreePass {
                                                          K::elements(run.out), n, stream);
   }
 
-  // Calls body(group, first row) for the groups of rows of a block.
-  template <class Body>
-  static inline void for_each_group(ColumnBlock& block, const Body& body) {
-    for (int64_t r = 0; r < block.row.size;) {
-      const RowGroup group = block.group(r);
-      body(group, r);
-      r += group.rows;
-    }
-  }
-
-  // The exponentials of step r are at held + r * held_step.
-  static void columns(const void* self_op, ColumnBlock& block, const SliceRun& run, char* held_bytes, int64_t held_step,
-                      bool stream) {
+  // At least a vector of slices side by side; `row` steps along the slices. The bits of step r are at bits + r * bit_step,
+  // and its exponentials at held + r * held_step.
+  MASKWISE_FLATTEN static void columns(const void* self_op, void* memory, const SliceRun& run, const SliceLoop& row, int64_t bit_step,
+                      char* held_bytes, int64_t held_step, int64_t w, bool stream) {
     constexpr int64_t kSize = sizeof(T);
     const Op& op = K::self(self_op);
-    const SliceLoop& row = block.row;
-    auto* states = reinterpret_cast<State*>(block.states);
+    auto* states = static_cast<State*>(memory);
     const T* x = K::elements(run.x);
+    const uint8_t* bits = run.bits;
     T *held = K::elements(held_bytes), *out = K::elements(run.out);
-    const int64_t x_step = row.stride[kValues] / kSize, out_step = row.stride[kOut] / kSize, w = block.w;
+    const int64_t x_step = row.stride[kValues] / kSize, out_step = row.stride[kOut] / kSize;
     held_step /= kSize;
-    std::fill_n(states, ceil_div(w, L), op.init());
-    block.start(run, row.size);
-    for_each_group(block, [&](const RowGroup& group, int64_t r) {
-      K::with_kept(group.kept, [&](auto kept) { max_of_group<kept>(op, block, group, x + r * x_step, x_step); });
-    });
-    for_each_group(block, [&](const RowGroup& group, int64_t r) {
-      K::with_kept(group.kept, [&](auto kept) {
-        exponentials_of_group<kept>(op, block, group, x + r * x_step, x_step, held + r * held_step, held_step);
-      });
-    });
-    for (int64_t v = 0; v < ceil_div(w, L); ++v) op.finalize(states[v]);
-    stream = kStreams && stream && can_stream(out) && can_stream(out + out_step);
-    for_each_group(block, [&](const RowGroup& group, int64_t r) {
-      if (group.kept == GroupKept::none)
-        for (int64_t k = r; k < r + group.rows; ++k) K::fill(run.out + k * row.stride[kOut], w, stream);
-      K::with_kept(group.kept, [&](auto kept) {
-        (stream ? scale_group<kept, kStreams> : scale_group<kept, false>)(op, block, group, x + r * x_step, x_step,
-                                                                          held + r * held_step, held_step,
-                                                                          out + r * out_step, out_step);
-      });
-    });
-  }
-
-  template <GroupKept kGroupKept>
-  MASKWISE_FLATTEN static void max_of_group(const Op& op, ColumnBlock& block, const RowGroup& group, const T* x, int64_t x_step) {
-    auto* states = reinterpret_cast<State*>(block.states);
-    const int rows = static_cast<int>(group.rows);
-    const int64_t w = block.w, bit_step = group.bit_step;
-    const uint8_t* m = group.bits;
-    for (int64_t v = 0; v < ceil_div(w, L); ++v) {
-      const int64_t j = K::column(v, w);
-      const Kept kept = K::template kept_of<kGroupKept>(block.kept, v);
-      if (kept == Kept::all)
-        op.accumulate_max(states[v], Group<Op, false>{x + j, x + j, m, x_step, x_step, 0}, rows);
-      else if (kept == Kept::bits)
-        op.accumulate_max(states[v], Group<Op, true>{x + j, x + j, m + j, x_step, x_step, bit_step}, rows);
-    }
-  }
-
-  template <GroupKept kGroupKept>
-  MASKWISE_FLATTEN static void exponentials_of_group(const Op& op, ColumnBlock& block, const RowGroup& group, const T* x,
-                                    int64_t x_step, T* held, int64_t held_step) {
-    auto* states = reinterpret_cast<State*>(block.states);
-    const int64_t w = block.w, rows = group.rows, bit_step = group.bit_step;
-    const uint8_t* m = group.bits;
-    for (int64_t v = 0; v < ceil_div(w, L); ++v) {
-      const int64_t j = K::column(v, w);
-      const Kept kept = K::template kept_of<kGroupKept>(block.kept, v);
-      if (kept == Kept::none) continue;
-      const Vec<A> shift = op.shift(states[v]);
-      Vec<A> sum = {};
-      for (int64_t k = 0; k < rows; ++k) {
-        if (kept == Kept::all)
-          exponential_one<false>(op, shift, sum, x + k * x_step + j, m, held + k * held_step + j);
-        else
-          exponential_one<true>(op, shift, sum, x + k * x_step + j, m + k * bit_step + j, held + k * held_step + j);
+    const int64_t vectors = ceil_div(w, L);
+    std::fill_n(states, vectors, op.init());
+    for (int64_t r = 0; r < row.size; r += kGroup) {
+      const int n = static_cast<int>(std::min<int64_t>(kGroup, row.size - r));
+      for (int64_t v = 0; v < vectors; ++v) {
+        const int64_t j = K::column(v, w);
+        const T* xs = x + r * x_step + j;
+        op.accumulate_max(states[v], Group<Op, true>{xs, xs, bits + r * bit_step + j, x_step, x_step, bit_step}, n);
       }
-      op.add(states[v], sum);
     }
-  }
-
-  template <GroupKept kGroupKept, bool kStream>
-  MASKWISE_FLATTEN static void scale_group(const Op& op, const ColumnBlock& block, const RowGroup& group, const T* x,
-                          int64_t x_step, const T* held, int64_t held_step, T* out, int64_t out_step) {
-    const auto* s = reinterpret_cast<const State*>(block.states);
-    const int64_t w = block.w, rows = group.rows, bit_step = group.bit_step;
-    const uint8_t* m = group.bits;
-    const auto scale_vector = [&](auto streams, int64_t v, int64_t j, T* results) {
-      const Kept kept = K::template kept_of<kGroupKept>(block.kept, v);
-      if (kept == Kept::all)
-        scale_one<false, streams>(op, s[v], x + j, m, held + j, results);
-      else if (kept == Kept::none)
-        K::template fill_one<streams>(results);
-      else
-        scale_one<true, streams>(op, s[v], x + j, m + j, held + j, results);
-    };
-    for (int64_t k = 0; k < rows; ++k, x += x_step, m += bit_step, held += held_step, out += out_step) {
+    for (int64_t r = 0; r < row.size; r += kGroup) {
+      const int n = static_cast<int>(std::min<int64_t>(kGroup, row.size - r));
+      for (int64_t v = 0; v < vectors; ++v) {
+        const int64_t j = K::column(v, w);
+        const Vec<A> shift = op.shift(states[v]);
+        Vec<A> sum = {};
+        for (int64_t k = r; k < r + n; ++k)
+          exponential_one<true>(op, shift, sum, x + k * x_step + j, bits + k * bit_step + j, held + k * held_step + j);
+        op.add(states[v], sum);
+      }
+    }
+    for (int64_t v = 0; v < vectors; ++v) op.finalize(states[v]);
+    stream = kStreams && stream && can_stream(out) && can_stream(out + out_step);
+    for (int64_t r = 0; r < row.size; ++r) {
+      const T *xs = x + r * x_step, *e = held + r * held_step;
+      const uint8_t* m = bits + r * bit_step;
+      T* results = out + r * out_step;
       // What the last vector reaches back to may be held in the result, and is read before that is written.
       T last[L];
-      if (w % L != 0) scale_vector(std::false_type{}, w / L, w - L, last);
-      for (int64_t v = 0; v < w / L; ++v) scale_vector(std::bool_constant<kStream>{}, v, v * L, out + v * L);
-      if (w % L != 0) std::memcpy(out + w - L, last, sizeof(last));
+      if (w % L != 0) scale_one<true, false>(op, states[vectors - 1], xs + w - L, m + w - L, e + w - L, last);
+      if (stream)
+        for (int64_t j = 0; j + L <= w; j += L)
+          scale_one<true, true>(op, states[j / L], xs + j, m + j, e + j, results + j);
+      else
+        for (int64_t j = 0; j + L <= w; j += L)
+          scale_one<true, false>(op, states[j / L], xs + j, m + j, e + j, results + j);
+      if (w % L != 0) std::memcpy(results + w - L, last, sizeof(last));
     }
   }
 };

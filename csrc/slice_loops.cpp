@@ -131,7 +131,7 @@ struct Walk {
   void map(const SliceRun& slice, const void* state, int64_t begin, int64_t end) const {
     for_each_run_of<true>(slice, begin, end, [&](const SliceRun& run, int64_t n, Kept kept) {
       if (kept == Kept::none)
-        kernel.fill(run.out, n, stream);
+        kernel.fill(run.out, n);
       else
         kernel.map(kernel.op, state, run, n, stream);
     });
@@ -289,26 +289,25 @@ void Walk::three_pass_rows() const {
         const KeptRun kept = kept_of_run(mask, slice.bits, slice.position, inner.stride[kBits],
                                          inner.stride[kLinePosition], nest.length);
         if (kept.kept == Kept::none) {
-          kernel.fill(slice.out, nest.length, stream);
+          kernel.fill(slice.out, nest.length);
           continue;
         }
         SliceRun run = at(slice, inner, kept.begin);
         if (kept.kept == Kept::all) run.bits = nullptr;
-        if (kept.begin > 0) kernel.fill(slice.out, kept.begin, stream);
+        if (kept.begin > 0) kernel.fill(slice.out, kept.begin);
         kernel.three_pass_row(kernel.op, run, buffer.data != nullptr ? buffer.data : run.out, kept.end - kept.begin,
                               stream);
-        if (kept.end < nest.length) kernel.fill(at(slice, inner, kept.end).out, nest.length - kept.end, stream);
+        if (kept.end < nest.length) kernel.fill(at(slice, inner, kept.end).out, nest.length - kept.end);
       }
     });
     if (stream) stream_fence();
   });
 }
 
-// How many columns three passes do side by side; 0 where they would not stay in the cache.
+// How many columns three passes do side by side; 0 where they would not stay in the cache, and for masks without a byte for
+// each element: blocks are narrow here, and each would look at the bounds anew.
 int64_t Walk::three_pass_width() const {
-  const SliceLoop& column = nest.outer.back();
-  // Of rows that are kept or dropped as a whole, one pass less reads as much as it saves exponentials.
-  if (nest.inner.size() != 1 || (column.stride[kBits] == 0 && column.stride[kLinePosition] == 0)) return 0;
+  if (nest.inner.size() != 1 || nest.outer.back().stride[kBits] == 0 || mask.has_intervals()) return 0;
   const int64_t fit = kThreePassBytes / (nest.length * kernel.bytes);
   return std::min(block_width(), fit / kFewColumns * kFewColumns);
 }
@@ -318,34 +317,32 @@ void Walk::three_pass_columns(int64_t width) const {
   const SliceLoops outer(nest.outer.begin(), nest.outer.end() - 1);
   const Blocks blocks(column.size, width, kernel.lanes);
   const int64_t widest = std::min(column.size, width + kernel.lanes - 1);
-  const bool transposes = !mask.has_intervals() && column.stride[kBits] > 1;
-  parallel_uneven(nest.slices / column.size * blocks.count, nest.length * width, [&](int64_t begin, int64_t end) {
-    ColumnBlock columns(mask, row, column, kernel.lanes);
+  parallel(nest.slices / column.size * blocks.count, nest.length * width, [&](int64_t begin, int64_t end) {
+    const Buffer states(ceil_div(widest, kernel.lanes) * kernel.state_bytes);
     Buffer held;
     if (kernel.holds && stream) held = Buffer(nest.length * widest * kernel.bytes);
     std::unique_ptr<uint8_t[]> transposed;
-    if (transposes) transposed.reset(new uint8_t[nest.length * widest]);
+    if (column.stride[kBits] != 1) transposed.reset(new uint8_t[nest.length * widest]);
     for (int64_t task = begin; task < end; ++task) {
       const int64_t block = task % blocks.count, w = blocks.columns(block);
       SliceOffset to = offset_of(outer, task / blocks.count);
       to.step(column, blocks.first(block));
       SliceRun run = at(all, to);
-      columns.w = w;
-      if (transposes) {
-        // Once for the three passes.
-        if (row.stride[kBits] == 1)
-          transpose_tile<uint8_t>(reinterpret_cast<const char*>(run.bits), column.stride[kBits], nest.length, w,
-                                  reinterpret_cast<char*>(transposed.get()), w);
+      int64_t bit_step = row.stride[kBits];
+      if (transposed) {
+        const auto* from = reinterpret_cast<const char*>(run.bits);
+        auto* rows = reinterpret_cast<char*>(transposed.get());
+        if (bit_step == 1)
+          transpose_tile<uint8_t>(from, column.stride[kBits], nest.length, w, rows, w);
         else
           for (int64_t r = 0; r < nest.length; ++r)
-            stage_row(mask, run.bits + r * row.stride[kBits], 0, column.stride[kBits], w, transposed.get() + r * w);
+            gather<uint8_t>(rows + r * w, from + r * bit_step, column.stride[kBits], w);
         run.bits = transposed.get();
-        columns.row.stride[kBits] = w;
-        columns.column.stride[kBits] = 1;
+        bit_step = w;
       }
       const bool own = held.data != nullptr;
-      kernel.three_pass_columns(kernel.op, columns, run, own ? held.data : run.out,
-                                own ? w * kernel.bytes : row.stride[kOut], stream);
+      kernel.three_pass_columns(kernel.op, states.data, run, row, bit_step, own ? held.data : run.out,
+                                own ? w * kernel.bytes : row.stride[kOut], w, stream);
     }
     if (stream) stream_fence();
   });
@@ -459,8 +456,7 @@ RowGroup ColumnBlock::bytes(int64_t r) {
     group.bits = staged;
     group.bit_step = w;
   }
-  // Narrow rows are next to each other in few cache lines.
-  int64_t k = w < 64 ? n + 1 : 0;
+  int64_t k = 0;
   while (k < n && none_set(group.bits + k * group.bit_step, w)) ++k;
   if (k == n) group.kept = GroupKept::none;
   return group;

@@ -120,17 +120,17 @@ struct SliceKernel {
   // The results of n contiguous elements; past the caches if `stream`.
   void (*map)(const void* op, const void* state, const SliceRun& run, int64_t n, bool stream);
   // n results where nothing is kept.
-  void (*fill)(char* out, int64_t n, bool stream);
+  void (*fill)(char* out, int64_t n);
   // All of the above for contiguous slices.
   void (*rows)(const void* op, const SliceRows& rows, bool stream);
   // `count` rows of a block of columns, and their results.
   void (*accumulate_columns)(const void* op, ColumnBlock& block, const SliceRun& run, int64_t count);
   void (*map_columns)(const void* op, ColumnBlock& block, const SliceRun& run, int64_t count, bool stream);
-  // For softmax, else null: a contiguous slice, or a block of columns along `block.row`, in three passes (maximum, sum of
+  // For softmax, else null: a contiguous slice, or w slices side by side along `row`, in three passes (maximum, sum of
   // exponentials, results). Exponentials are stored at `held` until the sum is known.
   void (*three_pass_row)(const void* op, const SliceRun& run, char* held, int64_t n, bool stream);
-  void (*three_pass_columns)(const void* op, ColumnBlock& block, const SliceRun& run, char* held, int64_t held_step,
-                             bool stream);
+  void (*three_pass_columns)(const void* op, void* states, const SliceRun& run, const SliceLoop& row, int64_t bit_step,
+                             char* held, int64_t held_step, int64_t w, bool stream);
   bool holds;  // whether the three passes store exponentials
 };
 

@@ -226,7 +226,15 @@ struct SliceKernels {
                                                            elements(run.grad), run.bits, elements(run.out), n, stream);
   }
 
-  static void fill(char* out, int64_t n) { std::fill_n(elements(out), n, static_cast<T>(A(Op::kDropped))); }
+  static void fill(char* results, int64_t n, bool stream) {
+    T* out = elements(results);
+    in_lines(out, n, stream, [&](auto streams, int64_t begin, int64_t end) {
+      if constexpr (streams)
+        for (int64_t i = begin; i < end; i += L) fill_one<true>(out + i);
+      else
+        std::fill_n(out + begin, end - begin, static_cast<T>(A(Op::kDropped)));
+    });
+  }
 
   static void rows(const void* op, const SliceRows& rows, bool stream) {
     constexpr int64_t kSize = sizeof(T);
@@ -236,7 +244,7 @@ struct SliceKernels {
       const KeptRun kept = kept_of_run(rows.mask, at.bits, at.position, rows.inner.stride[kBits],
                                        rows.inner.stride[kLinePosition], rows.n);
       if (kept.kept == Kept::none) {
-        fill(at.out, rows.n);
+        fill(at.out, rows.n, false);
       } else {
         SliceRun run = at;
         run.bits = kept.kept == Kept::all ? nullptr : at.bits;
@@ -247,9 +255,9 @@ struct SliceKernels {
         accumulate(op, &s, run, kept.end - kept.begin);
         join_lanes(self(op), s);
         self(op).finalize(s);
-        if (kept.begin > 0) fill(at.out, kept.begin);
+        if (kept.begin > 0) fill(at.out, kept.begin, stream);
         map(op, &s, run, kept.end - kept.begin, stream);
-        if (kept.end < rows.n) fill(at.out + kept.end * kSize, rows.n - kept.end);
+        if (kept.end < rows.n) fill(at.out + kept.end * kSize, rows.n - kept.end, stream);
       }
       at.x += loop.stride[kValues];
       at.grad += loop.stride[kGrad];
@@ -333,7 +341,7 @@ struct SliceKernels {
     for (int64_t r = 0; r < count;) {
       const RowGroup group = block.group(r);
       if (group.kept == GroupKept::none)
-        for (int64_t k = r; k < r + group.rows; ++k) fill(run.out + k * row.stride[kOut], block.w);
+        for (int64_t k = r; k < r + group.rows; ++k) fill(run.out + k * row.stride[kOut], block.w, false);
       with_kept(group.kept, [&](auto kept) {
         for (int64_t k = r; k < r + group.rows; ++k) {
           T* const out = elements(run.out + k * row.stride[kOut]);

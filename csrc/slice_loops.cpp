@@ -131,7 +131,7 @@ struct Walk {
   void map(const SliceRun& slice, const void* state, int64_t begin, int64_t end) const {
     for_each_run_of<true>(slice, begin, end, [&](const SliceRun& run, int64_t n, Kept kept) {
       if (kept == Kept::none)
-        kernel.fill(run.out, n);
+        kernel.fill(run.out, n, false);
       else
         kernel.map(kernel.op, state, run, n, stream);
     });
@@ -289,15 +289,15 @@ void Walk::three_pass_rows() const {
         const KeptRun kept = kept_of_run(mask, slice.bits, slice.position, inner.stride[kBits],
                                          inner.stride[kLinePosition], nest.length);
         if (kept.kept == Kept::none) {
-          kernel.fill(slice.out, nest.length);
+          kernel.fill(slice.out, nest.length, false);
           continue;
         }
         SliceRun run = at(slice, inner, kept.begin);
         if (kept.kept == Kept::all) run.bits = nullptr;
-        if (kept.begin > 0) kernel.fill(slice.out, kept.begin);
+        if (kept.begin > 0) kernel.fill(slice.out, kept.begin, stream);
         kernel.three_pass_row(kernel.op, run, buffer.data != nullptr ? buffer.data : run.out, kept.end - kept.begin,
                               stream);
-        if (kept.end < nest.length) kernel.fill(at(slice, inner, kept.end).out, nest.length - kept.end);
+        if (kept.end < nest.length) kernel.fill(at(slice, inner, kept.end).out, nest.length - kept.end, stream);
       }
     });
     if (stream) stream_fence();

@@ -119,8 +119,8 @@ struct SliceKernel {
   void (*finalize)(const void* op, void* states, int64_t n, bool join_lanes);
   // The results of n contiguous elements; past the caches if `stream`.
   void (*map)(const void* op, const void* state, const SliceRun& run, int64_t n, bool stream);
-  // n results where nothing is kept.
-  void (*fill)(char* out, int64_t n);
+  // n results where nothing is kept; past the caches if `stream`, as beside results that are.
+  void (*fill)(char* out, int64_t n, bool stream);
   // All of the above for contiguous slices.
   void (*rows)(const void* op, const SliceRows& rows, bool stream);
   // `count` rows of a block of columns, and their results.

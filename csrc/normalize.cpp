@@ -7,27 +7,28 @@
 namespace maskwise {
 namespace {
 
-Tensor normalize(const Tensor& x, const Tensor& mask, Dims dim, double p, double eps) {
-  const SliceCall call(x, x, mask, dim);
+Tensor normalize(const Tensor& x, const Tensor& mask, Dims dim, double p, double eps, int64_t along) {
+  const SliceCall call(x, x, mask, dim, along);
   MASKWISE_AT_ISA(normalize(call, p, eps));
   return call.out;
 }
 
-Tensor standardize(const Tensor& x, const Tensor& mask, Dims dim, double correction, double eps) {
-  const SliceCall call(x, x, mask, dim);
+Tensor standardize(const Tensor& x, const Tensor& mask, Dims dim, double correction, double eps, int64_t along) {
+  const SliceCall call(x, x, mask, dim, along);
   MASKWISE_AT_ISA(standardize(call, correction, eps));
   return call.out;
 }
 
-Tensor normalize_backward(const Tensor& grad, const Tensor& x, const Tensor& mask, Dims dim, double p, double eps) {
-  const SliceCall call(x, grad, mask, dim);
+Tensor normalize_backward(const Tensor& grad, const Tensor& x, const Tensor& mask, Dims dim, double p, double eps,
+                          int64_t along) {
+  const SliceCall call(x, grad, mask, dim, along);
   MASKWISE_AT_ISA(normalize_backward(call, p, eps));
   return call.out;
 }
 
 Tensor standardize_backward(const Tensor& grad, const Tensor& x, const Tensor& mask, Dims dim, double correction,
-                            double eps) {
-  const SliceCall call(x, grad, mask, dim);
+                            double eps, int64_t along) {
+  const SliceCall call(x, grad, mask, dim, along);
   MASKWISE_AT_ISA(standardize_backward(call, correction, eps));
   return call.out;
 }

@@ -116,7 +116,7 @@ Tensor segments(const Tensor& x, const Tensor& bounds, std::string op) {
   const Tensor values = as_contiguous(x), of = as_contiguous(bounds);
   const Segments segments(values, of);
   if (op == "softmax") {
-    SliceCall call(values, values, values, {0});
+    SliceCall call(values, values, values, {0}, 0);
     call.nest.segments = &segments;
     softmax_slices(call);
     return call.out;
@@ -136,7 +136,7 @@ Tensor segments_backward(const Tensor& of_result, const Tensor& result, const Te
   const Tensor grad = as_contiguous(of_result), saved = as_contiguous(result);
   const Segments segments(values, of);
   if (op == "softmax") {
-    SliceCall call(saved, grad, saved, {0});
+    SliceCall call(saved, grad, saved, {0}, 0);
     call.nest.segments = &segments;
     softmax_gradient(call);
     return call.out;

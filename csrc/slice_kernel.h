@@ -34,6 +34,15 @@ struct SliceOp {
   static constexpr bool kHolds = false;
 };
 
+// Whether all of N mask bytes are set; N is that of whole vectors.
+template <int N>
+inline bool all_of(const uint8_t* m) {
+  auto least = load_raw<Vec<uint8_t>>(m);
+  for (int i = MASKWISE_VECTOR_BYTES; i < N; i += MASKWISE_VECTOR_BYTES)
+    least = load_raw<Vec<uint8_t>>(m + i) < least ? load_raw<Vec<uint8_t>>(m + i) : least;
+  return !any_lane(least == 0);
+}
+
 // Some vectors of x, of the gradient and of the mask, each a step from the one before.
 template <class Op, bool kMasked>
 struct Group {
@@ -89,6 +98,8 @@ struct SliceKernels {
   static constexpr int kWide = kGroup * L;
   // Only wide elements are written past the caches: see can_stream.
   static constexpr bool kStreams = sizeof(T) >= 4;
+  // Cache lines from which on it pays.
+  static constexpr int64_t kLeastLines = 4;
 
   static const Op& self(const void* op) { return *static_cast<const Op*>(op); }
   static State& state_of(void* state) { return *static_cast<State*>(state); }
@@ -105,7 +116,10 @@ struct SliceKernels {
     int64_t i = 0;
     for (; i + kWide <= n; i += kWide) {
       if (kMasked && none_of<kWide>(m + i)) continue;
-      op.accumulate(s, Group<Op, kMasked>{x + i, g + i, m + i, L, L, L}, kGroup);
+      if (kMasked && all_of<kWide>(m + i))
+        op.accumulate(s, Group<Op, false>{x + i, g + i, m + i, L, L, L}, kGroup);
+      else
+        op.accumulate(s, Group<Op, kMasked>{x + i, g + i, m + i, L, L, L}, kGroup);
     }
     if (n - i >= L) {
       const int count = static_cast<int>((n - i) / L);
@@ -151,6 +165,20 @@ struct SliceKernels {
     }
   }
 
+  // Calls part(streams, begin, end) for n results at `out`: past the caches whole cache lines, where there are some.
+  template <class Part>
+  static void in_lines(const T* out, int64_t n, bool stream, const Part& part) {
+    constexpr int64_t kLine = 64 / sizeof(T);
+    const auto past = static_cast<int64_t>(reinterpret_cast<uintptr_t>(out) % 64 / sizeof(T));
+    const int64_t begin = past == 0 ? 0 : kLine - past;
+    if (!kStreams || !stream || n < begin + kLeastLines * kLine || !can_stream(out + begin))
+      return part(std::false_type{}, int64_t{0}, n);
+    const int64_t end = begin + (n - begin) / kLine * kLine;
+    if (begin > 0) part(std::false_type{}, int64_t{0}, begin);
+    part(std::bool_constant<kStreams>{}, begin, end);
+    if (end < n) part(std::false_type{}, end, n);
+  }
+
   template <bool kMasked, bool kStream>
   static inline void map_one(const Op& op, const State& s, const T* x, const T* g, const uint8_t* m, T* out) {
     Vec<A> grad = {};
@@ -160,135 +188,170 @@ struct SliceKernels {
     store<kStream && kStreams>(out, v);
   }
 
+  template <bool kStream>
+  static inline void fill_one(T* out) {
+    store<kStream && kStreams>(out, splat<A>(A(Op::kDropped)));
+  }
+
   // Whole vectors of a run. The state is a copy, so that it stays in registers.
   template <bool kMasked, bool kStream>
   MASKWISE_FLATTEN static void map_whole(const Op& op, const State s, const T* x, const T* g, const uint8_t* m, T* out, int64_t n) {
-    for (int64_t i = 0; i + L <= n; i += L) map_one<kMasked, kStream>(op, s, x + i, g + i, m + i, out + i);
+    int64_t i = 0;
+    if constexpr (kMasked) {
+      for (; i + kWide <= n; i += kWide) {
+        const bool none = none_of<kWide>(m + i);
+        for (int64_t k = i; k < i + kWide; k += L)
+          none ? fill_one<kStream>(out + k) : map_one<true, kStream>(op, s, x + k, g + k, m + k, out + k);
+      }
+    }
+    for (; i + L <= n; i += L) map_one<kMasked, kStream>(op, s, x + i, g + i, m + i, out + i);
+  }
+
+  template <bool kMasked>
+  static void map_run(const Op& op, const State& s, const T* x, const T* g, const uint8_t* m, T* out, int64_t n, bool stream) {
+    in_lines(out, n, stream, [&](auto streams, int64_t begin, int64_t end) {
+      const auto* bits = kMasked ? m + begin : nullptr;
+      map_whole<kMasked, streams>(op, s, x + begin, g + begin, bits, out + begin, end - begin);
+      const int64_t rest = (end - begin) % L, whole = end - rest;
+      if (rest == 0) return;
+      const Tail<Op> tail(x + whole, g + whole, kMasked ? m + whole : nullptr, rest);
+      T results[L];
+      map_one<true, false>(op, s, tail.x, tail.grad, tail.bits, results);
+      std::memcpy(out + whole, results, rest * sizeof(T));
+    });
   }
 
   static void map(const void* self_op, const void* state, const SliceRun& run, int64_t n, bool stream) {
-    const Op& op = self(self_op);
-    const State& s = state_of(state);
-    const T *x = elements(run.x), *g = elements(run.grad);
-    const uint8_t* m = run.bits;
-    T* out = elements(run.out);
-    stream = kStreams && stream && can_stream(out);
-    if (m == nullptr)
-      (stream ? map_whole<false, kStreams> : map_whole<false, false>)(op, s, x, g, m, out, n);
-    else
-      (stream ? map_whole<true, kStreams> : map_whole<true, false>)(op, s, x, g, m, out, n);
-    const int64_t whole = n / L * L;
-    if (whole == n) return;
-    const Tail<Op> tail(x + whole, g + whole, m == nullptr ? nullptr : m + whole, n - whole);
-    T results[L];
-    map_one<true, false>(op, s, tail.x, tail.grad, tail.bits, results);
-    std::memcpy(out + whole, results, (n - whole) * sizeof(T));
+    (run.bits == nullptr ? map_run<false> : map_run<true>)(self(self_op), state_of(state), elements(run.x),
+                                                           elements(run.grad), run.bits, elements(run.out), n, stream);
   }
 
-  static void fill(void* out, int64_t n) { std::fill_n(static_cast<T*>(out), n, static_cast<T>(A(Op::kDropped))); }
+  static void fill(char* results, int64_t n, bool stream) {
+    T* out = elements(results);
+    in_lines(out, n, stream, [&](auto streams, int64_t begin, int64_t end) {
+      if constexpr (streams)
+        for (int64_t i = begin; i < end; i += L) fill_one<true>(out + i);
+      else
+        std::fill_n(out + begin, end - begin, static_cast<T>(A(Op::kDropped)));
+    });
+  }
 
-  static void rows(const void* op, const SliceRun& first, const SliceLoop& loop, int64_t count, int64_t n,
-                   bool broadcast, bool stream) {
-    SliceRun run = first;
-    const uint8_t* m = first.bits;
-    for (int64_t r = 0; r < count; ++r) {
-      const Kept kept = kept_of_run(m, broadcast ? 0 : 1);
-      if (kept == Kept::none) {
-        fill(run.out, n);
+  static void rows(const void* op, const SliceRows& rows, bool stream) {
+    constexpr int64_t kSize = sizeof(T);
+    const SliceLoop& loop = rows.loop;
+    SliceRun at = rows.first;
+    for (int64_t r = 0; r < rows.count; ++r) {
+      const KeptRun kept = kept_of_run(rows.mask, at.bits, at.position, rows.inner.stride[kBits],
+                                       rows.inner.stride[kLinePosition], rows.n);
+      if (kept.kept == Kept::none) {
+        fill(at.out, rows.n, false);
       } else {
-        run.bits = kept == Kept::all ? nullptr : m;
+        SliceRun run = at;
+        run.bits = kept.kept == Kept::all ? nullptr : at.bits;
+        run.x += kept.begin * kSize;
+        run.grad += kept.begin * kSize;
+        run.out += kept.begin * kSize;
         State s = self(op).init();
-        accumulate(op, &s, run, n);
+        accumulate(op, &s, run, kept.end - kept.begin);
         join_lanes(self(op), s);
         self(op).finalize(s);
-        map(op, &s, run, n, stream);
+        if (kept.begin > 0) fill(at.out, kept.begin, stream);
+        map(op, &s, run, kept.end - kept.begin, stream);
+        if (kept.end < rows.n) fill(at.out + kept.end * kSize, rows.n - kept.end, stream);
       }
-      run.x += loop.stride[kValues];
-      run.grad += loop.stride[kGrad];
-      run.out += loop.stride[kOut];
-      m += loop.stride[kBits];
+      at.x += loop.stride[kValues];
+      at.grad += loop.stride[kGrad];
+      at.bits += loop.stride[kBits];
+      at.out += loop.stride[kOut];
+      at.position += loop.stride[kLinePosition];
     }
   }
 
-  // The last vector of a row of columns reaches back over the one before it rather than past the end.
+  // The first column of a vector: the last of a row reaches back over the one before it rather than past the end.
   static int64_t column(int64_t v, int64_t w) { return std::min(v * L, w - L); }
 
-  template <bool kMasked>
-  MASKWISE_FLATTEN static void accumulate_vectors(const Op& op, State* states, const T* x, const T* g, const uint8_t* m, int64_t x_step,
-                                 int64_t g_step, int64_t bit_step, int rows, int64_t w) {
-    for (int64_t v = 0; v < ceil_div(w, L); ++v) {
-      const int64_t j = column(v, w);
-      op.accumulate(states[v], Group<Op, kMasked>{x + j, g + j, m + j, x_step, g_step, bit_step}, rows);
-    }
+  // Calls body(kept) with what a group of rows keeps, as a constant, so that its loops are as simple as can be.
+  template <class Body>
+  static inline void with_kept(GroupKept kept, const Body& body) {
+    if (kept == GroupKept::all)
+      body(std::integral_constant<GroupKept, GroupKept::all>{});
+    else if (kept == GroupKept::bits)
+      body(std::integral_constant<GroupKept, GroupKept::bits>{});
+    else if (kept == GroupKept::by_vector)
+      body(std::integral_constant<GroupKept, GroupKept::by_vector>{});
+  }
+
+  // What is kept of vector v of a group of rows.
+  template <GroupKept kGroupKept>
+  static inline Kept kept_of(const Kept* kept, int64_t v) {
+    if constexpr (kGroupKept == GroupKept::by_vector) return kept[v];
+    return kGroupKept == GroupKept::all ? Kept::all : Kept::bits;
   }
 
   static void accumulate_columns(const void* op, ColumnBlock& block, const SliceRun& run, int64_t count) {
-    constexpr int64_t kSize = sizeof(T);
-    const SliceLoop& row = block.row;
-    const int64_t x_step = row.stride[kValues] / kSize, g_step = row.stride[kGrad] / kSize;
-    auto* states = reinterpret_cast<State*>(block.states);
+    block.start(run, count);
     for (int64_t r = 0; r < count;) {
-      const T *x = elements(run.x) + r * x_step, *g = elements(run.grad) + r * g_step;
-      const uint8_t* m = run.bits + r * row.stride[kBits];
-      const int64_t n = std::min<int64_t>(kGroup, count - r);
-      if (block.column_step == 0) {
-        // Whole rows are kept or dropped: a group ends where a dropped row is met.
-        int64_t kept = 0;
-        while (kept < n && kept_of_run(m + kept * row.stride[kBits], 0) == Kept::all) ++kept;
-        r += std::max<int64_t>(kept, 1);
-        if (kept > 0) accumulate_vectors<false>(self(op), states, x, g, m, x_step, g_step, 0, static_cast<int>(kept), block.w);
-      } else {
-        int64_t bit_step;
-        const uint8_t* bits = block.bits_of(m, n, bit_step);
-        accumulate_vectors<true>(self(op), states, x, g, bits, x_step, g_step, bit_step, static_cast<int>(n), block.w);
-        r += n;
-      }
+      const RowGroup group = block.group(r);
+      with_kept(group.kept, [&](auto kept) { accumulate_group<kept>(self(op), block, run, group, r); });
+      r += group.rows;
     }
   }
 
-  template <bool kMasked, bool kStream>
-  MASKWISE_FLATTEN static inline void map_column_row(const Op& op, const State* s, const T* x, const T* g, const uint8_t* m, T* out,
-                                    int64_t w) {
-    for (int64_t v = 0; v < w / L; ++v)
-      map_one<kMasked, kStream>(op, s[v], x + v * L, g + v * L, m + v * L, out + v * L);
-    if (w % L == 0) return;
-    const int64_t j = w - L;
-    map_one<kMasked, false>(op, s[w / L], x + j, g + j, m + j, out + j);
+  template <GroupKept kGroupKept>
+  MASKWISE_FLATTEN static void accumulate_group(const Op& op, ColumnBlock& block, const SliceRun& run, const RowGroup& group,
+                               int64_t r) {
+    constexpr int64_t kSize = sizeof(T);
+    const int64_t x_step = block.row.stride[kValues] / kSize, g_step = block.row.stride[kGrad] / kSize;
+    const T *x = elements(run.x) + r * x_step, *g = elements(run.grad) + r * g_step;
+    auto* states = reinterpret_cast<State*>(block.states);
+    const int rows = static_cast<int>(group.rows);
+    const int64_t w = block.w, bit_step = group.bit_step;
+    const uint8_t* m = group.bits;
+    for (int64_t v = 0; v < ceil_div(w, L); ++v) {
+      const int64_t j = column(v, w);
+      const Kept kept = kept_of<kGroupKept>(block.kept, v);
+      if (kept == Kept::all)
+        op.accumulate(states[v], Group<Op, false>{x + j, g + j, m, x_step, g_step, 0}, rows);
+      else if (kept == Kept::bits)
+        op.accumulate(states[v], Group<Op, true>{x + j, g + j, m + j, x_step, g_step, bit_step}, rows);
+    }
   }
 
-  static void map_columns(const void* self_op, ColumnBlock& block, const SliceRun& run, int64_t count, bool stream) {
-    constexpr int64_t kSize = sizeof(T);
-    const Op& op = self(self_op);
+  // One row of a group.
+  template <GroupKept kGroupKept, bool kStream>
+  MASKWISE_FLATTEN static void map_column_row(const Op& op, const State* s, const Kept* kept, const T* x, const T* g,
+                             const uint8_t* m, T* out, int64_t w) {
+    const auto map_vector = [&](auto streams, int64_t v, int64_t j) {
+      const Kept of_vector = kept_of<kGroupKept>(kept, v);
+      if (of_vector == Kept::all)
+        map_one<false, streams>(op, s[v], x + j, g + j, m, out + j);
+      else if (of_vector == Kept::none)
+        fill_one<streams>(out + j);
+      else
+        map_one<true, streams>(op, s[v], x + j, g + j, m + j, out + j);
+    };
+    for (int64_t v = 0; v < w / L; ++v) map_vector(std::bool_constant<kStream>{}, v, v * L);
+    if (w % L != 0) map_vector(std::false_type{}, w / L, w - L);
+  }
+
+  static void map_columns(const void* op, ColumnBlock& block, const SliceRun& run, int64_t count, bool stream) {
     const SliceLoop& row = block.row;
-    const int64_t x_step = row.stride[kValues] / kSize, g_step = row.stride[kGrad] / kSize;
-    const int64_t out_step = row.stride[kOut] / kSize, w = block.w;
     const auto* s = reinterpret_cast<const State*>(block.states);
-    const T *x = elements(run.x), *g = elements(run.grad);
-    const uint8_t* m = run.bits;
-    T* out = elements(run.out);
-    for (int64_t r = 0; r < count; ++r, x += x_step, g += g_step, m += row.stride[kBits], out += out_step) {
-      const Kept kept = kept_of_run(m, block.column_step);
-      const bool streams = kStreams && stream && can_stream(out);
-      if (kept == Kept::none) {
-        fill(out, w);
-      } else if (kept == Kept::all) {
-        if (streams)
-          map_column_row<false, kStreams>(op, s, x, g, m, out, w);
-        else
-          map_column_row<false, false>(op, s, x, g, m, out, w);
-      } else {
-        const uint8_t* bits = m;
-        if (block.column_step != 1) {
-          // As many rows as are staged together; the others of the group find theirs there.
-          int64_t step;
-          if (r % kGroup == 0) block.bits_of(m, std::min<int64_t>(kGroup, count - r), step);
-          bits = block.staged + r % kGroup * w;
+    block.start(run, count);
+    for (int64_t r = 0; r < count;) {
+      const RowGroup group = block.group(r);
+      if (group.kept == GroupKept::none)
+        for (int64_t k = r; k < r + group.rows; ++k) fill(run.out + k * row.stride[kOut], block.w, false);
+      with_kept(group.kept, [&](auto kept) {
+        for (int64_t k = r; k < r + group.rows; ++k) {
+          T* const out = elements(run.out + k * row.stride[kOut]);
+          const bool streams = kStreams && stream && can_stream(out);
+          (streams ? map_column_row<kept, kStreams> : map_column_row<kept, false>)(
+              self(op), s, block.kept, elements(run.x + k * row.stride[kValues]),
+              elements(run.grad + k * row.stride[kGrad]), group.bits + (k - r) * group.bit_step, out, block.w);
         }
-        if (streams)
-          map_column_row<true, kStreams>(op, s, x, g, bits, out, w);
-        else
-          map_column_row<true, false>(op, s, x, g, bits, out, w);
-      }
+      });
+      r += group.rows;
     }
   }
 };
@@ -360,28 +423,39 @@ struct ThreePass {
       }
       // A sum for each group: the total then has fewer roundings, and groups need not wait for each other.
       Vec<A> sum = {};
-      for (int k = 0; k < kGroup; ++k)
-        exponential_one<kMasked>(op, shift, sum, x + i + k * L, m + i + k * L, held + i + k * L);
+      if (kMasked && all_of<kWide>(m + i))
+        for (int k = 0; k < kWide; k += L) exponential_one<false>(op, shift, sum, x + i + k, m, held + i + k);
+      else
+        for (int k = 0; k < kWide; k += L) exponential_one<kMasked>(op, shift, sum, x + i + k, m + i + k, held + i + k);
       total += sum;
     }
     for (; i < whole; i += L) exponential_one<kMasked>(op, shift, total, x + i, m + i, held + i);
-    T last_held[L];
-    if (whole < n) exponential_one<true>(op, shift, total, last, bits, last_held);
+    if (whole < n) {
+      T last_held[L];
+      exponential_one<true>(op, shift, total, last, bits, last_held);
+      if constexpr (Op::kHolds) std::memcpy(held + whole, last_held, (n - whole) * sizeof(T));
+    }
     op.add(s, splat<A>(add_lanes<A>(total)));
     op.finalize(s);
-    if (kStreams && stream && can_stream(out))
-      for (i = 0; i < whole; i += L) scale_one<kMasked, true>(op, s, x + i, m + i, held + i, out + i);
-    else
-      for (i = 0; i < whole; i += L) scale_one<kMasked, false>(op, s, x + i, m + i, held + i, out + i);
-    if (whole == n) return;
-    T results[L];
-    scale_one<true, false>(op, s, last, bits, last_held, results);
-    std::memcpy(out + whole, results, (n - whole) * sizeof(T));
+    K::in_lines(out, n, stream, [&](auto streams, int64_t begin, int64_t end) {
+      int64_t j = begin;
+      for (; j + L <= end; j += L) scale_one<kMasked, streams>(op, s, x + j, m + j, held + j, out + j);
+      if (j < end) scale_tail(op, s, x + j, kMasked ? m + j : nullptr, held + j, out + j, end - j);
+    });
   }
 
-  static void row(const void* op, const SliceRun& run, void* held, int64_t n, bool stream) {
-    (run.bits == nullptr ? row_as<false> : row_as<true>)(K::self(op), K::elements(run.x), run.bits,
-                                                         static_cast<T*>(held), K::elements(run.out), n, stream);
+  // Fewer results than a vector has.
+  static inline void scale_tail(const Op& op, const State& s, const T* x, const uint8_t* m, const T* held, T* out, int64_t n) {
+    // What is held stands where x does, whichever of them is read.
+    const Tail<Op> tail(Op::kHolds ? held : x, x, m, n);
+    T results[L];
+    scale_one<true, false>(op, s, tail.x, tail.bits, tail.x, results);
+    std::memcpy(out, results, n * sizeof(T));
+  }
+
+  static void row(const void* op, const SliceRun& run, char* held, int64_t n, bool stream) {
+    (run.bits == nullptr ? row_as<false> : row_as<true>)(K::self(op), K::elements(run.x), run.bits, K::elements(held),
+                                                         K::elements(run.out), n, stream);
   }
 
   // At least a vector of slices side by side; `row` steps along the slices. The bits of step r are at bits + r * bit_step,

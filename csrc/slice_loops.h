@@ -18,31 +18,88 @@ constexpr int64_t kBlock = 512;
 constexpr int64_t kSliceState = 6 * 64;
 constexpr int64_t kBlockStates = 25 * 1024;
 
-// Operands, all in bytes: x, the gradient of the result (x itself where there is none), mask, result.
-enum SliceOperand : int { kValues = 0, kGrad = 1, kBits = 2, kOut = 3 };
-using SliceNest = Nest<4>;
-using SliceLoop = Loop<4>;
+// Operands: x, the gradient of the result (x itself where there is none), mask, result, all in bytes; and the position
+// along the intervals of the mask.
+enum SliceOperand : int { kValues = 0, kGrad = 1, kBits = 2, kOut = 3, kLinePosition = 4 };
+constexpr int kSliceOperands = 5;
+using SliceNest = Nest<kSliceOperands>;
+using SliceLoop = Loop<kSliceOperands>;
+using SliceLoops = Loops<kSliceOperands>;
+using SliceOffset = Offset<kSliceOperands>;
 
-// A row, or a row of columns; `bits` is null where all is kept.
+// A row, or a row of columns. Where a kernel gets it, `bits` are bytes, or null where all is kept; before that they may be
+// the bounds of intervals.
 struct SliceRun {
   const char* x;
   const char* grad;
   const uint8_t* bits;
   char* out;
+  int64_t position;
 };
 
-// A block of w columns, whose rows are a step of `row` apart.
-struct ColumnBlock {
-  ColumnBlock(const SliceLoop& row, int64_t column_step) : row(row), column_step(column_step) {}
+// `count` contiguous slices of n elements, which are a step of `loop` apart; `inner` steps along a slice.
+struct SliceRows {
+  SliceRun first;
+  const Mask& mask;
+  const SliceLoop& loop;
+  const SliceLoop& inner;
+  int64_t count, n;
+};
 
-  const SliceLoop& row;
-  const int64_t column_step;  // the mask's stride from column to column
+// Rows of a block of columns that follow each other: all kept, none, what their bytes say, or what ColumnBlock::kept says
+// of each vector.
+enum class GroupKept { all, none, bits, by_vector };
+struct RowGroup {
+  int64_t rows;
+  GroupKept kept;
+  const uint8_t* bits = nullptr;  // the bytes of the first row, where a vector has any, and the step to the next
+  int64_t bit_step = 0;
+};
+
+// A block of w columns, whose rows are a step of `row` apart, and what is kept of it.
+struct ColumnBlock {
+  ColumnBlock(const Mask& mask, const SliceLoop& row, const SliceLoop& column, int lanes)
+      : mask(mask), row(row), column(column), lanes(lanes) {
+    // Where a slice has no loops, `row` is one step of 1 for every operand.
+    if (!mask.has_intervals()) this->row.stride[kLinePosition] = 0;
+  }
+
+  const Mask& mask;
+  SliceLoop row, column;
+  const int lanes;
   int64_t w = 0;
   alignas(64) char states[kBlockStates];
-  uint8_t staged[kGroup * (kBlock + 64)];
+  Kept kept[kBlock / 2 + 64];  // of the vectors of a group
 
-  // The mask bytes of up to kGroup rows, each next to each other, and the step from row to row.
-  const uint8_t* bits_of(const uint8_t* m, int64_t count, int64_t& step);
+  int64_t vectors() const { return ceil_div(w, lanes); }
+  // The last vector of a row of columns reaches back over the one before it rather than past the end.
+  int64_t first_column(int64_t v) const { return std::min(v * lanes, w - lanes); }
+
+  // Before the first group of a run of `count` rows.
+  void start(const SliceRun& run, int64_t count);
+  // The group that begins with row r: at most kGroup rows, unless nothing is kept of them.
+  RowGroup group(int64_t r);
+
+ private:
+  RowGroup whole_rows(int64_t r) const;
+  RowGroup ranges_of_rows(int64_t r);
+  RowGroup ranges_of_columns(int64_t r);
+  RowGroup bytes(int64_t r);
+  template <class Keeps>
+  void stage(int64_t v, int64_t rows, const Keeps& keeps);
+  RowGroup staged_group(int64_t rows);
+
+  const uint8_t* first = nullptr;
+  int64_t position = 0, count = 0;
+  KeptRun rows_kept{Kept::none, 0, 0};  // where one answer holds for all columns of a row
+  // Where columns have intervals of rows: those, and of each vector the rows that are kept of some, and of all of them.
+  struct Ranges {
+    Interval some, all;
+  };
+  Interval intervals[kBlock + 64];
+  Ranges ranges[kBlock / 2 + 64];
+  Interval some_rows{0, 0};
+  uint8_t staged[kGroup * (kBlock + 64)];
 };
 
 // A function of slices, compiled for one SIMD level and one dtype. The loops know states by their size alone.
@@ -62,18 +119,16 @@ struct SliceKernel {
   void (*finalize)(const void* op, void* states, int64_t n, bool join_lanes);
   // The results of n contiguous elements; past the caches if `stream`.
   void (*map)(const void* op, const void* state, const SliceRun& run, int64_t n, bool stream);
-  // n results where nothing is kept.
-  void (*fill)(void* out, int64_t n);
-  // All of the above for `count` contiguous slices, which are a step of `loop` apart; with one mask byte each where
-  // `broadcast`.
-  void (*rows)(const void* op, const SliceRun& first, const SliceLoop& loop, int64_t count, int64_t n, bool broadcast,
-               bool stream);
+  // n results where nothing is kept; past the caches if `stream`, as beside results that are.
+  void (*fill)(char* out, int64_t n, bool stream);
+  // All of the above for contiguous slices.
+  void (*rows)(const void* op, const SliceRows& rows, bool stream);
   // `count` rows of a block of columns, and their results.
   void (*accumulate_columns)(const void* op, ColumnBlock& block, const SliceRun& run, int64_t count);
   void (*map_columns)(const void* op, ColumnBlock& block, const SliceRun& run, int64_t count, bool stream);
   // For softmax, else null: a contiguous slice, or w slices side by side along `row`, in three passes (maximum, sum of
   // exponentials, results). Exponentials are stored at `held` until the sum is known.
-  void (*three_pass_row)(const void* op, const SliceRun& run, void* held, int64_t n, bool stream);
+  void (*three_pass_row)(const void* op, const SliceRun& run, char* held, int64_t n, bool stream);
   void (*three_pass_columns)(const void* op, void* states, const SliceRun& run, const SliceLoop& row, int64_t bit_step,
                              char* held, int64_t held_step, int64_t w, bool stream);
   bool holds;  // whether the three passes store exponentials
@@ -82,11 +137,12 @@ struct SliceKernel {
 // x and grad have the shape of the result; out is new, with the layout of x.
 struct SliceCall {
   Tensor out;
+  Mask mask;
   SliceNest nest;
   SliceRun run;
   ScalarType dtype;
 
-  SliceCall(const Tensor& x, const Tensor& grad, const Tensor& mask, const Dims& dims);
+  SliceCall(const Tensor& x, const Tensor& grad, const Tensor& kept, const Dims& dims, int64_t along);
 };
 
 void run_slices(const SliceKernel& kernel, const SliceCall& call);

@@ -8,33 +8,34 @@
 namespace maskwise {
 namespace {
 
-Tensor softmax(const Tensor& x, const Tensor& mask, Dims dim) {
-  const SliceCall call(x, x, mask, dim);
+Tensor softmax(const Tensor& x, const Tensor& mask, Dims dim, int64_t along) {
+  const SliceCall call(x, x, mask, dim, along);
   MASKWISE_AT_ISA(softmax(call, false));
   return call.out;
 }
 
-Tensor softmin(const Tensor& x, const Tensor& mask, Dims dim) {
-  const SliceCall call(x, x, mask, dim);
+Tensor softmin(const Tensor& x, const Tensor& mask, Dims dim, int64_t along) {
+  const SliceCall call(x, x, mask, dim, along);
   MASKWISE_AT_ISA(softmax(call, true));
   return call.out;
 }
 
-Tensor log_softmax(const Tensor& x, const Tensor& mask, Dims dim) {
-  const SliceCall call(x, x, mask, dim);
+Tensor log_softmax(const Tensor& x, const Tensor& mask, Dims dim, int64_t along) {
+  const SliceCall call(x, x, mask, dim, along);
   MASKWISE_AT_ISA(log_softmax(call));
   return call.out;
 }
 
 // The gradients read the result of the forward pass.
-Tensor softmax_backward(const Tensor& grad, const Tensor& result, const Tensor& mask, Dims dim, bool negate) {
-  const SliceCall call(result, grad, mask, dim);
+Tensor softmax_backward(const Tensor& grad, const Tensor& result, const Tensor& mask, Dims dim, bool negate,
+                        int64_t along) {
+  const SliceCall call(result, grad, mask, dim, along);
   MASKWISE_AT_ISA(softmax_backward(call, negate));
   return call.out;
 }
 
-Tensor log_softmax_backward(const Tensor& grad, const Tensor& result, const Tensor& mask, Dims dim) {
-  const SliceCall call(result, grad, mask, dim);
+Tensor log_softmax_backward(const Tensor& grad, const Tensor& result, const Tensor& mask, Dims dim, int64_t along) {
+  const SliceCall call(result, grad, mask, dim, along);
   MASKWISE_AT_ISA(log_softmax_backward(call));
   return call.out;
 }

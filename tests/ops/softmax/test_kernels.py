@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 
+from maskwise.mask import Mask
 from maskwise.ops.backends import FLOATING, status
 from maskwise.plan.dispatch import force
 from tests.ops.arrays import masked_inputs
@@ -162,3 +163,96 @@ def test_more_than_two_to_the_31_elements():
     torch.testing.assert_close(out[-1], row[0].softmax(0))
     assert torch.equal(out[0], out[-1])
     assert not out[-5:-1].any()
+
+
+# -- masks as intervals ------------------------------------------------------------------------------------------------
+LENGTHS = torch.tensor([3, 0, 61, 20, 11, 61])
+CAUSAL = Mask.causal(61)
+#: Masks that know their intervals, by origin, for x of shape (6, 61, 61): along the last dim, the middle one, or both.
+INTERVALS = {
+    "lengths": Mask.from_lengths(LENGTHS, 61)[:, None],
+    "left": Mask.from_lengths(LENGTHS, 61, side="left")[:, None],
+    "rows": Mask.from_lengths(LENGTHS, 61)[..., None],
+    "causal": CAUSAL,
+    "transposed": CAUSAL.T,
+    "window": Mask.window(61, left=3),
+    "transposed window": Mask.window(61, left=3).T,
+    "segments": Mask.from_segments(torch.arange(61) // 5),
+    "intersection": CAUSAL & Mask.from_lengths(LENGTHS, 61)[:, None],
+    "outside": Mask.from_lengths(LENGTHS, 61)[:, None, 5:].expand(6, 61, 56)[..., :50],
+    "full": Mask.full((6, 61, 61)),
+    "none": Mask.none((6, 61, 61)),
+}
+LAYOUTS = {
+    "contiguous": lambda x: x,
+    "transposed": lambda x: x.transpose(0, -1).contiguous().transpose(0, -1),
+    "stepped": lambda x: torch.stack([x, x], -1)[..., 0],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("origin", INTERVALS)
+@pytest.mark.parametrize("name", [*NAMES, "normalize--inf"])
+def test_intervals_give_what_their_bits_give_and_nothing_of_what_they_drop(name, origin, layout):
+    mask = INTERVALS[origin]
+    assert mask.operand == "intervals"
+    bits = mask.to_bool()
+    x, above = torch.randn(2, 6, 61, mask.shape[-1], dtype=torch.float64)
+    seen, hidden = (LAYOUTS[layout](torch.where(bits, each, math.nan)) for each in (x, above))
+    for dim in range(3):
+        with force("kernel"):
+            mine = with_gradient(CALLS[name], seen, mask, dim, hidden)
+        assert_exact(name, mine, x, bits, dim, above)
+        assert not torch.where(bits, 0.0, mine[1]).any()
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("name", NAMES)
+def test_intervals_of_every_dtype_agree_with_a_float64_reference(name, dtype, dim):
+    x, above = torch.randn(131, 131).mul(3).to(dtype), torch.randn(131, 131).to(dtype)
+    for mask in (Mask.causal(131), Mask.causal(131).T, Mask.from_lengths(torch.arange(131), 131, side="left")):
+        with force("kernel"):
+            mine = with_gradient(CALLS[name], x, mask, dim, above)
+        assert_exact(name, mine, x, mask.to_bool(), dim, above)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("name", NAMES)
+def test_intervals_of_large_results_agree_with_the_reference_for_any_number_of_threads(name, dim):
+    # Large enough to be written past the caches, with rows and intervals that begin within a cache line.
+    x, above = torch.randn(2, 1031, 1033)
+    lengths = torch.randint(0, 1034, (1031,), generator=torch.Generator().manual_seed(0))
+    mask, threads = Mask.from_lengths(lengths, 1033, side="left"), torch.get_num_threads()
+    try:
+        runs = []
+        for n in (1, 3):
+            torch.set_num_threads(n)
+            with force("kernel"):
+                runs.append(with_gradient(CALLS[name], x, mask, dim, above))
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(*pair) for pair in zip(*runs, strict=True))
+    assert_exact(name, runs[0], x, mask.to_bool(), dim, above)
+
+
+@pytest.mark.parametrize("name", ["normalize", "standardize"])
+@pytest.mark.parametrize("dim", [(0, 1), (1, 2), (0, 2), None])
+def test_intervals_over_several_dims_agree_with_their_bits(name, dim):
+    x = torch.randn(6, 61, 61, dtype=torch.float64)
+    for origin in ("lengths", "rows", "causal", "transposed", "none"):
+        mask = INTERVALS[origin]
+        with force("kernel"):
+            torch.testing.assert_close(CALLS[name](x, mask, dim), CALLS[name](x, mask.to_bool(), dim))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_intervals_have_a_second_derivative(name):
+    x, mask = torch.randn(3, 5, dtype=torch.float64, requires_grad=True), Mask.from_lengths([2, 5, 0], 5)
+    finite = torch.where(mask.to_bool(), 1.0, 0.0)
+
+    def call(x):
+        return torch.where(mask.to_bool(), CALLS[name](x, mask, 1), 0.0) * finite
+
+    with force("kernel"):
+        assert torch.autograd.gradgradcheck(call, x)

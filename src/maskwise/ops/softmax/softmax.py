@@ -11,7 +11,7 @@ from torch import Tensor
 from maskwise.errors import DtypeError, say
 from maskwise.ops.arguments import MaskLike, to_dtype
 from maskwise.ops.backends import FLOATING
-from maskwise.ops.operation import Operation, define, register
+from maskwise.ops.operation import ALONG, Operation, as_bits, define, kept_mask, register
 from maskwise.ops.primitives import copy_transposed
 from maskwise.ops.softmax import reference
 from maskwise.plan.cost import Work
@@ -233,8 +233,12 @@ def slicewise(
 
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         saved, mask = ctx.saved_tensors
-        run = gradient if torch.is_grad_enabled() else kernel
-        return run(grad, saved, mask, *ctx.rest, *constants), None, *[None] * len(ctx.rest)
+        if torch.is_grad_enabled():
+            bits = as_bits(kept_mask(mask, ctx.along, saved.shape))
+            grad_x = gradient(grad, saved, bits, *ctx.rest, *constants)
+        else:
+            grad_x = kernel(grad, saved, mask, *ctx.rest, *constants, ctx.along)
+        return grad_x, None, *[None] * len(ctx.rest)
 
     def work(route: str, elements: int, size: int, grad: bool) -> Work:
         # The kernel streams x and mask and writes the result; the plain route writes two temporaries as well.
@@ -247,7 +251,7 @@ def slicewise(
 
     return register(
         name,
-        f"(Tensor x, Tensor mask, int[] dim{settings}) -> Tensor",
+        f"(Tensor x, Tensor mask, int[] dim{settings}{ALONG} -> Tensor",
         reference=as_laid_out(getattr(reference, name), like_first),
         fake=like_first,
         setup_context=save,
@@ -262,11 +266,11 @@ def slicewise(
 
 
 def define_backward(name: str, settings: str, gradient: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Define the op of a backward pass, and return it."""
+    """Define the op of a backward pass, and return it; x is what the forward pass has saved."""
     op = f"{name}_fused_backward"
     define(
         op,
-        f"(Tensor grad, Tensor saved, Tensor mask, int[] dim{settings}) -> Tensor",
+        f"(Tensor grad, Tensor x, Tensor mask, int[] dim{settings}{ALONG} -> Tensor",
         reference=as_laid_out(gradient, like_second),
         fake=like_second,
         gpu=FLOATING,

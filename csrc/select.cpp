@@ -1,5 +1,6 @@
 // Selection: pack moves the kept rows of x together, unpack puts them back. Pure movement of bytes, so one code path
-// serves every dtype and every CPU. Arguments were checked in Python: x has the mask's dims first, then those of a row.
+// serves every dtype and every CPU. Arguments were checked in Python: x has the mask's dims first, then those of a row. A
+// mask is bool; or int64 with a leading dim of 2, the starts and ends of what is kept along its last dim, expanded to it.
 #include "loops.h"
 #include "select_mask.h"
 
@@ -119,16 +120,64 @@ struct MaskBytes {
     }
     data = bytes;
   }
+
+  int64_t count(int64_t begin, int64_t end) const { return count_kept(data + begin, end - begin); }
+
+  template <class Run>
+  void for_each(int64_t begin, int64_t end, const Run& run) const {
+    for_each_segment(data, begin, end, run);
+  }
 };
 
+// The mask as one interval for each line along its last dim. Bounds may lie outside of the line.
+struct MaskRuns {
+  const int64_t* data;
+  int64_t to_end;  // elements from a start to its end
+  int64_t length;  // of a line
+  int64_t rows;
+  Loops<1> lines;
+
+  explicit MaskRuns(const Tensor& bounds)
+      : data(static_cast<const int64_t*>(bounds.const_data_ptr())),
+        to_end(bounds.stride(0)),
+        length(bounds.size(bounds.dim() - 1)),
+        rows(bounds.numel() / 2),
+        lines(loops_of(bounds, 1, bounds.dim() - 1)) {}
+
+  int64_t count(int64_t begin, int64_t end) const {
+    int64_t kept = 0;
+    for_each(begin, end, [&](bool is_kept, int64_t, int64_t count) { kept += is_kept ? count : 0; });
+    return kept;
+  }
+
+  // As for_each_segment.
+  template <class Run>
+  void for_each(int64_t begin, int64_t end, const Run& run) const {
+    const auto part = [&](bool kept, int64_t from, int64_t to) {
+      if (from < to) run(kept, from, to - from);
+    };
+    while (begin < end) {
+      const int64_t line = begin / length, first = line * length, stop = std::min(end, first + length);
+      const int64_t* bounds = data + offset_of(lines, line)[0];
+      const int64_t from = std::clamp(first + std::clamp<int64_t>(bounds[0], 0, length), begin, stop);
+      const int64_t to = std::clamp(first + std::clamp<int64_t>(bounds[to_end], 0, length), from, stop);
+      part(false, begin, from);
+      part(true, from, to);
+      part(false, to, stop);
+      begin = stop;
+    }
+  }
+};
+
+
 // How many rows are kept before each block; the last entry is how many there are in all.
-std::vector<int64_t> block_starts(const MaskBytes& mask, int64_t block) {
+template <class Kept>
+std::vector<int64_t> block_starts(const Kept& mask, int64_t block) {
   const int64_t blocks = ceil_div(mask.rows, block);
   std::vector<int64_t> starts(blocks + 1, 0);
   parallel(blocks, block, [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
-      const int64_t last = std::min((b + 1) * block, mask.rows);
-      starts[b + 1] = count_kept(mask.data + b * block, last - b * block);
+      starts[b + 1] = mask.count(b * block, std::min((b + 1) * block, mask.rows));
     }
   });
   for (int64_t b = 0; b < blocks; ++b) starts[b + 1] += starts[b];
@@ -154,6 +203,13 @@ struct Rows {
   void copy(int64_t first, int64_t count, Word* to, bool streamed) const {
     if (touching) {
       move_bytes(to, data + first * elements, count * elements * sizeof(Word), streamed);
+      return;
+    }
+    if (elements == 1) {
+      const int64_t step = lead.back().stride[0];
+      for_each_run(lead, first, first + count, [&](const Offset<1>& at, int64_t n) {
+        for (int64_t i = 0; i < n; ++i) *to++ = data[at[0] + i * step];
+      });
       return;
     }
     for (int64_t i = 0; i < count; ++i, to += elements) {
@@ -191,19 +247,21 @@ void pack_single(const Rows<Word>& x, const uint8_t* mask, int64_t begin, int64_
   });
 }
 
-template <class Word>
-void pack_words(const Rows<Word>& x, const MaskBytes& mask, const std::vector<int64_t>& starts, Word* out) {
+template <class Word, class Kept>
+void pack_words(const Rows<Word>& x, const Kept& mask, const std::vector<int64_t>& starts, Word* out) {
   const int64_t block = block_rows(x.elements);
   const bool streamed = starts.back() * x.elements * sizeof(Word) >= kStreamed;
   parallel(static_cast<int64_t>(starts.size()) - 1, block * x.elements, [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
       const int64_t last = std::min((b + 1) * block, mask.rows);
       Word* to = out + starts[b] * x.elements;
-      if (x.elements == 1) {
-        pack_single(x, mask.data, b * block, last, to, out + starts[b + 1]);
-        continue;
+      if constexpr (std::is_same_v<Kept, MaskBytes>) {
+        if (x.elements == 1) {
+          pack_single(x, mask.data, b * block, last, to, out + starts[b + 1]);
+          continue;
+        }
       }
-      for_each_segment(mask.data, b * block, last, [&](bool kept, int64_t first, int64_t count) {
+      mask.for_each(b * block, last, [&](bool kept, int64_t first, int64_t count) {
         if (!kept) return;
         x.copy(first, count, to, streamed);
         to += count * x.elements;
@@ -220,8 +278,26 @@ inline const Word* either(bool kept, const Word* a, const Word* b) {
   return reinterpret_cast<const Word*>((reinterpret_cast<uintptr_t>(a) & all) | (reinterpret_cast<uintptr_t>(b) & ~all));
 }
 
+// The single elements [i, last), of which those from `from` to `stop` are kept: no branch here either. What is read ahead
+// of its place is the block's own, or the next to come, until none is left; then the rest of the block is dropped.
 template <class Word>
-void unpack_words(const Word* values, const MaskBytes& mask, const std::vector<int64_t>& starts, const Rows<Word>& other,
+void unpack_single(const Word* from, const Word* stop, const uint8_t* mask, int64_t i, int64_t last, const Word* other,
+                   Word* out) {
+  if ((stop - from) * kFew < last - i) {
+    std::fill_n(out + i, last - i, *other);
+    for_each_kept(mask + i, last - i, [&](int64_t k) { out[i + k] = *from++; });
+    return;
+  }
+  for (; i < last && from < stop; ++i) {
+    const bool kept = mask[i] != 0;
+    out[i] = *either(kept, from, other);
+    from += kept;
+  }
+  std::fill_n(out + i, last - i, *other);
+}
+
+template <class Word, class Kept>
+void unpack_words(const Word* values, const Kept& mask, const std::vector<int64_t>& starts, const Rows<Word>& other,
                   bool constant, Word* out) {
   const int64_t elements = other.elements;
   const int64_t block = block_rows(elements);
@@ -230,25 +306,13 @@ void unpack_words(const Word* values, const MaskBytes& mask, const std::vector<i
     for (int64_t b = begin; b < end; ++b) {
       const Word* from = values + starts[b] * elements;
       const int64_t last = std::min((b + 1) * block, mask.rows);
-      if (elements == 1 && constant) {
-        // Single elements: no branch here either. What is read ahead of its place is the block's own, or the next to
-        // come, until none is left; then the rest of the block is dropped.
-        const Word* const stop = values + starts[b + 1];
-        int64_t i = b * block;
-        if ((stop - from) * kFew < last - i) {
-          std::fill_n(out + i, last - i, *other.data);
-          for_each_kept(mask.data + i, last - i, [&](int64_t k) { out[i + k] = *from++; });
+      if constexpr (std::is_same_v<Kept, MaskBytes>) {
+        if (elements == 1 && constant) {
+          unpack_single(from, values + starts[b + 1], mask.data, b * block, last, other.data, out);
           continue;
         }
-        for (; i < last && from < stop; ++i) {
-          const bool kept = mask.data[i] != 0;
-          out[i] = *either(kept, from, other.data);
-          from += kept;
-        }
-        std::fill_n(out + i, last - i, *other.data);
-        continue;
       }
-      for_each_segment(mask.data, b * block, last, [&](bool kept, int64_t first, int64_t count) {
+      mask.for_each(b * block, last, [&](bool kept, int64_t first, int64_t count) {
         Word* to = out + first * elements;
         if (kept) {
           move_bytes(to, from, count * elements * sizeof(Word), streamed);
@@ -283,36 +347,55 @@ struct RowSizes {
   }
 };
 
-std::vector<int64_t> sizes_of(const Tensor& t) {
+bool has_runs(const Tensor& mask) { return mask.scalar_type() == ScalarType::Long; }
+
+// The sizes of a mask.
+std::vector<int64_t> sizes_of(const Tensor& mask) {
   std::vector<int64_t> sizes;
-  for (int64_t d = 0; d < t.dim(); ++d) sizes.push_back(t.size(d));
+  for (int64_t d = has_runs(mask); d < mask.dim(); ++d) sizes.push_back(mask.size(d));
   return sizes;
 }
 
+int64_t lead_dims(const Tensor& mask) { return mask.dim() - has_runs(mask); }
+
 // What both directions know before they move anything.
+template <class Kept>
 struct Selection {
-  MaskBytes mask;
+  Kept mask;
   RowSizes row;
   std::vector<int64_t> starts;
 
-  Selection(const Tensor& bits, const Tensor& rows, int64_t lead)
-      : mask(bits), row(rows, lead), starts(block_starts(mask, block_rows(row.elements))) {}
+  Selection(const Tensor& kept, const Tensor& rows, int64_t lead)
+      : mask(kept), row(rows, lead), starts(block_starts(mask, block_rows(row.elements))) {}
 };
 
-void pack_into(const Selection& s, const Tensor& x, const Tensor& mask, const Tensor& out) {
+// Calls call(selection) for the rows of a tensor from dim `lead` on.
+template <class Call>
+void with_selection(const Tensor& mask, const Tensor& rows, int64_t lead, const Call& call) {
+  if (has_runs(mask))
+    call(Selection<MaskRuns>(mask, rows, lead));
+  else
+    call(Selection<MaskBytes>(mask, rows, lead));
+}
+
+template <class Kept>
+void pack_into(const Selection<Kept>& s, const Tensor& x, const Tensor& mask, const Tensor& out) {
+  const int64_t lead = lead_dims(mask);
   dispatch_bytes(x.element_size(), [&](auto word) {
     using Word = decltype(word);
-    const Rows<Word> rows(x.const_data_ptr(), loops_of(x, 0, mask.dim()), loops_of(x, mask.dim(), x.dim()),
-                          s.row.elements, s.mask.rows);
+    const Rows<Word> rows(x.const_data_ptr(), loops_of(x, 0, lead), loops_of(x, lead, x.dim()), s.row.elements,
+                          s.mask.rows);
     if (s.row.elements > 0) pack_words(rows, s.mask, s.starts, static_cast<Word*>(out.mutable_data_ptr()));
   });
 }
 
-void unpack_into(const Selection& s, const Tensor& values, const Tensor& mask, const Tensor& other, const Tensor& out) {
+template <class Kept>
+void unpack_into(const Selection<Kept>& s, const Tensor& values, const Tensor& mask, const Tensor& other,
+                 const Tensor& out) {
   STD_TORCH_CHECK(values.size(0) >= s.starts.back(), "maskwise: unpack was called with fewer rows than the mask keeps");
   dispatch_bytes(values.element_size(), [&](auto word) {
     using Word = decltype(word);
-    const size_t lead = mask.dim();
+    const size_t lead = lead_dims(mask);
     const auto sizes = s.row.with(sizes_of(mask));
     const Rows<Word> rows(other.const_data_ptr(), broadcast_loops(other, sizes, 0, lead),
                           broadcast_loops(other, sizes, lead, sizes.size()), s.row.elements, s.mask.rows);
@@ -323,28 +406,30 @@ void unpack_into(const Selection& s, const Tensor& values, const Tensor& mask, c
 }
 
 Tensor pack_rows(const Tensor& x, const Tensor& mask) {
-  const Selection s(mask, x, mask.dim());
-  Tensor out = empty_cpu(s.row.with({s.starts.back()}), x.scalar_type());
-  pack_into(s, x, mask, out);
-  return out;
+  std::optional<Tensor> out;
+  with_selection(mask, x, lead_dims(mask), [&](const auto& s) {
+    out = empty_cpu(s.row.with({s.starts.back()}), x.scalar_type());
+    pack_into(s, x, mask, *out);
+  });
+  return *out;
 }
 
 // Into memory that is there: contiguous, of x's dtype, and with as many rows as are kept.
 void pack_rows_out(const Tensor& x, const Tensor& mask, Tensor out) {
-  const Selection s(mask, x, mask.dim());
-  STD_TORCH_CHECK(out.size(0) == s.starts.back(), "maskwise: pack was called with an `out` of another number of rows");
-  pack_into(s, x, mask, out);
+  with_selection(mask, x, lead_dims(mask), [&](const auto& s) {
+    STD_TORCH_CHECK(out.size(0) == s.starts.back(), "maskwise: pack was called with an `out` of another number of rows");
+    pack_into(s, x, mask, out);
+  });
 }
 
 Tensor unpack_rows(const Tensor& values, const Tensor& mask, const Tensor& other) {
-  const Selection s(mask, values, 1);
-  Tensor out = empty_cpu(s.row.with(sizes_of(mask)), values.scalar_type());
-  unpack_into(s, values, mask, other, out);
+  Tensor out = empty_cpu(RowSizes(values, 1).with(sizes_of(mask)), values.scalar_type());
+  with_selection(mask, values, 1, [&](const auto& s) { unpack_into(s, values, mask, other, out); });
   return out;
 }
 
 void unpack_rows_out(const Tensor& values, const Tensor& mask, const Tensor& other, Tensor out) {
-  unpack_into(Selection(mask, values, 1), values, mask, other, out);
+  with_selection(mask, values, 1, [&](const auto& s) { unpack_into(s, values, mask, other, out); });
 }
 
 }  // namespace

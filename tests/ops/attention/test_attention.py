@@ -166,6 +166,34 @@ def test_blocks_skip_what_no_query_of_theirs_keeps():
     assert blocks.split(bits, False, sizes)[0].bits is None
 
 
+INTERVALS = {
+    "lengths": Mask.from_lengths([100, 0, 300])[:, None, None],
+    "left lengths": Mask.from_lengths([100, 0, 300], 300, side="left")[:, None, None],
+    "causal": Mask.causal(300)[None, None],
+    "causal and lengths": Mask.causal(300)[None, None] & Mask.from_lengths([100, 0, 300])[:, None, None],
+    "a window of segments": Mask.window(300, 40, 3)[None, None] & Mask.from_segments(torch.arange(300) // 70),
+    "queries and keys": Mask.from_lengths([100, 0, 300])[:, None, :, None]
+    & Mask.from_lengths([90, 5, 300])[:, None, None],
+}
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("mask", INTERVALS.values(), ids=INTERVALS)
+def test_blocks_of_intervals_are_planned_by_bounds_and_give_what_bits_give(mask, is_causal):
+    found = blocks.split(mask, is_causal, Sizes(3, 2, 300, 300))
+    assert all(block.bits is None for block in found)
+    q, k, v = inputs(3, 2, 300, 300, size=16, grad=True)
+    kept = masks.bits(mask, 3, 2, 300, 300)
+    with mw.force("blocks"):
+        out = mw.attention(q, k, v, mask, is_causal=is_causal)
+    expected = reference.attention(q, k, v, kept, is_causal)
+    # float32 in another order: sums of 300 keys, and in gradients of 300 queries.
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+    above = torch.randn_like(out)
+    for got, want in zip(*(torch.autograd.grad(each, (q, k, v), above) for each in (out, expected)), strict=True):
+        torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+
+
 def test_a_mask_caches_its_blocks():
     q, k, v = inputs(2, 2, 300, 300, size=16)
     mask = Mask.from_lengths([30, 300])

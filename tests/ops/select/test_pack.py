@@ -54,6 +54,55 @@ def test_packing_is_boolean_indexing_and_unpacking_undoes_it(case):
     assert torch.equal(packed.unpack(-x), torch.where(kept, x, -x))
 
 
+LENGTHS = torch.tensor([3, 0, 37, 20, 11, 36])
+INTERVALS = {
+    "lengths": mw.Mask.from_lengths(LENGTHS, 37),
+    "left lengths": mw.Mask.from_lengths(LENGTHS, 37, side="left"),
+    "bounds outside of the row": mw.Mask.from_lengths(LENGTHS + 2, 40)[:, 3:],
+    "causal": mw.Mask.causal(37).expand(5, 37, 37),
+    "causal and lengths": mw.Mask.causal(37) & mw.Mask.from_lengths(LENGTHS, 37)[:, None],
+    "a window": mw.Mask.window(37, left=3),
+    "segments": mw.Mask.from_segments(torch.arange(37) // 5),
+    "full": mw.Mask.full((6, 37)),
+    "none": mw.Mask.none((6, 37)),
+    "no rows": mw.Mask.from_lengths(torch.zeros(0, dtype=torch.int64), 37),
+    "rows of nothing": mw.Mask.from_lengths([0, 0], 0),
+    "one row": mw.Mask.from_lengths([7], 37)[0],
+    "rows of several blocks": mw.Mask.from_lengths([5000, 1, 4097], 5000),
+    "along another dim": mw.Mask.causal(37).T,
+}
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("rest", [(), (1,), (5,), (3, 2), (0,)], ids=str)
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "stepped", "expanded"])
+@pytest.mark.parametrize("mask", INTERVALS.values(), ids=INTERVALS)
+def test_intervals_move_what_their_bits_move_with_the_same_gradients(mask, layout, rest):
+    bits = mask.to_bool()
+    x = torch.randn(*mask.shape, *rest)
+    if layout == "transposed":
+        x = x.transpose(0, -1).contiguous().transpose(0, -1)
+    elif layout == "stepped":
+        x = torch.stack([x, x], -1)[..., 0]
+    elif layout == "expanded":
+        x = x[:1].expand(x.shape)
+    kept = bits[(..., *[None] * len(rest))]
+    x = torch.where(kept, x, torch.nan).requires_grad_()
+    packed = mw.pack(x, mask)
+    assert torch.equal(packed.values, x[bits])
+    other = torch.randn(rest, requires_grad=True)
+    out = packed.unpack(other)
+    assert torch.equal(out, torch.where(kept, x, other))
+    grad = torch.randn_like(out)
+    of_x, of_other = torch.autograd.grad(out, (x, other), grad)
+    assert torch.equal(of_x, torch.where(kept, grad, 0.0))
+    torch.testing.assert_close(of_other, torch.where(kept, 0.0, grad).sum_to_size(rest))
+    buffer = torch.empty_like(packed.values.detach())
+    with torch.no_grad():
+        assert torch.equal(mw.pack(x, mask, out=buffer).values, packed.values)
+        assert torch.equal(packed.unpack(2.0, out=torch.empty(out.shape)), torch.where(kept, x, 2.0))
+
+
 @pytest.mark.kernel
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_dtype_moves_by_its_bytes(dtype):

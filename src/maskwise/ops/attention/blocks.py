@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from maskwise.mask import Mask
-from maskwise.mask.structures import Constant, Intervals, Segments, Structure, View
 from maskwise.ops.arguments import MaskLike
 from maskwise.ops.attention import kernel, sdpa
 from maskwise.ops.attention.arguments import Call, Sizes, bits_of, kept_of, lift
@@ -48,12 +47,19 @@ class Block(NamedTuple):
     keys: tuple[int, int] | Tensor
     #: Which of these keys each of these queries keeps: bool, broadcasts to (batch, H, rows, keys); None for all.
     bits: Tensor | None = None
+    #: The same as the first key and the one after the last of each query: int64 (2, rows, 1).
+    bounds: Tensor | None = None
     is_causal: bool = False
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether the kernel needs a mask for this block."""
+        return self.bits is not None or self.bounds is not None
 
     @property
     def is_partial(self) -> bool:
         """Whether some query drops some key of this block."""
-        return self.bits is not None or self.is_causal
+        return self.is_masked or self.is_causal
 
     def queries_of(self, x: Tensor) -> Tensor:
         """The part of q, of the result, or of their gradients that is this block's: a view."""
@@ -77,11 +83,18 @@ class Block(NamedTuple):
             start, end = self.keys
             gradient[first:last, :, start:end] += part
 
+    def kept(self) -> Tensor:
+        """Which of its keys each of its queries keeps; made of bounds anew, since the bits of all blocks are many."""
+        if self.bounds is None:
+            assert self.bits is not None
+            return self.bits
+        assert not isinstance(self.keys, Tensor)
+        places = torch.arange(*self.keys)
+        return ((places >= self.bounds[0]) & (places < self.bounds[1]))[None, None]
+
     def bias(self, dtype: torch.dtype) -> Tensor | None:
-        """The bits as the kernel takes them: what is added to the scores."""
-        if self.bits is None:
-            return None
-        return torch.where(self.bits, 0.0, -math.inf).to(dtype)
+        """What is kept as the kernel takes it: what is added to the scores."""
+        return torch.where(self.kept(), 0.0, -math.inf).to(dtype) if self.is_masked else None
 
     @property
     def pairs(self) -> int:
@@ -244,15 +257,15 @@ class _Blocks(torch.autograd.Function):
         saved, blocks = ctx.saved_tensors, ctx.blocks
         grad = grad if grad.stride(-1) == 1 else grad.contiguous()
         gradients = _gradients(grad, saved, blocks, ctx.scale)
-        if any(block.bits is not None for block in blocks) and not (
+        if any(block.is_masked for block in blocks) and not (
             sdpa.is_finite(gradients[1]) and sdpa.is_finite(gradients[2])
         ):
             # The gradient of a query that keeps nothing may be anything, and takes no part.
             grad = grad.clone()
             for block in blocks:
-                if block.bits is not None:
+                if block.is_masked:
                     part = block.queries_of(grad)
-                    part.copy_(where_kept(part, block.bits.any(-1, keepdim=True), 0.0))
+                    part.copy_(where_kept(part, block.kept().any(-1, keepdim=True), 0.0))
             gradients = _gradients(grad, saved, blocks, ctx.scale)
         return (*gradients, None, None)
 
@@ -317,33 +330,17 @@ def _bounds(mask: Mask | Tensor | None, is_causal: bool, sizes: Sizes) -> tuple[
     """The first key and the one after the last that each query keeps, (batch or 1, queries or 1); None without such."""
     starts, ends = np.zeros((1, 1), np.int64), np.full((1, 1), sizes.keys, np.int64)
     if mask is not None:
-        structure = _as_intervals(mask._structure) if isinstance(mask, Mask) else None
-        if isinstance(structure, Constant):
-            ends = ends if structure.value else starts
-        elif isinstance(structure, Intervals) and structure.on_host:
-            for bound in (structure.starts, structure.ends):
-                if bound is not None and bound.shape[1] > 1:
-                    return None
-            if structure.starts is not None:
-                starts = structure.starts[:, 0].numpy()
-            if structure.ends is not None:
-                ends = structure.ends[:, 0].numpy()
-        else:
+        if not isinstance(mask, Mask) or mask._along != -1:
             return None
+        bounds = mask._bounds()
+        if bounds.shape[2] > 1:
+            # Heads keep different keys.
+            return None
+        starts, ends = bounds[:, :, 0, :, 0].numpy()
     if is_causal:
         ends = np.minimum(ends, np.arange(1, sizes.queries + 1)[None])
     starts, ends = np.broadcast_arrays(np.clip(starts, 0, sizes.keys), np.clip(ends, 0, sizes.keys))
     return starts, np.maximum(starts, ends)
-
-
-def _as_intervals(structure: Structure) -> Structure:
-    """Segments that stand in one run each are intervals, too."""
-    if isinstance(structure, Segments):
-        return structure.runs or structure
-    if isinstance(structure, View) and isinstance(structure.base, Segments):
-        runs = structure.base.runs
-        return structure if runs is None else runs.view(structure.affine)
-    return structure
 
 
 def _from_bounds(starts: Ints, ends: Ints, sizes: Sizes) -> Iterator[Block]:
@@ -403,9 +400,7 @@ def _chunk(batch: tuple[int, int], start: int, end: int, lo: Ints, hi: Ints) -> 
         if triangle and first == 0:
             yield Block(batch, rows, keys, is_causal=True)
             continue
-        place = np.arange(*keys)
-        bits = (place >= low[:, None]) & (place < high[:, None])
-        yield Block(batch, rows, keys, torch.from_numpy(bits)[None, None])
+        yield Block(batch, rows, keys, bounds=torch.from_numpy(np.stack([low, high])[..., None]))
 
 
 # -- any keys ----------------------------------------------------------------------------------------------------------

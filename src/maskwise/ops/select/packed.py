@@ -95,18 +95,19 @@ class Packed:
         """
         values = self.values
         other = fill_for(values, fill)
-        bits = self.mask.to_bool()
         if out is not None:
             check_out("Packed.unpack", out, (*self.mask.shape, *values.shape[1:]), values, other)
         if self.capacity is not None or _is_functional():
+            bits = self.mask.to_bool()
             static = by_kernel(bits, rows.unpack_capacity, reference.unpack_static)
             expanded: Tensor = static(values, bits, other)
             return expanded if out is None else out.copy_(expanded)
+        mask = rows.mask_of_rows(self.mask)
         if out is not None:
-            rows.unpack_rows_out(values.contiguous(), bits, other, out)
+            rows.unpack_rows_out(values.contiguous(), mask, other, out)
             return out
         run = rows.unpack_rows if _may_differentiate(values, other) else rows.unpack_rows_forward
-        unpacked: Tensor = run(values.contiguous(), bits, other)
+        unpacked: Tensor = run(values.contiguous(), mask, other)
         return unpacked
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Packed:
@@ -313,8 +314,8 @@ def collect(x: Tensor, lead: Mask, *, capacity: int | None = None, out: Tensor |
     if decision is None:
         decision = dispatch.cache[key] = _decide(x, lead, is_lined_up=True)
     if out is not None and decision.run is not _gather_transformed:
-        bits = lead.to_bool()
-        rows.pack_rows_out(x, bits, check_out("pack", out, (lead.count(), *x.shape[lead.dim() :]), x, bits))
+        mask = rows.mask_of_rows(lead)
+        rows.pack_rows_out(x, mask, check_out("pack", out, (lead.count(), *x.shape[lead.dim() :]), x, mask))
         return Packed(out, lead)
     packed: Packed = decision.run(x, lead)
     return packed
@@ -341,11 +342,11 @@ def _gather_on_device(x: Tensor, lead: Mask) -> Packed:
 
 
 def _gather_forward(x: Tensor, lead: Mask) -> Packed:
-    return Packed(rows.pack_rows_forward(x, lead.to_bool()), lead)
+    return Packed(rows.pack_rows_forward(x, rows.mask_of_rows(lead)), lead)
 
 
 def _gather_with_gradient(x: Tensor, lead: Mask) -> Packed:
-    return Packed(rows.pack_rows(x, lead.to_bool()), lead)
+    return Packed(rows.pack_rows(x, rows.mask_of_rows(lead)), lead)
 
 
 def _gather_by_torch(x: Tensor, lead: Mask) -> Packed:

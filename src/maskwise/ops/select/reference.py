@@ -5,23 +5,32 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["pack_rows", "pack_rows_out", "pack_static", "unpack_rows", "unpack_rows_out", "unpack_static"]
+__all__ = ["bits_of", "pack_rows", "pack_rows_out", "pack_static", "unpack_rows", "unpack_rows_out", "unpack_static"]
+
+
+def bits_of(mask: Tensor) -> Tensor:
+    """The mask of an op as a bool tensor: itself, or from the starts and ends of what is kept along its last dim."""
+    if mask.dtype is torch.bool:
+        return mask
+    places = torch.arange(mask.shape[-1], device=mask.device)
+    return (places >= mask[0]) & (places < mask[1])
 
 
 def pack_rows(
     x: Tensor,  # (*mask.shape, *rest)
-    mask: Tensor,  # bool
+    mask: Tensor,  # bool, or bounds
 ) -> Tensor:
     """The kept rows, contiguous: (n, *rest)."""
-    return x[mask]
+    return x[bits_of(mask)]
 
 
 def unpack_rows(
     values: Tensor,  # (n, *rest)
-    mask: Tensor,  # bool, keeps n
+    mask: Tensor,  # bool, or bounds; keeps n
     other: Tensor,  # broadcasts to (*mask.shape, *rest)
 ) -> Tensor:
     """The rows scattered to kept positions, ``other`` elsewhere: (*mask.shape, *rest)."""
+    mask = bits_of(mask)
     base = other.expand(*mask.shape, *values.shape[1:])
     return base.index_put((mask,), values[: mask.sum()] if values.shape[0] else values)
 

@@ -1,4 +1,7 @@
-"""The registered ops of selection: pack_rows and unpack_rows, each the gradient of the other."""
+"""The registered ops of selection: pack_rows and unpack_rows, each the gradient of the other.
+
+Their ``mask`` is a bool tensor; or, on the CPU, the bounds of intervals along its last dim: see `mask_of_rows`.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from maskwise.mask import Mask
 from maskwise.ops.backends import FLOATING, INTEGRAL
 from maskwise.ops.operation import define, differentiate
 from maskwise.ops.select import reference
+from maskwise.ops.torch_private import is_tracing
 
 __all__ = [
-    "pack_capacity", "pack_rows", "pack_rows_forward", "pack_rows_out",
+    "mask_of_rows", "pack_capacity", "pack_rows", "pack_rows_forward", "pack_rows_out",
     "unpack_capacity", "unpack_rows", "unpack_rows_forward", "unpack_rows_out",
 ]  # fmt: skip
 
 #: The module of the Triton kernels, and their dtypes.
 GPU = "maskwise.ops.select.gpu"
 MOVED = (*FLOATING, *INTEGRAL, torch.bool)
+
+
+def mask_of_rows(mask: Mask) -> Tensor:
+    """The mask as the ops take it: where it has one run in each line of its last dim, the starts and ends of these.
+
+    They are int64 with a dim of 2 in front, expanded to the mask's shape. Any other mask is a bool tensor.
+
+    >>> mask_of_rows(Mask.from_lengths([1, 2]))[..., 0].tolist()
+    [[0, 0], [1, 2]]
+    """
+    if mask.device.type != "cpu" or is_tracing() or mask._along != -1:
+        return mask.to_bool()
+    return mask._bounds().expand(2, *mask.shape)
 
 
 def fake_pack_rows(x: Tensor, mask: Tensor) -> Tensor:
@@ -57,7 +75,7 @@ def unpack_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor
     if ctx.needs_input_grad[0]:
         values = pack_rows(grad, mask)
     if ctx.needs_input_grad[2]:
-        kept = mask.reshape(*mask.shape, *[1] * ctx.row_dims)
+        kept = reference.bits_of(mask)[(..., *[None] * ctx.row_dims)]
         other = torch.where(kept, 0.0, grad).sum_to_size(ctx.other)
     return values, None, other
 

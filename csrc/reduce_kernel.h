@@ -28,7 +28,7 @@ static_assert(kChunk <= kConstantMask);
 // How far ahead of a row's loop its memory is prefetched, in elements.
 constexpr int64_t kAhead = 512;
 // Elements of a step up to which their vectors are accumulated one by one.
-constexpr int kFew = 3;
+constexpr int kFewKept = 3;
 
 // Joins v[0], ..., v[R - 1] in pairs: short chains, and rounding errors that grow with the logarithm.
 template <int R, class V, class Join>
@@ -95,7 +95,7 @@ inline __attribute__((always_inline)) int64_t accumulate_kept(const Op& op, type
   for (; i + kStep <= n; i += kStep) {
     uint64_t set = set_bytes<kStep>(m + i);
     if (set == 0) continue;
-    if (__builtin_popcountll(set) <= kFew) {
+    if (__builtin_popcountll(set) <= kFewKept) {
       do {
         const int k = __builtin_ctzll(set) / L;
         accumulate_vector(op, lanes, x + i + k * L, load_mask<A>(m + i + k * L));

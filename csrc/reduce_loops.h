@@ -86,6 +86,9 @@ struct ReduceCall {
   ReduceCall(const Tensor& values, const Tensor& mask, const Dims& dim, bool keepdim, int64_t along, ScalarType dtype);
 };
 
+// The sum of what is kept along dims.
+Tensor sum_kept(const Tensor& x, const Tensor& mask, const Dims& dim, bool keepdim, int64_t along);
+
 // A gradient that is about to run: each element by two numbers that its output gives. It is written contiguously; grad
 // has the shape of the reduction's result.
 struct GradientCall {

@@ -171,6 +171,21 @@ inline void var(ScalarType dtype, const ReduceNest& nest, const void* x, void* o
   });
 }
 
+// How many are kept, their mean, and the mean of squared distances from it: int64, and twice the type of the arithmetic.
+// 0 where nothing is kept.
+inline void moments(ScalarType dtype, const ReduceNest& nest, const void* x, int64_t* count, void* mean, void* var) {
+  dispatch_floating(dtype, [&](auto t) {
+    using T = decltype(t);
+    std::vector<Moments> found(nest.slices);
+    reduce_moments<T>(RawMoments{}, nest, x, found.data());
+    for (int64_t i = 0; i < nest.slices; ++i) {
+      count[i] = static_cast<int64_t>(found[i].kept);
+      static_cast<Acc<T>*>(mean)[i] = static_cast<Acc<T>>(found[i].mean);
+      static_cast<Acc<T>*>(var)[i] = static_cast<Acc<T>>(found[i].squares / std::max(1.0, found[i].kept));
+    }
+  });
+}
+
 // scale * (x - mean), where scale is grad * 2 / (n - correction), for the root over 2 std.
 template <class T>
 struct Distance {

@@ -5,12 +5,17 @@
 #include "foreach_target.h"
 
 namespace maskwise {
-namespace {
 
-Tensor sum(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim, int64_t along) {
+Tensor sum_kept(const Tensor& x, const Tensor& mask, const Dims& dim, bool keepdim, int64_t along) {
   ReduceCall call(x, mask, dim, keepdim, along, is_floating(x.scalar_type()) ? x.scalar_type() : ScalarType::Long);
   MASKWISE_AT_ISA(sum(x.scalar_type(), call.nest, call.x, call.result));
   return call.out;
+}
+
+namespace {
+
+Tensor sum(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim, int64_t along) {
+  return sum_kept(x, mask, dim, keepdim, along);
 }
 
 Tensor prod(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim, int64_t along) {

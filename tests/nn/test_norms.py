@@ -1,5 +1,6 @@
 """The norms against a loop over channels, of kept values only, in float64."""
 
+import copy
 import itertools
 
 import pytest
@@ -209,3 +210,95 @@ def test_the_input_dims_are_refused_with_those_that_fit():
         ValueError, match=r"`input` must be \(N, C\) or \(N, C, L\), got \(2, 3, 4, 5\). Hint: input.flatten"
     ):
         mw.nn.MaskedBatchNorm1d(3)(torch.ones(2, 3, 4, 5), torch.ones(2, 4, 5, dtype=torch.bool))
+
+
+# -- masks as intervals ------------------------------------------------------------------------------------------------
+LENGTHS = torch.tensor([3, 0, 37, 20, 11, 36])
+PADDED = {
+    "lengths": mw.Mask.from_lengths(LENGTHS, 37),
+    "left lengths": mw.Mask.from_lengths(LENGTHS, 37, side="left"),
+    "bounds outside of the row": mw.Mask.from_lengths(LENGTHS + 2, 40)[:, 3:],
+    "one row for all": mw.Mask.from_lengths([20], 37),
+    "whole rows": mw.Mask.from_lengths([3], 6)[0][:, None],
+    "none": mw.Mask.none((6, 37)),
+    "bits": mw.Mask(torch.rand(6, 37, generator=torch.Generator().manual_seed(0)) < 0.4),
+}
+AFFINE = {
+    "batch": lambda: mw.nn.MaskedBatchNorm1d(9),
+    "batch without parameters": lambda: mw.nn.MaskedBatchNorm1d(9, affine=False),
+    "instance": lambda: mw.nn.MaskedInstanceNorm1d(9, affine=True, track_running_stats=True),
+}
+# The kernel rounds its result once, as plain torch does; gradients of weights are sums of a hundred values.
+TOLERANCE = {torch.float32: 3e-5, torch.float64: 1e-10, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+
+
+def normalized(layer, x, mask, grad):
+    """The output, the gradients of the input and of the parameters, and the running statistics."""
+    x = x.clone(memory_format=torch.preserve_format).requires_grad_()
+    out = layer(x, mask)
+    return [out.detach(), *torch.autograd.grad(out, [x, *layer.parameters()], grad), *layer.buffers()]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("is_transposed", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("mask", PADDED.values(), ids=PADDED)
+@pytest.mark.parametrize("name", AFFINE)
+def test_the_kernel_of_kept_runs_gives_what_plain_torch_gives_in_float64(name, mask, training, is_transposed, dtype):
+    torch.manual_seed(0)
+    layer = AFFINE[name]().double().train(training)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.normal_()
+        layer.running_mean.normal_()
+        layer.running_var.uniform_(0.5, 2.0)
+    kept = mask.to_bool().expand(6, 37)[:, None].expand(6, 9, 37)
+    x = torch.where(kept, torch.randn(6, 9, 37) * 2 + 3, torch.nan).to(dtype)
+    if is_transposed:
+        x = x.mT.contiguous().mT
+    grad = torch.where(kept, torch.randn(6, 9, 37), torch.nan).to(dtype)
+    own = copy.deepcopy(layer).to(torch.promote_types(dtype, torch.float32))
+    got = normalized(own, x, mask, grad)
+    with mw.force("plain"):
+        expected = normalized(layer, x.double(), mask, grad.double())
+    for a, b in zip(got, expected, strict=True):
+        size = max(1.0, b.abs().max().item())
+        torch.testing.assert_close(a.double() / size, b.double() / size, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    for each in got[:2]:
+        assert not torch.where(kept, 0.0, each).any()
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_intervals_have_second_derivatives(training):
+    layer = mw.nn.MaskedBatchNorm1d(2, track_running_stats=False).double().train(training)
+    given = mw.nn.MaskedBatchNorm1d(2).double().eval()
+    x = torch.randn(3, 2, 5, dtype=torch.float64, requires_grad=True)
+    for each in (layer, given):
+
+        def call(x, weight, bias, each=each):
+            parameters = {"weight": weight, "bias": bias}
+            return torch.func.functional_call(each, parameters, (x, mw.Mask.from_lengths([2, 0, 5])))
+
+        assert torch.autograd.gradcheck(call, (x, each.weight, each.bias))
+        assert torch.autograd.gradgradcheck(call, (x, each.weight, each.bias))
+
+
+def test_parameters_have_gradients_where_the_input_requires_none():
+    layer, mask = mw.nn.MaskedBatchNorm1d(3), mw.Mask.from_lengths([2, 4])
+    x = torch.randn(2, 3, 4)
+    layer(x, mask).sum().backward()
+    assert torch.equal(layer.bias.grad, torch.full((3,), 6.0))
+
+
+@pytest.mark.parametrize("mask", PADDED.values(), ids=PADDED)
+def test_layer_norm_of_intervals_is_torchs_to_the_last_bit(mask):
+    layer, torchs = mw.nn.MaskedLayerNorm(9), nn.LayerNorm(9)
+    kept = mask.to_bool().expand(6, 37)[..., None]
+    x = torch.where(kept, torch.randn(6, 37, 9), torch.nan).requires_grad_()
+    plain = torch.where(kept, x.detach(), 0.0).requires_grad_()
+    out, expected = layer(x, mask), torch.where(kept, torchs(plain), 0.0)
+    assert torch.equal(out, expected)
+    grad = torch.randn_like(out)
+    (got,), (want,) = torch.autograd.grad(out, x, grad), torch.autograd.grad(expected, plain, grad)
+    torch.testing.assert_close(got, want)
+    assert not torch.where(kept, 0.0, got).any()

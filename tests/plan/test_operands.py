@@ -1,10 +1,16 @@
 """What dispatch knows of a mask: whether it reaches kernels as intervals or as bits."""
 
+import tracemalloc
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import maskwise as mw
+from maskwise.ops.attention import blocks
+from maskwise.ops.attention.arguments import Sizes
 from maskwise.plan import dispatch
+from tests.laws.functions import FUNCTIONS
 
 LENGTHS = torch.tensor([3, 0, 5])
 INTERVALS = {
@@ -53,3 +59,114 @@ def test_the_facts_of_a_call_say_which_operand_its_mask_is(call):
     for mask in (mw.Mask.from_lengths(LENGTHS, 5), mw.Mask(torch.ones(3, 5, dtype=torch.bool))):
         call(x, mask)
     assert {decision.facts.mask for decision in dispatch.cache.values()} == {"intervals", "bits"}
+
+
+# -- no bool for each position -----------------------------------------------------------------------------------------
+class BoolTensors(TorchDispatchMode):
+    """Records the largest bool tensor that an operation makes, by the bytes that it takes in memory."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for each in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(each, torch.Tensor) and each.dtype is torch.bool:
+                self.largest = max(self.largest, each.untyped_storage().nbytes())
+        return out
+
+
+BATCH, LENGTH, CHANNELS = 8, 96, 24
+
+
+def padded():
+    return mw.Mask.from_lengths(torch.arange(BATCH) * 12, LENGTH)
+
+
+LAYERS = {
+    "BatchNorm1d": (lambda: mw.nn.MaskedBatchNorm1d(CHANNELS), (BATCH, CHANNELS, LENGTH)),
+    "BatchNorm1d in evaluation": (lambda: mw.nn.MaskedBatchNorm1d(CHANNELS).eval(), (BATCH, CHANNELS, LENGTH)),
+    "InstanceNorm1d": (lambda: mw.nn.MaskedInstanceNorm1d(CHANNELS, affine=True), (BATCH, CHANNELS, LENGTH)),
+    "LayerNorm": (lambda: mw.nn.MaskedLayerNorm(CHANNELS), (BATCH, LENGTH, CHANNELS)),
+    "MeanPool": (lambda: mw.nn.MaskedMeanPool(), (BATCH, LENGTH, CHANNELS)),
+    "MaxPool of the last dim": (lambda: mw.nn.MaskedMaxPool(-1), (BATCH, CHANNELS, LENGTH)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_makes_no_bools_of_intervals_forward_or_backward(name):
+    make, shape = LAYERS[name]
+    layer, x = make(), torch.randn(shape, requires_grad=True)
+    with BoolTensors() as made, mw.force("kernel"):
+        layer(x, padded()).sum().backward()
+    assert made.largest < BATCH * LENGTH
+
+
+def test_pack_and_unpack_make_no_bools_of_intervals_forward_or_backward():
+    x = torch.randn(BATCH, LENGTH, CHANNELS, requires_grad=True)
+    with BoolTensors() as made, mw.force("kernel"):
+        mw.pack(x, padded()).unpack().sum().backward()
+        with torch.no_grad():
+            mw.pack(x, padded()).unpack(torch.ones(CHANNELS))
+    assert made.largest < BATCH * LENGTH
+
+
+REDUCTIONS = sorted(name for name, each in FUNCTIONS.items() if each.family == "reduce" and each.kernel)
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_a_reduction_makes_no_bools_of_intervals_forward_or_backward(name):
+    x = torch.rand(BATCH, LENGTH, requires_grad=True)
+    with BoolTensors() as made, mw.force("kernel"):
+        out = getattr(mw, name)(x, padded(), dim=-1)
+        # The gradient of a product is plain torch.
+        if out.requires_grad and name != "prod":
+            out.sum().backward()
+    assert made.largest < BATCH * LENGTH
+
+
+#: Bools of this many queries and keys take 10 GB.
+LONG = 100_000
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_a_reduction_of_a_window_takes_no_bools_where_there_is_no_memory_for_them(name):
+    reduce, row, width = getattr(mw, name), torch.rand(LONG), 4
+    with BoolTensors() as made, mw.force("kernel"):
+        out = reduce(row.expand(LONG, LONG), mw.Mask.window(LONG, left=width - 1), dim=-1)
+    windows = row.unfold(0, width, 1)
+    expected = reduce(windows, torch.ones(windows.shape, dtype=torch.bool), dim=-1)
+    if name in ("argmax", "argmin"):
+        expected += torch.arange(LONG - width + 1)
+    torch.testing.assert_close(out[width - 1 :], expected)
+    assert made.largest <= LONG
+
+
+def test_a_causal_sum_of_ones_counts_up_without_bools():
+    with BoolTensors() as made:
+        out = mw.sum(torch.ones(1).expand(LONG, LONG), mw.Mask.causal(LONG), dim=-1)
+    assert torch.equal(out, torch.arange(1.0, LONG + 1))
+    assert made.largest < LONG
+
+
+LONG_MASKS = {
+    "causal": mw.Mask.causal(LONG)[None, None],
+    "a window": mw.Mask.window(LONG, left=500)[None, None],
+    "segments": mw.Mask.from_segments(torch.arange(LONG) // 1000)[None, None],
+    "causal and lengths": mw.Mask.causal(LONG)[None, None] & mw.Mask.from_lengths([70_000], LONG)[:, None, None],
+}
+
+
+@pytest.mark.parametrize("name", LONG_MASKS)
+def test_attention_plans_its_blocks_by_bounds_alone(name):
+    mask, sizes = LONG_MASKS[name], Sizes(1, 2, LONG, LONG)
+    tracemalloc.start()
+    with BoolTensors() as made:
+        found = blocks.split(mask, False, sizes)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    # numpy's arrays are traced, torch's bools are recorded.
+    assert peak < LONG * 1000
+    assert made.largest < LONG * 1000
+    assert all(block.bits is None for block in found)
+    rows = {row for block in found for row in range(*block.rows)}
+    assert len(rows) == LONG

@@ -14,7 +14,7 @@ from maskwise.errors import ArgumentError, DeviceError, DtypeError, ShapeError, 
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike, check, fits, input_hint, need_dense
 from maskwise.ops.primitives import replace_empty
-from maskwise.ops.torch_private import is_tracing, is_vmapped_or_functional
+from maskwise.ops.torch_private import is_tracing, is_transformed, is_vmapped_or_functional
 
 __all__ = [
     "GivesEmpty",
@@ -30,6 +30,7 @@ __all__ = [
     "check_tensor",
     "keeps_all",
     "leading",
+    "packs",
     "with_empty",
 ]
 
@@ -126,7 +127,7 @@ def check_initialized(op: str, argument: str, weight: Tensor | None) -> None:
 
 
 # -- masks: by positions, and not by broadcasting alone ----------------------------------------------------------------
-# Each function returns a bool tensor with as many dims as the input, which broadcasts to it.
+# Each function returns a mask with as many dims as the input, which broadcasts to it: intervals as a Mask, else bits.
 def keeps_all(mask: MaskLike) -> bool:
     """Whether everything is known to be kept; without a host-device sync, and never in a graph."""
     if is_tracing() or is_vmapped_or_functional():
@@ -139,34 +140,39 @@ def keeps_all(mask: MaskLike) -> bool:
     return isinstance(mask, Tensor) and mask.dtype is torch.bool and mask.device.type == "cpu" and bool(mask.all())
 
 
+def packs(x: Tensor) -> bool:
+    """Whether a layer of single rows runs on kept rows alone: where counting them takes no host-device sync."""
+    return x.device.type == "cpu" and not is_tracing() and not is_transformed()
+
+
 def beside_channels(
     op: str,
     x: Tensor,  # (N, C, *places) or, with channels=0, (C, *places)
     mask: MaskLike,  # (N, *places), or as many dims as x has
     channels: int = 1,
-) -> Tensor:
+) -> MaskLike:
     """A mask of x's shape without its channels, with a dim of size 1 for them; or one of x's dims, as it is."""
-    bits = _bits(op, x, mask)
-    if bits.dim() == x.dim() - 1:
-        bits = bits.unsqueeze(channels)
+    kept = _operand(op, x, mask)
+    if kept.dim() == x.dim() - 1:
+        kept = _view(kept, (*[slice(None)] * channels, None))
     shape = tuple(x.shape)
     places = shape[:channels] + shape[channels + 1 :]
     must = f"be input's shape without its channels, {places}, or broadcast to input's shape {shape}"
-    return _fitting(op, x, bits, mask, must, _channel_hint(tuple(mask.shape), shape, places, channels))
+    return _fitting(op, x, kept, mask, must, _channel_hint(tuple(mask.shape), shape, places, channels))
 
 
 def leading(
     op: str,
     x: Tensor,  # (*lead, *rest)
     mask: MaskLike,  # (*lead), or as many dims as x has
-) -> Tensor:
+) -> MaskLike:
     """A mask of x's leading dims, as ``x[mask]`` takes it, with dims of size 1 for the rest; or one of all x's dims."""
-    bits = _bits(op, x, mask)
-    if bits.dim() < x.dim():
-        bits = bits.reshape(*bits.shape, *[1] * (x.dim() - bits.dim()))
+    kept = _operand(op, x, mask)
+    if kept.dim() < x.dim():
+        kept = _view(kept, (..., *[None] * (x.dim() - kept.dim())))
     must = f"be input's leading dims, or broadcast to all of them, {tuple(x.shape)}"
     hint = "mask.T" if mask.ndim == 2 and fits(tuple(mask.shape)[::-1], x.shape[:2]) else _LEADING
-    return _fitting(op, x, bits, mask, must, hint)
+    return _fitting(op, x, kept, mask, must, hint)
 
 
 def along_dims(
@@ -174,36 +180,47 @@ def along_dims(
     x: Tensor,
     mask: MaskLike,
     dims: list[int],  # not negative, sorted
-) -> Tensor:
+) -> MaskLike:
     """A mask of the batch (dim 0) and the dims that are pooled, wherever these are; else as `leading`."""
-    bits = _bits(op, x, mask)
-    if bits.dim() == x.dim() or bits.dim() != 1 + len(dims) or 0 in dims:
+    kept = _operand(op, x, mask)
+    if kept.dim() == x.dim() or kept.dim() != 1 + len(dims) or 0 in dims:
         return leading(op, x, mask)
-    own = iter(bits.shape)
-    sizes = [next(own) if d == 0 or d in dims else 1 for d in range(x.dim())]
+    key = tuple(slice(None) if d == 0 or d in dims else None for d in range(x.dim()))
     pooled = tuple(x.shape[d] for d in (0, *dims))
     must = f"be the batch and the pooled dims, {pooled}, or broadcast to input's shape {tuple(x.shape)}"
-    elsewhere = [d for d in range(1, x.dim()) if len(dims) == 1 and fits(bits.shape, (x.shape[0], x.shape[d]))]
+    elsewhere = [d for d in range(1, x.dim()) if len(dims) == 1 and fits(kept.shape, (x.shape[0], x.shape[d]))]
     hint = f"pool along dim={elsewhere[0]}" if elsewhere else f"input is pooled along {tuple(dims)}; dim= says where"
-    return _fitting(op, x, bits.reshape(sizes), mask, must, hint)
+    return _fitting(op, x, _view(kept, key), mask, must, hint)
 
 
 _LEADING = "a mask of fewer dims lines up from the left, as input[mask] does"
 
 
-def _bits(op: str, x: Tensor, mask: MaskLike) -> Tensor:
-    bits = mask.to_bool() if isinstance(mask, Mask) else mask
-    need_dense(op, "mask", bits)
-    if not isinstance(bits, Tensor) or bits.dtype is not torch.bool or not isinstance(x, Tensor):
-        check(op, x, bits, "input")
-    return bits
+def _operand(op: str, x: Tensor, mask: MaskLike) -> MaskLike:
+    """The mask as functions take it: a Mask of intervals as it is, any other as bools."""
+    if isinstance(mask, Mask):
+        if mask.operand == "intervals" and isinstance(x, Tensor) and not is_tracing():
+            return mask
+        mask = mask.to_bool()
+    need_dense(op, "mask", mask)
+    if not isinstance(mask, Tensor) or mask.dtype is not torch.bool or not isinstance(x, Tensor):
+        check(op, x, mask, "input")
+    return mask
 
 
-def _fitting(op: str, x: Tensor, bits: Tensor, mask: MaskLike, must: str, hint: str) -> Tensor:
-    if bits.dim() != x.dim() or not fits(bits.shape, x.shape):
+def _view(kept: MaskLike, key: tuple[Any, ...]) -> MaskLike:
+    """The mask with further dims of size 1. A Mask caches it, with its bounds: the next layer takes the same."""
+    return kept._once(f"layer {key}", lambda: kept[key]) if isinstance(kept, Mask) else kept[key]
+
+
+def _fitting(op: str, x: Tensor, kept: MaskLike, mask: MaskLike, must: str, hint: str) -> MaskLike:
+    if kept.dim() != x.dim() or not fits(kept.shape, x.shape):
         raise ShapeError(say(op, "mask", must=must, got=tuple(mask.shape), hint=hint))
-    check(op, x, bits, "input")
-    return bits
+    if isinstance(kept, Tensor):
+        check(op, x, kept, "input")
+    else:
+        check(op, x, torch.empty((), dtype=torch.bool, device=kept.device).expand(kept.shape), "input")
+    return kept
 
 
 def _channel_hint(mask: tuple[int, ...], x: tuple[int, ...], places: tuple[int, ...], channels: int) -> str:
@@ -238,13 +255,13 @@ def with_empty(
     op: str,
     out: Tensor,  # x's shape, or that with ``dims`` reduced
     x: Tensor,
-    bits: Tensor,  # broadcasts to x
+    mask: MaskLike,  # broadcasts to x
     dims: list[int],
     keepdim: bool,
     empty: float,
 ) -> Tensor:
     """``out`` with ``empty`` where nothing along ``dims`` is kept; the gradient of such a slice is zero."""
-    return replace_empty(op, x, bits, dims, keepdim, _fit_dtype(op, empty, out.dtype))(out)
+    return replace_empty(op, x, mask, dims, keepdim, _fit_dtype(op, empty, out.dtype))(out)
 
 
 class GivesEmpty(nn.Module):
@@ -261,9 +278,9 @@ class GivesEmpty(nn.Module):
         """The arguments, for ``print(model)``."""
         return f"{super().extra_repr()}, empty={self.empty}"
 
-    def _with_empty(self, out: Tensor, x: Tensor, bits: Tensor, dims: list[int]) -> Tensor:
+    def _with_empty(self, out: Tensor, x: Tensor, mask: MaskLike, dims: list[int]) -> Tensor:
         """The output, which is 0 where it is dropped, with ``empty`` where nothing along ``dims`` is kept."""
-        return out if self.empty == 0.0 else with_empty(type(self).__name__, out, x, bits, dims, True, self.empty)
+        return out if self.empty == 0.0 else with_empty(type(self).__name__, out, x, mask, dims, True, self.empty)
 
 
 def _fit_dtype(op: str, empty: float, dtype: torch.dtype) -> float:

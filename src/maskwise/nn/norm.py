@@ -6,15 +6,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from maskwise.errors import ShapeError, say
-from maskwise.nn.arguments import GivesEmpty, beside_channels, check_dims, check_tensor, keeps_all, leading
+from maskwise.mask import Mask
+from maskwise.nn.arguments import GivesEmpty, beside_channels, check_dims, check_tensor, keeps_all, leading, packs
 from maskwise.ops.arguments import MaskLike
 from maskwise.ops.fill import fill
-from maskwise.ops.primitives import count
-from maskwise.ops.reduce import mean, var
+from maskwise.ops.norm import affine_norm, moments
+from maskwise.ops.reduce import mean as masked_mean
+from maskwise.ops.select.packed import collect
 from maskwise.ops.softmax import standardize
 
 __all__ = ["MaskedBatchNorm1d", "MaskedBatchNorm2d", "MaskedInstanceNorm1d", "MaskedLayerNorm"]
@@ -27,10 +28,10 @@ class _OverKept(GivesEmpty, _BatchNorm):
     def forward(self, input: Tensor, mask: MaskLike | None = None) -> Tensor:
         """Normalize (N, C, *places) over what a mask (N, *places) keeps."""
         if mask is not None:
-            bits = _checked(self, input, mask)
+            kept = _checked(self, input, mask)
             # Of an input without elements nothing is kept, of which torch would make running statistics of NaN.
             if not keeps_all(mask) or not input.numel():
-                return self._with_empty(_batch_norm(self, input, bits), input, bits, [0, *range(2, input.dim())])
+                return self._with_empty(_batch_norm(self, input, kept), input, kept, [0, *range(2, input.dim())])
         return super().forward(input)
 
 
@@ -85,8 +86,8 @@ class MaskedBatchNorm2d(_OverKept, nn.BatchNorm2d):
     """
 
 
-def _checked(self: _BatchNorm, x: Tensor, mask: MaskLike) -> Tensor:
-    """The mask as bools that broadcast to x, if both fit the layer."""
+def _checked(self: _BatchNorm, x: Tensor, mask: MaskLike) -> MaskLike:
+    """The mask as it broadcasts to x, if both fit the layer."""
     op = type(self).__name__
     check_dims(op, x, *(("(N, C, H, W)",) if isinstance(self, nn.BatchNorm2d) else ("(N, C)", "(N, C, L)")))
     if x.shape[1] != self.num_features:
@@ -96,29 +97,26 @@ def _checked(self: _BatchNorm, x: Tensor, mask: MaskLike) -> Tensor:
     return beside_channels(op, x, mask)
 
 
-def _batch_norm(self: _BatchNorm, x: Tensor, bits: Tensor) -> Tensor:
-    if not self.training and self.running_mean is not None and self.running_var is not None:
-        # Each value by itself. What is dropped must not reach the backward pass, where 0 * NaN is NaN.
-        kept = fill(x, bits, 0.0) if torch.is_grad_enabled() else x
-        out = F.batch_norm(kept, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
-        return fill(out, bits, 0.0)
+def _batch_norm(self: _BatchNorm, x: Tensor, mask: MaskLike) -> Tensor:
     dims = [0, *range(2, x.dim())]
-    values = wide(x)
+    if not self.training and (given := _running(self, x)):
+        return _normalized(self, x, mask, dims, given)
+    found = moments(x, mask, dims)
     if self.training and self.track_running_stats and self.num_batches_tracked is not None:
-        _track_batch(self, values.detach(), bits, dims)
-    return scaled(self, standardize(values, bits, dims, eps=self.eps), bits).to(x.dtype)
+        _track_batch(self, *found)
+    return _normalized(self, x, mask, dims, found)
 
 
 @torch.no_grad()
-def _track_batch(self: Any, x: Tensor, bits: Tensor, dims: list[int]) -> None:
+def _track_batch(self: Any, count: Tensor, mean: Tensor, var: Tensor) -> None:
     """Move the running statistics towards those of this batch, where there are any."""
-    kept = count(x, bits, dims, True).reshape(-1)
-    self.num_batches_tracked.add_((kept > 0).any())
+    count, mean, var = (each.reshape(-1) for each in (count, mean, var))
+    self.num_batches_tracked.add_((count > 0).any())
     # The cumulative average stays a tensor: neither a graph break nor a host-device sync.
-    factor = self.momentum if self.momentum is not None else 1.0 / self.num_batches_tracked.to(x.dtype)
+    factor = self.momentum if self.momentum is not None else 1.0 / self.num_batches_tracked.to(mean.dtype)
     for running, now, is_defined in (
-        (self.running_mean, mean(x, bits, dims), kept > 0),
-        (self.running_var, var(x, bits, dims), kept > 1),
+        (self.running_mean, mean, count > 0),
+        (self.running_var, unbiased(var, count), count > 1),
     ):
         running.copy_(torch.where(is_defined, (1.0 - factor) * running + factor * now, running))
 
@@ -159,40 +157,37 @@ class MaskedInstanceNorm1d(GivesEmpty, nn.InstanceNorm1d):
         if mask is None:
             return super().forward(input)
         check_dims(op, input, "(C, L)", "(N, C, L)")
-        bits = beside_channels(op, input, mask, channels=input.dim() - 2)
+        kept = beside_channels(op, input, mask, channels=input.dim() - 2)
         if keeps_all(mask) and input.numel():
             return super().forward(input)
         if input.shape[-2] != self.num_features:
             must = f"have {self.num_features} channels in dim -2, as the layer has"
             raise ShapeError(say(op, "input", must=must, got=tuple(input.shape), hint=f"{op}({input.shape[-2]})"))
         if input.dim() == 2:
-            out = _instance_norm(self, input[None], bits[None]).squeeze(0)
+            out = _instance_norm(self, input[None], kept[None]).squeeze(0)
         else:
-            out = _instance_norm(self, input, bits)
-        return self._with_empty(out, input, bits, [input.dim() - 1])
+            out = _instance_norm(self, input, kept)
+        return self._with_empty(out, input, kept, [input.dim() - 1])
 
 
-def _instance_norm(self: nn.InstanceNorm1d, x: Tensor, bits: Tensor) -> Tensor:
-    if not self.training and self.running_mean is not None and self.running_var is not None:
-        # Each value by itself. What is dropped must not reach the backward pass, where 0 * NaN is NaN.
-        kept = fill(x, bits, 0.0) if torch.is_grad_enabled() else x
-        out = F.instance_norm(kept, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
-        return fill(out, bits, 0.0)
-    values = wide(x)
+def _instance_norm(self: nn.InstanceNorm1d, x: Tensor, mask: MaskLike) -> Tensor:
+    if not self.training and (given := _running(self, x)):
+        return _normalized(self, x, mask, [0, 2], given)
+    found = moments(x, mask, [2])
     if self.training and self.running_mean is not None and self.momentum:
-        _track_instances(self, values.detach(), bits)
-    return scaled(self, standardize(values, bits, -1, eps=self.eps), bits).to(x.dtype)
+        _track_instances(self, *found)
+    return _normalized(self, x, mask, [2], found)
 
 
 @torch.no_grad()
-def _track_instances(self: Any, x: Tensor, bits: Tensor) -> None:
+def _track_instances(self: Any, count: Tensor, mean: Tensor, var: Tensor) -> None:
     """Move the running statistics towards the mean of those of the instances that have any."""
-    kept = count(x, bits, [2], True).expand(*x.shape[:2], 1).squeeze(-1)
+    count, mean, var = (each.squeeze(-1) for each in (count, mean, var))
     for running, now, is_defined in (
-        (self.running_mean, mean(x, bits, -1), kept > 0),
-        (self.running_var, var(x, bits, -1), kept > 1),
+        (self.running_mean, mean, count > 0),
+        (self.running_var, unbiased(var, count), count > 1),
     ):
-        average = mean(now, is_defined, 0)
+        average = masked_mean(now, is_defined, 0)
         moved = (1.0 - self.momentum) * running + self.momentum * average
         running.copy_(torch.where(is_defined.any(0), moved, running))
 
@@ -234,22 +229,25 @@ class MaskedLayerNorm(GivesEmpty, nn.LayerNorm):
         if tuple(input.shape[input.dim() - inner :]) != self.normalized_shape:
             must = f"end in normalized_shape {self.normalized_shape}"
             raise ShapeError(say(op, "input", must=must, got=tuple(input.shape), hint=f"{op}({input.shape[-1]})"))
-        bits = leading(op, input, mask)
+        kept = leading(op, input, mask)
         if keeps_all(mask):
             return super().forward(input)
         dims = list(range(input.dim() - inner, input.dim()))
-        if all(bits.shape[d] == 1 for d in dims):
-            # What is dropped must not reach the backward pass, where 0 * NaN is NaN.
-            kept = fill(input, bits, 0.0) if torch.is_grad_enabled() else input
-            out = fill(super().forward(kept), bits, 0.0)
-        else:
-            out = standardize(wide(input), bits, dims, eps=self.eps)
+        if not all(kept.shape[d] == 1 for d in dims):
+            out = standardize(wide(input), kept, dims, eps=self.eps)
             if self.weight is not None:
                 out = out * self.weight
             if self.bias is not None:
-                out = fill(out + self.bias, bits, 0.0)
+                out = fill(out + self.bias, kept, 0.0)
             out = out.to(input.dtype)
-        return self._with_empty(out, input, bits, dims)
+        elif packs(input):
+            rows = Mask(kept)[(..., *[0] * inner)].expand(input.shape[:-inner])
+            out = collect(input, rows).map(super().forward).unpack()
+        else:
+            # What is dropped must not reach the backward pass, where 0 * NaN is NaN.
+            values = fill(input, kept, 0.0) if torch.is_grad_enabled() else input
+            out = fill(super().forward(values), kept, 0.0)
+        return self._with_empty(out, input, kept, dims)
 
 
 # -- what they share ---------------------------------------------------------------------------------------------------
@@ -258,16 +256,29 @@ def wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def scaled(
+def unbiased(var: Tensor, count: Tensor) -> Tensor:
+    """The variance of a sample, from the mean of squared distances of so many values."""
+    return var * (count / (count - 1))
+
+
+def _running(self: Any, x: Tensor) -> tuple[None, Tensor, Tensor] | None:
+    """The running statistics of a layer that has them, as they broadcast to x (N, C, *places)."""
+    if self.running_mean is None or self.running_var is None:
+        return None
+    return None, _by_channel(self.running_mean, x), _by_channel(self.running_var, x)
+
+
+def _by_channel(values: Tensor, x: Tensor) -> Tensor:
+    """One value for each channel of x (N, C, *places), as it broadcasts to x."""
+    return values.reshape(1, -1, *[1] * (x.dim() - 2))
+
+
+def _normalized(
     self: Any,  # a layer with a weight and a bias, either of which may be None
-    normalized: Tensor,  # (N, C, *places), 0 where dropped
-    bits: Tensor,
+    x: Tensor,  # (N, C, *places)
+    mask: MaskLike,
+    dims: list[int],
+    statistics: tuple[Tensor | None, Tensor, Tensor],
 ) -> Tensor:
-    """The layer's weight and bias, one of each for a channel, and 0 again where dropped."""
-    if self.weight is None:
-        return normalized
-    shape = (-1, *[1] * (normalized.dim() - 2))
-    weight = self.weight.to(normalized.dtype).reshape(shape)
-    if self.bias is None:
-        return fill(normalized * weight, bits, 0.0)
-    return fill(torch.addcmul(self.bias.to(normalized.dtype).reshape(shape), normalized, weight), bits, 0.0)
+    weight, bias = (None if each is None else _by_channel(each, x) for each in (self.weight, self.bias))
+    return affine_norm(x, mask, dims, statistics, weight, bias, self.eps)

@@ -28,19 +28,19 @@ class _Pool(nn.Module):
         """The arguments, for ``print(model)``."""
         return f"dim={self.dim}, keepdim={self.keepdim}, empty={self.empty}"
 
-    def _dims_and_bits(self, input: Tensor, mask: MaskLike | None) -> tuple[list[int], Tensor | None]:
+    def _dims_and_mask(self, input: Tensor, mask: MaskLike | None) -> tuple[list[int], MaskLike | None]:
         """The dims that are pooled, and the mask if there is something that it drops."""
         op = type(self).__name__
         check_tensor(op, input)
         dims = dims_of(op, input, self.dim)
-        bits = None if mask is None else along_dims(op, input, mask, dims)
+        kept = None if mask is None else along_dims(op, input, mask, dims)
         if any(input.shape[d] == 0 for d in dims):
             # Without a single position nothing is kept, mask or not: torch has no largest of that, and a mean of NaN.
-            return dims, input.new_zeros([1] * input.dim(), dtype=torch.bool) if bits is None else bits
-        return dims, None if mask is None or keeps_all(mask) else bits
+            return dims, input.new_zeros([1] * input.dim(), dtype=torch.bool) if kept is None else kept
+        return dims, None if mask is None or keeps_all(mask) else kept
 
-    def _with_empty(self, out: Tensor, input: Tensor, bits: Tensor, dims: list[int]) -> Tensor:
-        return with_empty(type(self).__name__, out, input, bits, dims, self.keepdim, self.empty)
+    def _with_empty(self, out: Tensor, input: Tensor, mask: MaskLike, dims: list[int]) -> Tensor:
+        return with_empty(type(self).__name__, out, input, mask, dims, self.keepdim, self.empty)
 
 
 class MaskedMeanPool(_Pool):
@@ -72,10 +72,10 @@ class MaskedMeanPool(_Pool):
 
     def forward(self, input: Tensor, mask: MaskLike | None = None) -> Tensor:
         """Pool (B, L, D) to (B, D) over what a mask (B, L) keeps."""
-        dims, bits = self._dims_and_bits(input, mask)
-        if bits is None:
+        dims, kept = self._dims_and_mask(input, mask)
+        if kept is None:
             return input.mean(dims, keepdim=self.keepdim)
-        return self._with_empty(mean(input, bits, dims, keepdim=self.keepdim), input, bits, dims)
+        return self._with_empty(mean(input, kept, dims, keepdim=self.keepdim), input, kept, dims)
 
 
 class MaskedMaxPool(_Pool):
@@ -103,10 +103,10 @@ class MaskedMaxPool(_Pool):
 
     def forward(self, input: Tensor, mask: MaskLike | None = None) -> Tensor:
         """Pool (B, L, D) to (B, D) over what a mask (B, L) keeps."""
-        dims, bits = self._dims_and_bits(input, mask)
-        if bits is None:
+        dims, kept = self._dims_and_mask(input, mask)
+        if kept is None:
             return input.amax(dims, keepdim=self.keepdim)
-        return self._with_empty(amax(input, bits, dims, keepdim=self.keepdim), input, bits, dims)
+        return self._with_empty(amax(input, kept, dims, keepdim=self.keepdim), input, kept, dims)
 
 
 class MaskedAttentionPool(nn.Module):

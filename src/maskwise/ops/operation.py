@@ -316,16 +316,18 @@ def kept_mask(mask: torch.Tensor, along: int, shape: Sequence[int]) -> MaskLike:
     return mask if along == 0 else Mask._from_bounds(mask, along, tuple(shape)[1 - mask.dim() :])
 
 
-def as_operand(mask: MaskLike) -> tuple[torch.Tensor, int]:
-    """The mask as an op takes it, and the op's ``along``: the inverse of `kept_mask`.
+def as_operand(mask: MaskLike, like: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """The mask as an op takes it, and the op's ``along``: the inverse of `kept_mask`. ``like`` is what it masks.
 
-    >>> as_operand(Mask.from_lengths([1, 3], max_len=4))[0].tolist()
+    >>> as_operand(Mask.from_lengths([1, 3], max_len=4), torch.ones(2, 4))[0].tolist()
     [[[0], [0]], [[1], [3]]]
     """
-    if not isinstance(mask, Mask):
-        return mask, 0
-    along = mask._along
-    return (mask.to_bool(), 0) if along is None else (mask._bounds(), along)
+    if isinstance(mask, Mask) and like.device.type == "cpu" and not is_tracing():
+        along = mask._along
+        # A mask that is broadcast along the dim of its intervals has one byte for all of it.
+        if along is not None and mask.shape[along] == like.shape[along]:
+            return mask._bounds(), along
+    return as_bits(mask), 0
 
 
 def _with_bits(schema: str, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -335,8 +337,8 @@ def _with_bits(schema: str, run: Callable[..., Any]) -> Callable[..., Any]:
     # What the mask lines up with: of a loss that is the target, since x may have classes.
     like = next((names.index(name) for name in ("target", "x") if name in names), None)
 
-    def run_on_bits(*arguments: Any) -> Any:
-        *arguments, along = arguments if len(arguments) > count else (*arguments, 0)
+    def run_on_bits(*given: Any) -> Any:
+        *arguments, along = given if len(given) > count else (*given, 0)
         if along:
             shape = arguments[names.index("shape")] if like is None else arguments[like].shape
             arguments[mask] = as_bits(kept_mask(arguments[mask], along, shape))

@@ -180,7 +180,7 @@ def _by_kernel(op: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> Callable[...
 
     def run(prepared: Prepared, operands: tuple[Tensor, ...], mask: MaskLike, kwargs: Mapping[str, Any]) -> Tensor:
         x, target = operands
-        kept, along = as_operand(mask)
+        kept, along = as_operand(mask, target)
         if x.stride(1) != 1 and not x.is_contiguous():
             x = x.contiguous()
         out, _, facts = op(x, target, kept, kwargs.get("weight"), *prepared.kernel, along)

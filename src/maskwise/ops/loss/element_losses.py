@@ -198,7 +198,7 @@ def _by_kernel(op: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Tensor
 
     def run(prepared: Prepared, operands: tuple[Tensor, ...], mask: MaskLike, kwargs: Mapping[str, Any]) -> Tensor:
         x, target = operands
-        kept, along = as_operand(mask)
+        kept, along = as_operand(mask, target)
         out = op(x, target, kept, *prepared.kernel, along)[0]
         if prepared.reduction != "sequence":
             return out

@@ -1,0 +1,128 @@
+// Normalization of kept elements by given statistics, with its gradients, as registered ops. Arguments were checked in
+// Python: weight, bias, mean and var are contiguous, of x's shape with size 1 along the dims of a slice, and have the dtype
+// that x is accumulated in; the gradient has x's shape and dtype.
+#include "norm.h"
+#include "reduce_loops.h"
+
+#define MASKWISE_KERNELS "norm_kernels.h"
+#include "foreach_target.h"
+
+namespace maskwise {
+namespace {
+
+NormRuns runs_of(const Tensor& x) { return MASKWISE_AT_ISA(norm_runs(x.scalar_type())); }
+
+int bytes_of(const Tensor& x) { return static_cast<int>(x.element_size()); }
+
+// Runs over what is kept; nothing else is read or written.
+void for_each_kept_run(const Elementwise& loops, NormRun run) {
+  loops.for_each([&](int64_t, Kept keeps, char* const* at, const int64_t* stride, int64_t n) {
+    if (keeps != Kept::none) run(keeps, at, stride, n);
+  });
+}
+
+// x * scale + shift where kept, 0 elsewhere.
+Tensor scale_shift(const Tensor& x, const Tensor& mask, const Tensor& scale, const Tensor& shift, int64_t along) {
+  Tensor out = new_like(x, x.scalar_type());
+  const int own = bytes_of(x), wide = bytes_of(scale);
+  const NormRun run = runs_of(x).scale_shift;
+  Elementwise({&x, &mask, &scale, &shift, &out}, {5, {own, 1, wide, wide, own}, {false, true, true, true, false}, 1, true},
+              along)
+      .for_each([&](int64_t, Kept keeps, char* const* at, const int64_t* stride, int64_t n) {
+        if (keeps == Kept::none)
+          std::memset(at[4], 0, n * own);
+        else
+          run(keeps, at, stride, n);
+      });
+  return out;
+}
+
+// The sums of grad, and of grad * (x - mean), over the kept elements of each slice.
+std::tuple<Tensor, Tensor> sums_of(const Tensor& grad, const Tensor& x, const Tensor& mask, const Tensor& mean,
+                                   const Dims& dim, int64_t along) {
+  const int own = bytes_of(x), wide = bytes_of(mean);
+  // Its dropped places are neither written nor read.
+  Tensor buffer = new_like(x, mean.scalar_type());
+  for_each_kept_run(Elementwise({&x, &mask, &mean, &grad, &buffer},
+                                {5, {own, 1, wide, own, wide}, {false, true, true, false, false}, 1, true}, along),
+                    runs_of(x).product);
+  Tensor products = sum_kept(buffer, mask, dim, true, along);
+  if (own == wide) return {sum_kept(grad, mask, dim, true, along), products};
+  for_each_kept_run(
+      Elementwise({&grad, &mask, &buffer}, {3, {own, 1, wide}, {false, true, false}, 1, true}, along), runs_of(x).widen);
+  return {sum_kept(buffer, mask, dim, true, along), products};
+}
+
+// Calls call(A{}) with the type of a tensor of float or double.
+template <class Call>
+void dispatch_wide(const Tensor& like, const Call& call) {
+  if (like.scalar_type() == ScalarType::Double) return call(double{});
+  call(float{});
+}
+
+template <class A>
+const A* numbers(const Tensor& t) {
+  return static_cast<const A*>(t.const_data_ptr());
+}
+
+Tensor affine_norm(const Tensor& x, const Tensor& mask, const Tensor& weight, const Tensor& bias, const Tensor& mean,
+                   const Tensor& var, std::optional<Tensor>, Dims, double eps, int64_t along) {
+  Tensor scale = new_like(mean, mean.scalar_type()), shift = new_like(mean, mean.scalar_type());
+  dispatch_wide(mean, [&](auto a) {
+    using A = decltype(a);
+    auto* scales = static_cast<A*>(scale.mutable_data_ptr());
+    auto* shifts = static_cast<A*>(shift.mutable_data_ptr());
+    // In the order, and with the roundings, of torch's own batch norm.
+    for (int64_t i = 0; i < mean.numel(); ++i) {
+      scales[i] = A(1) / std::sqrt(numbers<A>(var)[i] + static_cast<A>(eps)) * numbers<A>(weight)[i];
+      shifts[i] = std::fma(-numbers<A>(mean)[i], scales[i], numbers<A>(bias)[i]);
+    }
+  });
+  return scale_shift(x, mask, scale, shift, along);
+}
+
+// The gradients of x, weight and bias. With a count the statistics are those of the kept elements of x, and have a gradient
+// too: that of x is scale * (grad - mean(grad) - (x - mean) * mean(grad * (x - mean)) / (var + eps)).
+std::tuple<Tensor, Tensor, Tensor> affine_norm_backward(const Tensor& grad, const Tensor& x, const Tensor& mask,
+                                                        const Tensor& weight, const Tensor& mean, const Tensor& var,
+                                                        std::optional<Tensor> count, Dims dim, double eps, int64_t along) {
+  auto [of_bias, of_weight] = sums_of(grad, x, mask, mean, dim, along);
+  Tensor of_grad = new_like(mean, mean.scalar_type()), of_x = new_like(mean, mean.scalar_type());
+  Tensor shift = new_like(mean, mean.scalar_type());
+  dispatch_wide(mean, [&](auto a) {
+    using A = decltype(a);
+    auto* scales = static_cast<A*>(of_grad.mutable_data_ptr());
+    auto* slopes = static_cast<A*>(of_x.mutable_data_ptr());
+    auto* shifts = static_cast<A*>(shift.mutable_data_ptr());
+    auto* products = static_cast<A*>(of_weight.mutable_data_ptr());
+    for (int64_t i = 0; i < mean.numel(); ++i) {
+      const double inverse = 1 / std::sqrt(numbers<A>(var)[i] + eps), each = numbers<A>(weight)[i] * inverse;
+      scales[i] = static_cast<A>(each);
+      if (count) {
+        const auto kept = static_cast<double>(std::max<int64_t>(1, numbers<int64_t>(*count)[i]));
+        const double slope = -each * inverse * inverse * products[i] / kept;
+        slopes[i] = static_cast<A>(slope);
+        shifts[i] = static_cast<A>(-each * numbers<A>(of_bias)[i] / kept - slope * numbers<A>(mean)[i]);
+      } else {
+        shifts[i] = 0;
+      }
+      products[i] = static_cast<A>(products[i] * inverse);
+    }
+  });
+  if (!count) return {scale_shift(grad, mask, of_grad, shift, along), of_weight, of_bias};
+  Tensor of_values = scale_shift(x, mask, of_x, shift, along);
+  const int own = bytes_of(x), wide = bytes_of(mean);
+  for_each_kept_run(Elementwise({&grad, &mask, &of_grad, &of_values},
+                                {4, {own, 1, wide, own}, {false, true, true, false}, 1, true}, along),
+                    runs_of(x).add_scaled);
+  return {of_values, of_weight, of_bias};
+}
+
+}  // namespace
+}  // namespace maskwise
+
+STABLE_TORCH_LIBRARY_IMPL(maskwise, CPU, m) {
+  m.impl("affine_norm_fused", TORCH_BOX(&maskwise::affine_norm));
+  m.impl("affine_norm_fused_forward", TORCH_BOX(&maskwise::affine_norm));
+  m.impl("affine_norm_backward", TORCH_BOX(&maskwise::affine_norm_backward));
+}

@@ -1,6 +1,6 @@
 // The loops of kernels that map single elements (fill, losses, gradients of reductions): in the memory order of the
 // result, in runs of the innermost loop; a run of which an interval is kept is handed out in parts that are all kept, or
-// all dropped. Operands that lie across it (a contiguous mask of a transposed x) are transposed
+// all dropped, and so are blocks of mask bytes. Operands that lie across it (a contiguous mask of a transposed x) are transposed
 // tile by tile; those of any other stride are gathered into small buffers. Counts in bytes, knows nothing of types.
 #pragma once
 
@@ -9,7 +9,7 @@
 namespace maskwise {
 
 // At most so many, and the position along the intervals of the mask.
-constexpr int kElementOperands = 6;
+constexpr int kElementOperands = 7;
 constexpr int kElementPosition = kElementOperands - 1;
 // Elements of one task, whatever the number of threads: a sum over tasks is then the same for any.
 constexpr int64_t kElementTask = 16384;
@@ -149,16 +149,19 @@ class Elementwise {
       gather(of.bytes[o], to, from, inner.stride[o], n);
   }
 
-  // Hands out a run: what lies before the interval that is kept, the interval, and what lies behind it.
+  // Hands out a run: what lies before the interval that is kept, the interval, and what lies behind it; of bytes, blocks
+  // of which nothing or all is kept, and the others.
   template <class Run>
   void run_parts(int64_t task, const KeptRun& kept, char* const* at, int64_t n, const Run& run) const {
-    if (kept.kept != Kept::all || kept.end - kept.begin == n) return run(task, kept.kept, at, stride, n);
     const auto part = [&](Kept keeps, int64_t begin, int64_t end) {
       if (begin == end) return;
       char* from[kElementOperands];
       for (int o = 0; o < of.count; ++o) from[o] = at[o] + begin * stride[o];
       run(task, keeps, from, stride, end - begin);
     };
+    if (kept.kept == Kept::bits && stride[of.mask] == 1 && n >= 2 * kMaskBlock)
+      return for_each_block(reinterpret_cast<const uint8_t*>(at[of.mask]), n, part);
+    if (kept.kept != Kept::all || kept.end - kept.begin == n) return run(task, kept.kept, at, stride, n);
     part(Kept::none, 0, kept.begin);
     part(Kept::all, kept.begin, kept.end);
     part(Kept::none, kept.end, n);

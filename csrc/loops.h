@@ -266,6 +266,38 @@ inline void stage_bits(const Mask& mask, const uint8_t* at, int64_t position, in
   }
 }
 
+// Mask bytes that are looked at together before x is.
+constexpr int64_t kMaskBlock = 64;
+
+// What a block keeps. Bytes at random are told from the first words of it.
+inline Kept kept_of_block(const uint8_t* m) {
+  constexpr uint64_t kOnes = 0x0101010101010101, kTops = kOnes << 7;
+  uint64_t some = 0, dropped = 0;
+  for (int i = 0; i < kMaskBlock && (some == 0 || dropped == 0); i += 8) {
+    uint64_t bytes;
+    std::memcpy(&bytes, m + i, sizeof(bytes));
+    some |= bytes;
+    dropped |= (bytes - kOnes) & ~bytes & kTops;
+  }
+  return some == 0 ? Kept::none : dropped == 0 ? Kept::all : Kept::bits;
+}
+
+// Calls part(kept, begin, end) for stretches of blocks of n mask bytes that keep nothing, all, or some; the bytes of an
+// incomplete block are some.
+template <class Part>
+void for_each_block(const uint8_t* m, int64_t n, const Part& part) {
+  Kept kept = kept_of_block(m);
+  int64_t begin = 0;
+  for (int64_t i = kMaskBlock; i < n; i += kMaskBlock) {
+    const Kept next = i + kMaskBlock <= n ? kept_of_block(m + i) : Kept::bits;
+    if (next == kept) continue;
+    part(kept, begin, i);
+    kept = next;
+    begin = i;
+  }
+  part(kept, begin, n);
+}
+
 // As for_each_run, with what operand `operand`, the mask, keeps of each run: run(offset, count, kept).
 template <int N, class Run>
 void for_each_masked_run(const Loops<N>& loops, int operand, const void* mask, int64_t begin, int64_t end,

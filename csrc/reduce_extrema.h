@@ -60,7 +60,7 @@ struct Position : ReduceOp<Position<T>> {
     };
     int64_t i = 0;
     for (; i + L <= n; i += L)
-      if (any_lane(hit(order.key(load<A>(x + i)), load_mask<A>(m + i)))) break;
+      if (!none_of<L>(m + i) && any_lane(hit(order.key(load<A>(x + i)), load_mask<A>(m + i)))) break;
     for (; i < n; ++i)
       if (m[i] && hit(order.key(splat<A>(static_cast<A>(x[i]))), ~LaneMask<A>{})[0]) break;
     return i;

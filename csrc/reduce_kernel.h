@@ -259,6 +259,7 @@ struct ReduceKernel {
       const uint8_t* ms[R];
       KeptRun kept[R];
       const In* some = nullptr;
+      bool bits = false;
       int whole = 0;
       for (int k = 0; k < R; ++k) {
         ms[k] = kNoneKept.bytes;
@@ -275,6 +276,7 @@ struct ReduceKernel {
         }
         xs[k] = reinterpret_cast<const In*>(run.x + (r + k) * x_stride);
         if (ms[k] != kNoneKept.bytes) some = xs[k];
+        bits = bits || (ms[k] != kNoneKept.bytes && ms[k] != kAllKept.bytes);
       }
       if (some == nullptr) continue;
       if (columns.pending + R > Op::kPeriod || at + r + R - columns.base > Op::kPeriod) collect_columns(op, columns);
@@ -289,6 +291,10 @@ struct ReduceKernel {
       // A row of which nothing is kept is not read: another stands in for it.
       for (int k = 0; k < R; ++k)
         if (ms[k] == kNoneKept.bytes) xs[k] = some;
+      if (bits) {
+        accumulate_blocks(self(op), lanes, xs, ms, w, row);
+        continue;
+      }
       if (x_stride == bytes && bytes <= 2048)
         for (int k = 0; k < R; ++k) touch(xs[k], bytes);
       accumulate_rows(self(op), lanes, xs, ms, w, row, whole == R);
@@ -296,17 +302,16 @@ struct ReduceKernel {
     held = columns;
   }
 
-  // The mask bytes of a row, next to each other; kNoneKept where none is kept.
+  // The mask bytes of a row, next to each other.
   static const uint8_t* bits_of(const Mask& mask, const uint8_t* m, int64_t position, int64_t step, int64_t w,
                                 uint8_t* staged) {
-    if (mask.has_intervals()) {
+    if (mask.has_intervals())
       stage_bits(mask, m, position, step, w, staged);
-      m = staged;
-    } else if (step != 1) {
+    else if (step != 1)
       for (int64_t j = 0; j < w; ++j) staged[j] = m[j * step];
-      return staged;
-    }
-    return none_of(m, w) ? kNoneKept.bytes : m;
+    else
+      return m;
+    return staged;
   }
 
   // Up to R rows of which an interval of columns is kept: together what they all keep, and each the rest of its own.
@@ -356,6 +361,41 @@ struct ReduceKernel {
       begin += vectors * L;
     }
     if (begin < end) accumulate_part(begin, end);
+  }
+
+  // R rows of w columns by their bits, which are looked at block by block before x is read.
+  static void accumulate_blocks(const Op& op, Lanes* lanes, const In* const (&x)[R], const uint8_t* const (&m)[R], int64_t w,
+                                BitsOf<A> first) {
+    constexpr int64_t kColumnBlock = std::max<int64_t>(kMaskBlock, L);
+    int64_t j = 0;
+    for (; j + kColumnBlock <= w; j += kColumnBlock) {
+      const In* xs[R];
+      const uint8_t* ms[R];
+      const In* some = nullptr;
+      bool all = true;
+      for (int r = 0; r < R; ++r) {
+        uint64_t set = set_bytes<kMaskBlock>(m[r] + j);
+        all = all && set == ~uint64_t{0};
+        xs[r] = set == 0 ? nullptr : x[r] + j;
+        ms[r] = m[r] + j;
+        if (set != 0) some = xs[r];
+      }
+      if (some == nullptr) continue;
+      for (int r = 0; r < R; ++r)
+        if (xs[r] == nullptr) xs[r] = some;
+      if (all)
+        accumulate_vectors<R, false>(op, lanes + j / L, xs, nullptr, kColumnBlock / L, first);
+      else
+        accumulate_vectors<R, true>(op, lanes + j / L, xs, ms, kColumnBlock / L, first);
+    }
+    if (j == w) return;
+    const In* xs[R];
+    const uint8_t* ms[R];
+    for (int r = 0; r < R; ++r) {
+      xs[r] = x[r] + j;
+      ms[r] = m[r] + j;
+    }
+    accumulate_rows(op, lanes + j / L, xs, ms, w - j, first, false);
   }
 
   // R rows of w columns, from row `first` of the lanes on.

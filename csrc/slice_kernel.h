@@ -439,6 +439,12 @@ struct ThreePass {
     op.finalize(s);
     K::in_lines(out, n, stream, [&](auto streams, int64_t begin, int64_t end) {
       int64_t j = begin;
+      if constexpr (kMasked && !Op::kHolds)
+        for (; j + kWide <= end; j += kWide) {
+          const bool none = none_of<kWide>(m + j);
+          for (int64_t k = j; k < j + kWide; k += L)
+            none ? K::template fill_one<streams>(out + k) : scale_one<true, streams>(op, s, x + k, m + k, held + k, out + k);
+        }
       for (; j + L <= end; j += L) scale_one<kMasked, streams>(op, s, x + j, m + j, held + j, out + j);
       if (j < end) scale_tail(op, s, x + j, kMasked ? m + j : nullptr, held + j, out + j, end - j);
     });

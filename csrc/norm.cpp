@@ -21,9 +21,10 @@ void for_each_kept_run(const Elementwise& loops, NormRun run) {
   });
 }
 
-// x * scale + shift where kept, 0 elsewhere.
-Tensor scale_shift(const Tensor& x, const Tensor& mask, const Tensor& scale, const Tensor& shift, int64_t along) {
-  Tensor out = new_like(x, x.scalar_type());
+// x * scale + shift where kept, 0 elsewhere; with the layout of `like`.
+Tensor scale_shift(const Tensor& x, const Tensor& mask, const Tensor& scale, const Tensor& shift, const Tensor& like,
+                   int64_t along) {
+  Tensor out = new_like(like, x.scalar_type());
   const int own = bytes_of(x), wide = bytes_of(scale);
   const NormRun run = runs_of(x).scale_shift;
   Elementwise({&x, &mask, &scale, &shift, &out}, {5, {own, 1, wide, wide, own}, {false, true, true, true, false}, 1, true},
@@ -78,7 +79,7 @@ Tensor affine_norm(const Tensor& x, const Tensor& mask, const Tensor& weight, co
       shifts[i] = std::fma(-numbers<A>(mean)[i], scales[i], numbers<A>(bias)[i]);
     }
   });
-  return scale_shift(x, mask, scale, shift, along);
+  return scale_shift(x, mask, scale, shift, x, along);
 }
 
 // The gradients of x, weight and bias. With a count the statistics are those of the kept elements of x, and have a gradient
@@ -87,35 +88,29 @@ std::tuple<Tensor, Tensor, Tensor> affine_norm_backward(const Tensor& grad, cons
                                                         const Tensor& weight, const Tensor& mean, const Tensor& var,
                                                         std::optional<Tensor> count, Dims dim, double eps, int64_t along) {
   auto [of_bias, of_weight] = sums_of(grad, x, mask, mean, dim, along);
-  Tensor of_grad = new_like(mean, mean.scalar_type()), of_x = new_like(mean, mean.scalar_type());
-  Tensor shift = new_like(mean, mean.scalar_type());
+  const auto like_mean = [&] { return new_like(mean, mean.scalar_type()); };
+  Tensor scale = like_mean(), shift = like_mean(), slope = like_mean(), one = like_mean();
   dispatch_wide(mean, [&](auto a) {
     using A = decltype(a);
-    auto* scales = static_cast<A*>(of_grad.mutable_data_ptr());
-    auto* slopes = static_cast<A*>(of_x.mutable_data_ptr());
-    auto* shifts = static_cast<A*>(shift.mutable_data_ptr());
-    auto* products = static_cast<A*>(of_weight.mutable_data_ptr());
+    const auto write = [](Tensor& t) { return static_cast<A*>(t.mutable_data_ptr()); };
+    A *scales = write(scale), *shifts = write(shift), *slopes = write(slope), *products = write(of_weight);
+    std::fill_n(write(one), mean.numel(), A(1));
     for (int64_t i = 0; i < mean.numel(); ++i) {
-      const double inverse = 1 / std::sqrt(numbers<A>(var)[i] + eps), each = numbers<A>(weight)[i] * inverse;
-      scales[i] = static_cast<A>(each);
-      if (count) {
-        const auto kept = static_cast<double>(std::max<int64_t>(1, numbers<int64_t>(*count)[i]));
-        const double slope = -each * inverse * inverse * products[i] / kept;
-        slopes[i] = static_cast<A>(slope);
-        shifts[i] = static_cast<A>(-each * numbers<A>(of_bias)[i] / kept - slope * numbers<A>(mean)[i]);
-      } else {
-        shifts[i] = 0;
-      }
+      const double inverse = 1 / std::sqrt(numbers<A>(var)[i] + eps);
+      const auto kept = count ? static_cast<double>(std::max<int64_t>(1, numbers<int64_t>(*count)[i])) : 0;
+      scales[i] = static_cast<A>(numbers<A>(weight)[i] * inverse);
+      shifts[i] = count ? static_cast<A>(-numbers<A>(of_bias)[i] / kept) : A(0);
+      slopes[i] = count ? static_cast<A>(inverse * inverse * products[i] / kept) : A(0);
       products[i] = static_cast<A>(products[i] * inverse);
     }
   });
-  if (!count) return {scale_shift(grad, mask, of_grad, shift, along), of_weight, of_bias};
-  Tensor of_values = scale_shift(x, mask, of_x, shift, along);
+  if (!count) return {scale_shift(grad, mask, scale, shift, x, along), of_weight, of_bias};
+  Tensor of_x = scale_shift(grad, mask, one, shift, x, along);
   const int own = bytes_of(x), wide = bytes_of(mean);
-  for_each_kept_run(Elementwise({&grad, &mask, &of_grad, &of_values},
-                                {4, {own, 1, wide, own}, {false, true, true, false}, 1, true}, along),
-                    runs_of(x).add_scaled);
-  return {of_values, of_weight, of_bias};
+  for_each_kept_run(Elementwise({&x, &mask, &mean, &slope, &scale, &of_x},
+                                {6, {own, 1, wide, wide, wide, own}, {false, true, true, true, true, false}, 1, true}, along),
+                    runs_of(x).subtract_centred);
+  return {of_x, of_weight, of_bias};
 }
 
 }  // namespace

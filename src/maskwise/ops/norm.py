@@ -135,8 +135,8 @@ def _gradients(
     if kept is not None:
         divisor = kept.clamp_min(1)
         grad_x = grad - total / divisor - centred * (inverse.square() * product / divisor)
-    grad_x = torch.where(mask, grad_x * (weight * inverse), 0.0).to(x.dtype)
-    return grad_x.contiguous(), product * inverse, total
+    grad_x = torch.where(mask, grad_x * (weight * inverse), 0.0)
+    return empty_dense(x).copy_(grad_x), product * inverse, total
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -179,7 +179,7 @@ define(
     "(Tensor grad, Tensor x, Tensor mask, Tensor weight, Tensor mean, Tensor var, Tensor? count, int[] dim, float eps"
     f"{ALONG} -> (Tensor, Tensor, Tensor)",
     reference=_gradients,
-    fake=lambda grad, x, mask, weight, mean, *_: (x.new_empty(x.shape), torch.empty_like(mean), torch.empty_like(mean)),
+    fake=lambda grad, x, mask, weight, mean, *_: (empty_dense(x), torch.empty_like(mean), torch.empty_like(mean)),
 )
 _affine_norm = register(
     "affine_norm",

@@ -24,11 +24,17 @@ INTERVALS = {
     "heads, by unsqueeze": mw.Mask.from_lengths(LENGTHS, 5)[:, None, None, :],
     "transposed": mw.Mask.causal(5).T,
     "expanded": mw.Mask.from_lengths(LENGTHS, 5)[:, None].expand(3, 2, 5),
+    "none": mw.Mask.none((3, 5)),
+    "segments in runs": mw.Mask.from_segments(torch.tensor([0, 0, 1, 1, 2])),
+    "key padding": mw.Mask.from_key_padding(torch.arange(5) >= LENGTHS[:, None]),
+    "an attention mask": mw.Mask.from_attention_mask((torch.arange(5) < LENGTHS[:, None]).long()),
+    "an attention mask, padded left": mw.Mask.from_attention_mask((torch.arange(5) >= LENGTHS[:, None]).long()),
 }
 BITS = {
     "a bool tensor": mw.Mask(torch.rand(3, 5) < 0.5),
     "indices": mw.Mask.from_indices([1, 3], 5),
     "every second position": mw.Mask.from_lengths(LENGTHS, 5)[:, ::2],
+    "key padding with holes": mw.Mask.from_key_padding(torch.tensor([[False, True, False]])),
     "one position of each row": mw.Mask.from_lengths(LENGTHS, 5)[:, 2],
     "an OR": mw.Mask.causal(5) | mw.Mask.from_indices([4], 5),
 }

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
 from maskwise.mask.checks import as_ints, need_data, need_dense, readable
-from maskwise.mask.structures import Constant, Dense
+from maskwise.mask.structures import Constant, Dense, Intervals
 from maskwise.mask.structures.base import Skeleton, assemble, take_apart
 from maskwise.ops.torch_private import SequenceKey, default_collate_fn_map, register_pytree_node
 
@@ -59,7 +59,7 @@ def from_key_padding(
     [[True, True, False]]
 
     Args:
-        padding: (..., L) bool, True where ignored.
+        padding: (..., L) bool, True where ignored. Where each row of a host tensor keeps one run, the mask is intervals.
 
     Raises:
         DtypeError: ``padding`` is not a bool tensor.
@@ -70,7 +70,28 @@ def from_key_padding(
     if padding.dtype != torch.bool:
         hint = "Mask.from_additive(t)" if padding.is_floating_point() else "Mask.from_attention_mask(t) if 1 means keep"
         raise DtypeError(say(op, "padding", must="be a bool tensor, True = ignore", got=padding.dtype, hint=hint))
-    return cls._wrap(Dense(~padding))
+    return _of_rows(cls, ~padding)
+
+
+#: The most positions that are searched for runs.
+_SEARCHED = 1 << 22
+
+
+def _of_rows(
+    cls: type[Mask],
+    bits: Tensor,  # (..., L) bool, of which the mask is the only owner
+) -> Mask:
+    """The mask of a host tensor whose values have been read: intervals where each row keeps one run, as padding does."""
+    if not readable(bits) or bits.dim() == 0 or not 0 < bits.numel() <= _SEARCHED:
+        return cls._wrap(Dense(bits))
+    counts, starts = bits.sum(-1), bits.view(torch.uint8).argmax(-1)
+    ends, place = starts + counts, torch.arange(bits.shape[-1])
+    if not torch.equal((place >= starts[..., None]) & (place < ends[..., None]), bits):
+        return cls._wrap(Dense(bits))
+    from_start = None if not starts.any() else starts
+    mask = cls._wrap(Intervals.between(from_start, ends, tuple(bits.shape), bits.device, int(counts.sum())))
+    mask._cache["bits"] = (bits, None if bits.is_inference() else bits._version)
+    return mask
 
 
 def to_key_padding(mask: Mask) -> Tensor:
@@ -95,7 +116,8 @@ def from_attention_mask(
     [[True, True, False]]
 
     Args:
-        attention_mask: (...) ints, floats or bools that are 0 or 1. A device tensor is not read to check that.
+        attention_mask: (...) ints, floats or bools that are 0 or 1. A device tensor is not read to check that. Where
+            each row of a host tensor of numbers keeps one run, the mask is intervals.
 
     Raises:
         DtypeError: it is not a tensor.
@@ -110,7 +132,7 @@ def from_attention_mask(
         odd = (attention_mask != 0) & (attention_mask != 1)
         hint = "Mask.from_additive(t) for 0 and -inf, Mask.from_segments(t) for ids, Mask.from_lengths(t) for lengths"
         _refuse(op, "attention_mask", attention_mask, odd=odd, must="hold only 0 (drop) and 1 (keep)", hint=hint)
-    return cls._wrap(Dense(attention_mask != 0))
+    return _of_rows(cls, attention_mask != 0)
 
 
 def to_attention_mask(mask: Mask, dtype: torch.dtype = torch.int64) -> Tensor:

@@ -53,9 +53,9 @@ class Structure(ABC):
     def bounds(self) -> tuple[Tensor | None, Tensor | None]:
         """Return where the run of each line `along` a dim starts and ends: int64, broadcastable, of size 1 in that dim.
 
-        None means the line's own edge. Bounds may lie outside of the line.
+        None means the line's own edge. Bounds may lie outside of the line. Only where `along` is not None.
         """
-        raise NotImplementedError(f"a mask of kind {self.kind} has no intervals")
+        return None, None
 
     def materialize(self) -> Tensor:
         """Return the bool tensor of this structure's shape, on its device. It may be an expanded view."""

@@ -66,6 +66,19 @@ def both(name: str, dim: int) -> None:
         getattr(mw, name)(guarded(kept=kept), mask, **needed(FUNCTIONS[name]), dim=dim)
 
 
+def half_rows(kept: torch.Tensor) -> torch.Tensor:
+    """X of two pages a row, of which the dropped one cannot be read."""
+    return guarded(kept=kept).reshape(ROWS // 2, -1)
+
+
+def blocks(call: Callable[[torch.Tensor, torch.Tensor], object]) -> None:
+    """A function by bits of which a page of each row is dropped, now the first and now the second."""
+    kept = (torch.arange(ROWS) % 4 == 1) | (torch.arange(ROWS) % 4 == 2)
+    x = half_rows(kept)
+    bits = kept.reshape(ROWS // 2, 2).repeat_interleave(x.shape[1] // 2, 1)
+    call(x, bits)
+
+
 REDUCTIONS = [name for name, each in FUNCTIONS.items() if each.family == "reduce" and each.kernel]
 CASES = {
     **{
@@ -79,6 +92,16 @@ CASES = {
         if each.family in ("order", "scan") and each.kernel
         for which, dim in (("rows", 1), ("columns", 0))
     },
+    **{
+        f"{name} of blocks of {which}": lambda name=name, dim=dim: blocks(
+            lambda x, keep: getattr(mw, name)(x, keep, dim=dim)
+        )
+        for name in REDUCTIONS
+        for which, dim in (("rows", 1), ("columns", 0), ("all", None))
+    },
+    "fill of blocks": lambda: blocks(lambda x, keep: mw.fill(x, keep, 0.0)),
+    "mse_loss of blocks": lambda: blocks(lambda x, keep: mw.loss(F.mse_loss, x, x, keep)),
+    "fill": lambda: mw.fill(guarded(), ACROSS, 0.0),
     "mse_loss": lambda: mw.loss(F.mse_loss, guarded(), guarded(), ACROSS),
     "cross_entropy": lambda: mw.loss(F.cross_entropy, guarded(), torch.zeros(ROWS, dtype=torch.int64), ALONG),
     "mse_loss with gradient": lambda: differentiated(F.mse_loss, KEPT, ACROSS),

@@ -73,9 +73,10 @@ def test_skipped_work_is_reported_in_elements_flops_and_bytes():
     attention, total, packed, applied = log
     # Two products of 2 FLOPs for each feature: of (2 x 2 x 128) queries with 96 keys that nobody keeps.
     assert (attention.route, attention.skipped_flops) == ("bare", 4 * 16 * (2 * 2 * 128 * 96))
-    # Every row is read, and what is dropped of it is added as 0.
+    # Nothing is read behind the diagonal.
+    above = 512 * 511 // 2
     assert (total.route, total.density) == ("bare", 513 / 1024)
-    assert (total.skipped, total.skipped_bytes, total.skipped_flops) == (0, 0, 0)
+    assert (total.skipped, total.skipped_bytes, total.skipped_flops) == (above, 4 * above, above)
     assert (packed.route, packed.density, packed.skipped) == ("kept", 0.25, 24)
     # fn gets a quarter of 32 elements, which lie in one line of memory with the others; what it computes nobody knows.
     assert (applied.skipped, applied.skipped_bytes, applied.skipped_flops) == (24, 0, None)

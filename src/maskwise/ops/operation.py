@@ -22,11 +22,11 @@ from maskwise.ops.torch_private import has_dispatch_modes, is_tracing, is_transf
 from maskwise.plan import dispatch
 from maskwise.plan.cost import Work
 from maskwise.plan.dispatch import NOT_APPLICABLE, Decision, Facts, Plan, Route, Skips, decide
-from maskwise.plan.explain import record
+from maskwise.plan.explain import kept_elements, record
 
 __all__ = [
-    "ALONG", "Describe", "Operation", "as_bits", "as_operand", "define", "differentiate", "dropped_rows",
-    "eager_function", "kept_mask", "register", "takes_intervals",
+    "ALONG", "Describe", "Operation", "as_bits", "as_operand", "define", "differentiate", "dropped_blocks",
+    "dropped_rows", "eager_function", "has_no_gaps", "kept_mask", "register", "report", "takes_intervals",
 ]  # fmt: skip
 
 #: How an operation describes its work: (route, elements, bytes per element, gradient) -> Work.
@@ -111,13 +111,14 @@ class Operation:
     def _decide(self, x: torch.Tensor, mask: MaskLike, along: int | None, dim: Dim, key: tuple[Any, ...]) -> Decision:
         """Check and dispatch a call that is not in the cache."""
         # What the checks look at is known of intervals without making bits of them.
-        shape, device = mask.shape, mask.device
-        stands_in = torch.empty((), dtype=torch.bool, device=device).expand(shape)
-        check(self.name, x, mask if isinstance(mask, torch.Tensor) else stands_in)
+        if isinstance(mask, Mask):
+            check(self.name, x, torch.empty((), dtype=torch.bool, device=mask.device).expand(mask.shape))
+        else:
+            check(self.name, x, mask)
         dims = dims_of(self.name, x, dim)
         *_, grad, transformed, _ = key
         # A mask that is broadcast along the dim of its intervals has one byte for all of it.
-        is_along = along is not None and x.device.type == "cpu" and shape[along] == x.shape[along]
+        is_along = along is not None and x.device.type == "cpu" and mask.shape[along] == x.shape[along]
         kind: Operand = "intervals" if is_along else "bits"
         facts = Facts(self.name, tuple(x.shape), x.dtype, x.device.type, grad=grad, transformed=transformed, mask=kind)
         decision = decide(facts, self.routes)
@@ -126,20 +127,49 @@ class Operation:
         return decision
 
     def _report(self, decision: Decision, x: torch.Tensor, mask: MaskLike) -> Plan | None:
-        """Record the call with what its route skips, which depends on the mask's operand and on strides."""
-        plan, skips = decision.plan, decision.route.skips
+        """Record the call with what its route skips."""
         _, takes_intervals = decision.prepared
-        # GPU kernels load dropped elements, too.
-        if takes_intervals:
-            plan = replace(plan, skips=Skips.READING)
-        elif callable(skips) and x.is_cpu:
-            plan = replace(plan, skips=skips(x, as_bits(mask)))
-        return record(plan, x, mask)
+        return report(decision, x, mask if takes_intervals else as_bits(mask), mask)
+
+
+def report(decision: Decision, x: torch.Tensor, operand: MaskLike, mask: MaskLike) -> Plan | None:
+    """Record a call with what its route skips, which depends on strides and on the mask as the route gets it.
+
+    Args:
+        decision: that of the call.
+        x: the input.
+        operand: the mask as the route takes it: a `Mask` of intervals, or bits.
+        mask: the mask as it was passed.
+    """
+    skips, skipped = decision.route.skips, None
+    plan = decision.plan_of(kept_elements(x, mask) if isinstance(operand, Mask) else None)
+    # GPU kernels load dropped elements, too.
+    if x.is_cpu and callable(skips):
+        found = skips(x, operand)
+        if not isinstance(found, Skips):
+            found, skipped = Skips.READING, found
+        plan = replace(plan, skips=found)
+    elif x.is_cpu and isinstance(operand, Mask) and decision.route.is_kernel:
+        plan = replace(plan, skips=Skips.READING)
+    return record(plan, x, mask, skipped=skipped)
 
 
 def as_bits(mask: MaskLike) -> torch.Tensor:
     """The mask as a bool tensor. Values that are not masks are left to the checks that follow."""
     return mask.to_bool() if isinstance(mask, Mask) else mask
+
+
+def of_kept(work: Work, facts: Facts, elements: int) -> Work:
+    """The work of a kernel on what is kept: it reads and computes intervals only, and writes its results in full.
+
+    >>> facts = Facts("sum", (10, 10), torch.float32, "cpu", mask="intervals", kept=20)
+    >>> of_kept(Work(calls=1, streamed=500, fresh=400, flops=100), facts, 100)
+    Work(calls=1, streamed=100, fresh=400, gathered=0, flops=20, attention_flops=0)
+    """
+    if facts.mask != "intervals" or facts.kept is None or elements == 0:
+        return work
+    share = facts.kept / elements
+    return work._replace(streamed=round(work.streamed * share), flops=round(work.flops * share))
 
 
 def kernel_routes(
@@ -151,7 +181,7 @@ def kernel_routes(
     *,
     eager: Callable[..., Any] | None = None,
     fuses: bool = False,
-    skips: Callable[[torch.Tensor, torch.Tensor], Skips] | None = None,
+    skips: Callable[[torch.Tensor, MaskLike], Skips | int] | None = None,
     intervals: bool = False,
 ) -> tuple[Route, ...]:
     """The routes of an operation that has a kernel.
@@ -189,8 +219,10 @@ def kernel_routes(
             # One FLOP per element and call; a kernel counts as one call.
             steps = done.calls if route == "plain" else 1
             done = done if done.flops else done._replace(flops=elements * steps)
+            if route == "plain":
+                return done
             # On a GPU every gradient is one kernel.
-            return done if route == "plain" or facts.device == "cpu" else done._replace(calls=1)
+            return of_kept(done, facts, elements) if facts.device == "cpu" else done._replace(calls=1)
 
         return of
 
@@ -208,20 +240,59 @@ def kernel_routes(
     )  # fmt: skip
 
 
+def has_no_gaps(x: torch.Tensor) -> bool:
+    """Whether x fills its memory without gaps or overlaps, in any order of its dims.
+
+    >>> has_no_gaps(torch.empty(3, 2).T), has_no_gaps(torch.empty(3, 1).expand(3, 2)), has_no_gaps(torch.ones(6)[::2])
+    (True, False, False)
+    """
+    expected = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(x.stride(), x.shape, strict=True) if size != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
 #: Up to this many elements, and below this row length, kernels gather elements first, dropped ones too.
 _FEW_ELEMENTS, _SHORT_ROW = 1024, 4
 
 
-def dropped_rows(x: torch.Tensor, bits: torch.Tensor) -> Skips:
-    """What kernels skip that do not read a row of x if one mask element drops all of it, and read every other row.
+def dropped_rows(x: torch.Tensor, mask: MaskLike) -> Skips:
+    """What kernels skip that read nothing outside of intervals, nor a row of x if one mask element drops all of it.
 
     A row is contiguous memory. Where the mask has an element for each element of a row, the kernel loads or prefetches
     x along with the mask, before it knows what is kept.
     """
+    if isinstance(mask, Mask):
+        # With gaps or overlaps, x may be copied or transposed first.
+        return Skips.READING if has_no_gaps(x) else Skips.NOTHING
+    bits = mask
     is_in_rows = x.is_contiguous() and bits.is_contiguous() and x.dim() > 0 and x.numel() > _FEW_ELEMENTS
     if is_in_rows and x.shape[-1] >= _SHORT_ROW and (bits.dim() == 0 or bits.shape[-1] == 1):
         return Skips.READING
     return Skips.NOTHING
+
+
+#: Mask bytes that kernels look at together before they read x (csrc/loops.h).
+_BLOCK = 64
+
+
+def dropped_blocks(x: torch.Tensor, mask: MaskLike) -> Skips | int:
+    """The same for kernels that also pass over blocks of a row: how many elements of blocks with nothing kept.
+
+    >>> dropped_blocks(torch.ones(8, 256), torch.arange(256) < 70)
+    1024
+    """
+    rows = dropped_rows(x, mask)
+    if isinstance(mask, Mask) or rows is Skips.READING:
+        return rows
+    bits = mask
+    is_in_rows = x.is_contiguous() and x.numel() > _FEW_ELEMENTS and bits.dim() > 0 and bits.numel() > 0
+    if not is_in_rows or bits.stride(-1) != 1 or bits.shape[-1] != x.shape[-1] or x.shape[-1] % _BLOCK:
+        return Skips.NOTHING
+    some = bits.unflatten(-1, (-1, _BLOCK)).any(-1)
+    return int((~some).sum()) * _BLOCK * (x.numel() // bits.numel())
 
 
 # -- registration with torch.library -----------------------------------------------------------------------------------
@@ -241,7 +312,7 @@ def register(
     gpu: Iterable[torch.dtype] = (),
     gpu_from: str | None = None,
     fuses: bool = False,
-    skips: Callable[[torch.Tensor, torch.Tensor], Skips] | None = None,
+    skips: Callable[[torch.Tensor, MaskLike], Skips | int] | None = None,
     adapt: Callable[[str, Callable[..., Any]], Callable[..., Any]] = lambda route, run: run,
 ) -> Operation:
     """Register ``maskwise::<name>_fused`` and ``maskwise::<name>_fused_forward``, and return the operation.

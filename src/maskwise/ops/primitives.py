@@ -19,7 +19,7 @@ from maskwise.errors import ArgumentError, DtypeError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import Dim, MaskLike, dims_of
 from maskwise.ops.backends import DEVICE, FLOATING, INTEGRAL, is_kernel_allowed, why_not_served
-from maskwise.ops.operation import ALONG, as_bits, define, dropped_rows, kept_mask, register
+from maskwise.ops.operation import ALONG, as_bits, define, dropped_blocks, has_no_gaps, kept_mask, register
 from maskwise.ops.torch_private import has_dispatch_modes, is_tracing
 from maskwise.plan.cost import Work
 
@@ -76,11 +76,8 @@ def empty_dense(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     >>> empty_dense(torch.empty(3, 2).T).stride(), empty_dense(torch.empty(3, 1).expand(3, 2)).stride()
     ((1, 2), (2, 1))
     """
-    expected = 1
-    for stride, size in sorted((stride, size) for stride, size in zip(x.stride(), x.shape, strict=True) if size != 1):
-        if stride != expected:
-            return x.new_empty(x.shape, dtype=dtype)
-        expected *= size
+    if not has_no_gaps(x):
+        return x.new_empty(x.shape, dtype=dtype)
     return x.new_empty_strided(x.shape, x.stride(), dtype=dtype)
 
 
@@ -218,6 +215,7 @@ fill = register(
     gpu=(*FLOATING, *INTEGRAL, torch.bool),
     gpu_from="maskwise.ops.fill.gpu:fill",
     fuses=True,
+    skips=dropped_blocks,
     adapt=_fill_run,
 )
 _fill_step = replace(fill, is_step=True)
@@ -303,7 +301,7 @@ masked_sum = register(
     gpu=(*FLOATING, *INTEGRAL, torch.bool),
     gpu_from="maskwise.ops.reduce.gpu:sum",
     fuses=True,
-    skips=dropped_rows,
+    skips=dropped_blocks,
 )
 _sum_step = replace(masked_sum, is_step=True)
 

@@ -88,7 +88,7 @@ class Facts(NamedTuple):
         transformed: whether a torch.func transform or forward-mode AD is active.
         traced: whether the call is traced into a graph.
         mask: how the mask reaches a kernel.
-        kept: how many positions the mask keeps, where that is known.
+        kept: how many elements of x the mask keeps, where that is known.
         contiguous: whether x is contiguous.
         detail: further facts of the family.
     """
@@ -143,7 +143,7 @@ class Route:
         call: which per-call rate applies: ``"plain"``, ``"bare"`` or ``"fused"``.
         reason: why it is taken, where there is no prediction; a string, or ``facts -> str``.
         skips: what it skips for a dropped element; where that depends on strides, a function of the tensors that the
-            family reports with.
+            family reports with, which may return how many elements are not read.
         flops: FLOPs per computed element: a number, ``facts -> int``, or None where unknown.
         is_kernel: whether ``mw.force("kernel")`` selects it.
         transforms: whether it runs under torch.func and forward-mode AD.
@@ -159,7 +159,7 @@ class Route:
     cost: Callable[[Facts, Work, Rates], float] | None = None
     call: str = "plain"
     reason: str | Callable[[Facts], str] = ""
-    skips: Skips | Callable[..., Skips] = Skips.NOTHING
+    skips: Skips | Callable[..., Skips | int] = Skips.NOTHING
     flops: int | Callable[[Facts], int] | None = None
     is_kernel: bool = False
     transforms: bool = False
@@ -231,27 +231,39 @@ class Decision:
     The plan is made when it is first read: a call that nobody observes does without one.
     """
 
-    __slots__ = ("_plan", "facts", "is_forced", "prepared", "route", "run")
+    __slots__ = ("_make", "_plan", "facts", "is_forced", "prepared", "route", "run")
 
     def __init__(
         self,
         run: Callable[..., Any],
         prepared: Any,
-        plan: Plan | Callable[[], Plan],
+        plan: Plan | Callable[[Facts], Plan],
         route: Route,
         facts: Facts | None = None,
         *,
         is_forced: bool = False,
     ) -> None:
-        self.run, self.prepared, self.route, self.facts, self._plan = run, prepared, route, facts, plan
-        self.is_forced = is_forced
+        self.run, self.prepared, self.route, self.facts, self.is_forced = run, prepared, route, facts, is_forced
+        self._plan, self._make = (plan, None) if isinstance(plan, Plan) else (None, plan)
 
     @property
     def plan(self) -> Plan:
         """Why the route is taken, and the others are not."""
-        if not isinstance(self._plan, Plan):
-            self._plan = self._plan()
+        if self._plan is None:
+            assert self._make is not None
+            assert self.facts is not None
+            self._plan = self._make(self.facts)
         return self._plan
+
+    def plan_of(self, kept: int | None) -> Plan:
+        """The plan of a call whose mask keeps so many elements of x: the choice is the same, the predictions differ.
+
+        Masks of one shape share a decision whatever they keep, since a kernel that takes intervals is predicted to be
+        the fastest even where everything is kept, or not at all.
+        """
+        if kept is None or self._make is None or self.facts is None or self.facts.kept is not None:
+            return self.plan
+        return self._make(self.facts._replace(kept=kept))
 
 
 def decide(facts: Facts, routes: Sequence[Route], prepared: Any = None) -> Decision:
@@ -281,11 +293,11 @@ def decide(facts: Facts, routes: Sequence[Route], prepared: Any = None) -> Decis
             known = [(found[1], route) for route in served if (found := route.predict(facts)) is not None]
             best = min(known, key=lambda each: each[0])[1]
     is_forced = required is not None
-    plan = functools.partial(_plan, facts, routes, best, is_forced)
+    plan = functools.partial(_plan, routes, best, is_forced)
     return Decision(best.run, prepared, plan, best, facts, is_forced=is_forced)
 
 
-def _plan(facts: Facts, routes: Sequence[Route], best: Route, is_forced: bool) -> Plan:
+def _plan(routes: Sequence[Route], best: Route, is_forced: bool, facts: Facts) -> Plan:
     """The plan of a decision."""
     predictions = [route.predict(facts) for route in routes]
     best_found = predictions[routes.index(best)]

@@ -16,7 +16,7 @@ from maskwise.plan.dispatch import Observer, Plan, Skips, is_dry_run, observers
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["Call", "Log", "Tabular", "explain", "record"]
+__all__ = ["Call", "Log", "Tabular", "explain", "kept_elements", "record"]
 
 
 class Tabular:
@@ -53,6 +53,9 @@ class Call:
         reason: why.
         microseconds: the predicted time; 0 where nothing can be predicted.
         elements: of x; for attention, pairs of a query and a key; for linear maps, weights.
+        computed: of these, the ones that the route computes, or None where they are not counted.
+        read_bytes: bytes of x that the route may read, or None where they are not counted; those of dropped elements
+            are left out only where the route is guaranteed not to read them.
         skipped: elements that the route does not compute, or None where they are not counted. A dropped element is not
             necessarily skipped: a route that reads a row and ignores a part of it skips nothing.
         skipped_flops: the FLOPs this saves; None where unknown, as for a function passed to `mw.apply`.
@@ -70,6 +73,8 @@ class Call:
     reason: str
     microseconds: float
     elements: int
+    computed: int | None
+    read_bytes: int | None
     skipped: int | None
     skipped_flops: int | None
     skipped_bytes: int | None
@@ -97,7 +102,7 @@ class Log(Tabular, Observer):
         from rich.table import Table
 
         table = Table(title=f"{len(self.calls)} masked call{'s' if len(self.calls) != 1 else ''}")
-        for heading in ("op", "x", "mask", "route", "why", "predicted", "skips", "refused"):
+        for heading in ("op", "x", "mask", "route", "why", "predicted", "reads", "skips", "refused"):
             table.add_column(heading)
         for call in self.calls:
             table.add_row(
@@ -107,6 +112,7 @@ class Log(Tabular, Observer):
                 call.route,
                 call.reason,
                 f"{call.microseconds:.0f} µs" if call.microseconds else "–",
+                "–" if call.read_bytes is None else _bytes(call.read_bytes),
                 _skips(call),
                 "; ".join(f"{route}: {reason}" for route, reason in call.refused),
             )
@@ -137,7 +143,7 @@ def _skips(call: Call) -> str:
     """A short description of the skipped work.
 
     >>> from dataclasses import replace
-    >>> call = Call("sum", (4, 6), "float32", "cpu", "", None, "bare", "", 1.0, 24, 14, 24, 96, ())
+    >>> call = Call("sum", (4, 6), "float32", "cpu", "", None, "bare", "", 1.0, 24, 10, 40, 14, 24, 96, ())
     >>> _skips(call)
     '58 % (14 of 24 elements), 24 FLOPs, 96 bytes'
     >>> _skips(replace(call, skipped=0, skipped_flops=0, skipped_bytes=0))
@@ -154,9 +160,18 @@ def _skips(call: Call) -> str:
     if call.skipped_flops is not None:
         parts.append(f"{_short(call.skipped_flops)}FLOPs")
     if call.skipped_bytes is not None:
-        number = _short(call.skipped_bytes)
-        parts.append(f"{number}bytes" if number.endswith(" ") else f"{number}B")
+        parts.append(_bytes(call.skipped_bytes))
     return ", ".join(parts)
+
+
+def _bytes(number: int) -> str:
+    """A number of bytes.
+
+    >>> _bytes(96), _bytes(2_500_000)
+    ('96 bytes', '2.5 MB')
+    """
+    short = _short(number)
+    return f"{short}bytes" if number < 1000 else f"{short}B"
 
 
 def _short(number: int) -> str:
@@ -169,6 +184,22 @@ def _short(number: int) -> str:
         if number >= size:
             return f"{number / size:.3g} {prefix}"
     return f"{number} "
+
+
+def kept_elements(x: torch.Tensor, mask: object) -> int | None:
+    """How many elements of x a mask keeps, or None where that is not known: no bool tensor is counted for it.
+
+    >>> kept_elements(torch.ones(2, 4, 3), Mask.from_lengths([1, 3], max_len=4)[..., None])
+    12
+    """
+    if not isinstance(mask, Mask):
+        return None
+    count = mask.facts.count
+    if count is None and mask.operand == "intervals" and mask.device.type == "cpu":
+        # The bounds of each line are enough.
+        count = mask.count()
+    # Counts repeat along the dims that the mask broadcasts over.
+    return None if count is None else count * (x.numel() // max(mask.numel(), 1))
 
 
 def record(
@@ -186,11 +217,9 @@ def record(
     if is_dry_run():
         return plan
     if isinstance(mask, Mask):
-        facts = mask.facts
-        described, kept, density = f"{facts.kind} {tuple(mask.shape)}", facts.count, facts.density
-        # Counts repeat along the dims that the mask broadcasts over.
-        repeated = x.numel() // max(mask.numel(), 1)
-        dropped = None if kept is None else x.numel() - kept * repeated
+        kept, facts = kept_elements(x, mask), mask.facts
+        described, density = f"{facts.kind} {tuple(mask.shape)}", facts.density
+        dropped = None if kept is None else x.numel() - kept
     else:
         shape = tuple(mask.shape) if isinstance(mask, torch.Tensor) else ()
         described = f"bool tensor {shape}" if isinstance(mask, torch.Tensor) else "none"
@@ -214,6 +243,8 @@ def record(
         reason=plan.reason,
         microseconds=plan.microseconds,
         elements=x.numel(),
+        computed=None if skipped is None else x.numel() - skipped,
+        read_bytes=None if skipped_bytes is None else x.numel() * x.element_size() - skipped_bytes,
         skipped=skipped,
         skipped_flops=flops,
         skipped_bytes=skipped_bytes,

@@ -218,8 +218,8 @@ def test_dropped_queries_are_not_computed():
     pairs = 2 * (400 * 30 + 400 * 400)
     assert log.calls[0].reason == f"the kernel reads only what is kept: {pairs:,} of 640,000 pairs are computed"
     assert log.calls[1].route == "blocks"
-    # A block is 128 queries.
-    assert log.calls[1].skipped_flops == 4 * 16 * (640_000 - 2 * (128 * 30 + 400 * 400))
+    # Of the sequence of 30, the blocks hold the queries that are kept, and no others.
+    assert log.calls[1].skipped_flops == 4 * 16 * (640_000 - 2 * (30 * 30 + 400 * 400))
 
 
 # A trace is for inputs of one shape, which the tracer says wherever a shape is checked.

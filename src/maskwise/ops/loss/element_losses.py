@@ -10,15 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike
 from maskwise.ops.backends import FLOATING
 from maskwise.ops.loss.functional_losses import REDUCTION_CODES, Prepared, kernel_route, why_not_on_cpu
 from maskwise.ops.loss.reference import mean_of_rows, reduce, row_dims
-from maskwise.ops.operation import ALONG, as_bits, as_operand, define, dropped_rows, kept_mask, register
+from maskwise.ops.operation import ALONG, as_bits, as_operand, define, dropped_blocks, kept_mask, register
 from maskwise.ops.primitives import count, empty_dense, where_kept
 from maskwise.plan.cost import Work
-from maskwise.plan.dispatch import NOT_APPLICABLE, Facts, Route, Skips
+from maskwise.plan.dispatch import NOT_APPLICABLE, Facts, Route
 
 __all__ = ["KERNEL_LOSSES", "ROUTES", "element_loss", "kernel_settings", "unreduced"]
 
@@ -209,11 +208,6 @@ def _by_kernel(op: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Tensor
     return run
 
 
-def _skips(x: Tensor, mask: MaskLike) -> Skips:
-    """The kernel reads nothing outside of an interval; of bits, it passes over rows that one of them drops."""
-    return Skips.READING if isinstance(mask, Mask) else dropped_rows(x, mask)
-
-
 def _serves_kept(facts: Facts) -> str | None:
     return why_not_on_cpu(facts) if facts.detail.gathers else NOT_APPLICABLE
 
@@ -238,7 +232,7 @@ def _run_on_kept(prepared: Prepared, operands: tuple[Tensor, ...], bits: Tensor,
 
 _bare, _fused, _ = element_loss.routes
 ROUTES = (
-    kernel_route(_bare, run=_by_kernel(_bare.run), skips=_skips),
-    kernel_route(_fused, run=_by_kernel(_fused.run), skips=_skips),
+    kernel_route(_bare, run=_by_kernel(_bare.run), skips=dropped_blocks),
+    kernel_route(_fused, run=_by_kernel(_fused.run), skips=dropped_blocks),
     Route("kept", _run_on_kept, _serves_kept, pays=_pays_kept, reason="small: gathering what is kept is cheapest"),
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,11 +15,10 @@ from maskwise.mask import Mask
 from maskwise.ops.arguments import MUST, MaskLike, mask_hint, need_dense
 from maskwise.ops.loss import chunked, cross_entropy, element_losses, reference
 from maskwise.ops.loss.functional_losses import LOSSES, REQUIRED, LossFacts, LossSpec, Prepared, align
-from maskwise.ops.operation import as_bits
+from maskwise.ops.operation import as_bits, report
 from maskwise.ops.torch_private import has_dispatch_modes, is_tracing, is_transformed
 from maskwise.plan import dispatch
-from maskwise.plan.dispatch import Decision, Facts, Plan, Route, decide, is_observed
-from maskwise.plan.explain import record
+from maskwise.plan.dispatch import Decision, Facts, Route, decide, is_observed
 
 __all__ = ["loss"]
 
@@ -129,7 +127,7 @@ def loss(
             dispatch.cache[key] = decision
     if along is not None and not decision.prepared.intervals:
         kept = as_bits(mask)
-    if _is_any_observing() and (planned := _report(decision, operands[0], kept, mask)):
+    if _is_any_observing() and (planned := report(decision, operands[0], kept, mask)):
         return planned  # type: ignore[return-value]
     out: Tensor = decision.run(decision.prepared, operands, kept, kwargs)
     return out
@@ -246,15 +244,6 @@ def _why_plain(tensors: Sequence[Tensor]) -> str | None:
     return None if all(x.device == device for x in tensors) else "tensors are on several devices"
 
 
-def _report(decision: Decision, x: Tensor, kept: MaskLike, mask: MaskLike) -> Plan | None:
-    """Record a call with what its route leaves out, by strides and by the mask as it gets it, ``kept``."""
-    plan, skips = decision.plan, decision.route.skips
-    # The kernels for GPUs load what is dropped, too.
-    if callable(skips) and x.is_cpu:
-        plan = replace(plan, skips=skips(x, kept))
-    return record(plan, x, mask)
-
-
 def _user_loss(
     fn: Callable[..., Tensor],
     operands: tuple[Tensor, ...],
@@ -264,7 +253,7 @@ def _user_loss(
     kwargs: dict[str, Any],
 ) -> Tensor:
     """A loss of which nothing is known. There is nothing to choose, so it is decided only where that is reported."""
-    if is_observed() and (planned := _report(decide(_facts(operands[0]), _USER_LOSS), operands[0], bits, mask)):
+    if is_observed() and (planned := report(decide(_facts(operands[0]), _USER_LOSS), operands[0], bits, mask)):
         return planned  # type: ignore[return-value]
     return reference.user_loss(fn, operands, bits, kwargs, reduction)
 

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from maskwise.errors import DtypeError, say
+from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike, to_dtype
 from maskwise.ops.backends import FLOATING
 from maskwise.ops.operation import ALONG, Operation, as_bits, define, kept_mask, register
 from maskwise.ops.primitives import copy_transposed
 from maskwise.ops.softmax import reference
 from maskwise.plan.cost import Work
+from maskwise.plan.dispatch import Skips
 
 __all__ = ["log_softmax", "softmax", "softmin"]
 
@@ -261,6 +263,8 @@ def slicewise(
         gpu=FLOATING,
         gpu_from=f"{GPU}:{name}",
         fuses=True,
+        # Strided slices may be transposed first.
+        skips=lambda x, mask: Skips.READING if isinstance(mask, Mask) and x.is_contiguous() else Skips.NOTHING,
         adapt=lambda route, run: transposed_first(run) if route == "bare" else run,
     )
 

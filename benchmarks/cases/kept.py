@@ -370,7 +370,8 @@ def _reductions() -> Iterator[Case]:
             yield _row(work, "window", SQUARE, -1, 0.06, (INTERVALS(0.0606),))
         for shape, dim in dims[2:]:
             yield from _curve(work, "positions", shape, dim, BITS, one)
-        yield from _curve(work, "runs", SQUARE, -1, BITS, one)
+        for dim in (-1, 0):
+            yield from _curve(work, "runs", SQUARE, dim, BITS, one)
         yield from (_row(work, "random", SQUARE, -1, f) for f in (0.02, 0.1, 0.5))
     # Intervals are counted by their bounds, whatever is kept; bits one by one, so that only intervals have a bound.
     for f in FRACTIONS:

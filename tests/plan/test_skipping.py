@@ -55,8 +55,8 @@ def test_an_interval_of_rows_is_all_that_is_read_by_kernels_that_take_it(functio
 def test_of_bits_along_rows_whole_blocks_are_skipped_by_the_kernels_that_look_at_them(function):
     looks = function.family in LOOK_AT_BLOCKS and function.kernel
     whole, half = torch.arange(256) < 64, torch.arange(256) < 96
-    for keep, blocks in ((whole, 3), (half, 2), (half.expand(64, 256).contiguous(), 2), (torch.arange(256) % 2 > 0, 0)):
-        skipped = 64 * 64 * blocks if looks else 0
+    for keep, empty in ((whole, 3), (half, 2), (half.expand(64, 256).contiguous(), 2), (torch.arange(256) % 2 > 0, 0)):
+        skipped = 64 * 64 * empty if looks else 0
         assert report(call_of(function, keep))[:2] == (skipped, 4 * skipped)
     # Rows that are not whole blocks begin anywhere in a block of memory.
     assert report(call_of(function, torch.arange(250) < 64, X[:, :250].contiguous())) == (0, 0, 0)
@@ -101,8 +101,8 @@ def test_dropped_rows_are_skipped_by_the_kernels_that_pass_over_them_and_by_no_o
     assert flops == (expected if function.family != "loss" else None)
     # The same rows, of which the kernel sees block by block that they are dropped; and rows that do not lie in a row.
     bits = OF_ROWS.expand(64, 256).to_bool().contiguous()
-    blocks = expected if function.family in LOOK_AT_BLOCKS else 0
-    assert report(call_of(function, bits))[:2] == (blocks, 4 * blocks)
+    in_blocks = expected if function.family in LOOK_AT_BLOCKS else 0
+    assert report(call_of(function, bits))[:2] == (in_blocks, 4 * in_blocks)
     assert report(call_of(function, OF_ROWS, X.T.contiguous().T)) == (0, 0, 0)
 
 

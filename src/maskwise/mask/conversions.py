@@ -59,7 +59,8 @@ def from_key_padding(
     [[True, True, False]]
 
     Args:
-        padding: (..., L) bool, True where ignored. Where each row of a host tensor keeps one run, the mask is intervals.
+        padding: (..., L) bool, True where ignored. Where each row of a host tensor keeps one run, the mask is
+            intervals.
 
     Raises:
         DtypeError: ``padding`` is not a bool tensor.
@@ -81,7 +82,7 @@ def _of_rows(
     cls: type[Mask],
     bits: Tensor,  # (..., L) bool, of which the mask is the only owner
 ) -> Mask:
-    """The mask of a host tensor whose values have been read: intervals where each row keeps one run, as padding does."""
+    """The mask of a host tensor whose values have been read: intervals where each row keeps one run, else bits."""
     if not readable(bits) or bits.dim() == 0 or not 0 < bits.numel() <= _SEARCHED:
         return cls._wrap(Dense(bits))
     counts, starts = bits.sum(-1), bits.view(torch.uint8).argmax(-1)

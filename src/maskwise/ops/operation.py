@@ -141,14 +141,14 @@ def report(decision: Decision, x: torch.Tensor, operand: MaskLike, mask: MaskLik
         operand: the mask as the route takes it: a `Mask` of intervals, or bits.
         mask: the mask as it was passed.
     """
-    skips, skipped = decision.route.skips, None
+    skips = decision.route.skips
+    skipped: int | None = None
     plan = decision.plan_of(kept_elements(x, mask) if isinstance(operand, Mask) else None)
     # GPU kernels load dropped elements, too.
     if x.is_cpu and callable(skips):
         found = skips(x, operand)
-        if not isinstance(found, Skips):
-            found, skipped = Skips.READING, found
-        plan = replace(plan, skips=found)
+        skipped = None if isinstance(found, Skips) else found
+        plan = replace(plan, skips=found if isinstance(found, Skips) else Skips.READING)
     elif x.is_cpu and isinstance(operand, Mask) and decision.route.is_kernel:
         plan = replace(plan, skips=Skips.READING)
     return record(plan, x, mask, skipped=skipped)

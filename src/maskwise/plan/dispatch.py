@@ -244,7 +244,8 @@ class Decision:
         is_forced: bool = False,
     ) -> None:
         self.run, self.prepared, self.route, self.facts, self.is_forced = run, prepared, route, facts, is_forced
-        self._plan, self._make = (plan, None) if isinstance(plan, Plan) else (None, plan)
+        self._plan: Plan | None = plan if isinstance(plan, Plan) else None
+        self._make: Callable[[Facts], Plan] | None = None if isinstance(plan, Plan) else plan
 
     @property
     def plan(self) -> Plan:

@@ -116,8 +116,8 @@ def inputs_of_linear(name: str, layer: nn.Module) -> list[Row]:
 
 def masks_of_norms() -> list[Row]:
     rows = []
-    for kind in ("MaskedBatchNorm1d", "MaskedInstanceNorm1d"):
-        norm = called(kind, 4)
+    for kind in ("MaskedBatchNorm1d", "MaskedInstanceNorm1d", "MaskedGroupNorm"):
+        norm = called(kind, *((2, 4) if kind == "MaskedGroupNorm" else (4,)))
         first = TOKENS.mT
         rows += [
             norm([1.0], BITS, error=DtypeError, hint="torch.as_tensor(input)"),
@@ -125,9 +125,17 @@ def masks_of_norms() -> list[Row]:
             norm(first, BITS.to("meta"), error=DeviceError, hint="mask.to(input.device)"),
             norm(first, BITS.T, error=ShapeError, hint="mask.T"),
             norm(TOKENS, BITS, error=ShapeError, hint="input.movedim(-1, 1)"),
-            norm(TOKENS[..., None], BITS, error=ShapeError, hint="input.flatten(2)"),
-            norm(torch.ones(2, 3, 5), ~torch.eye(2, 5).bool(), error=ShapeError, hint=f"{kind}(3)"),
         ]
+        if kind != "MaskedGroupNorm":
+            rows += [
+                norm(TOKENS[..., None], BITS, error=ShapeError, hint="input.flatten(2)"),
+                norm(torch.ones(2, 3, 5), ~torch.eye(2, 5).bool(), error=ShapeError, hint=f"{kind}(3)"),
+            ]
+    groups = called("MaskedGroupNorm", 2, 4)
+    rows += [
+        groups(torch.ones(4), BITS, error=ShapeError, hint="input.unflatten(-1, (N, C, *places))"),
+        groups(torch.ones(2, 6, 3), BITS, error=ShapeError, hint="MaskedGroupNorm(2, 6)"),
+    ]
     return rows
 
 
@@ -155,7 +163,9 @@ def empty_values() -> list[Row]:
         ("MaskedLayerNorm", (4,), half, nothing),
         ("MaskedInstanceNorm1d", (4,), half.mT, nothing),
         ("MaskedBatchNorm1d", (4,), half.mT, nothing),
+        ("MaskedGroupNorm", (2, 4), half.mT, nothing),
         ("MaskedBatchNorm2d", (image.shape[1],), image, torch.zeros(2, 1, 4, dtype=torch.bool)),
+        ("MaskedBatchNorm3d", (5,), image[..., None], torch.zeros(2, 1, 4, 1, dtype=torch.bool)),
     ):
 
         def call(kind=kind, arguments=arguments, input=input, mask=mask):
@@ -311,6 +321,13 @@ ROWS = [
     ),
     called("MaskedBatchNorm2d", 3)(X, BITS, error=ShapeError, hint="input.unflatten(-1, (N, C, H, W))"),
     called("MaskedBatchNorm2d", 3)(torch.ones(3, 5, 5), torch.ones(5, 5) > 0, error=ShapeError, hint="input[None]"),
+    called("MaskedBatchNorm3d", 3)(PIXELS, PIXELS[:, 0] > 0, error=ShapeError, hint="input[None]"),
+    called("MaskedBatchNorm3d", 3)(
+        PIXELS[..., None],
+        PIXELS[0, 0].bool().to("meta")[None, ..., None],
+        error=DeviceError,
+        hint="mask.to(input.device)",
+    ),
     called("MaskedLayerNorm", 4)([1.0], BITS, error=DtypeError, hint="torch.as_tensor(input)"),
     called("MaskedLayerNorm", 4)(X, BITS, error=ShapeError, hint="MaskedLayerNorm(3)"),
     called("MaskedLayerNorm", 4)(TOKENS, BITS.T, error=ShapeError, hint="mask.T"),

@@ -211,9 +211,10 @@ def layers(mask: Mask) -> nn.Module:
     """Every layer and every gate."""
     x = torch.randn(3, 5, 8)
     channels_first = x.transpose(1, 2).contiguous()
-    for norm in (mw.nn.MaskedBatchNorm1d(8), mw.nn.MaskedInstanceNorm1d(8)):
+    for norm in (mw.nn.MaskedBatchNorm1d(8), mw.nn.MaskedInstanceNorm1d(8), mw.nn.MaskedGroupNorm(2, 8)):
         norm(channels_first, mask)
     mw.nn.MaskedBatchNorm2d(2)(torch.randn(3, 2, 5, 5), torch.ones(3, 5, 5, dtype=torch.bool))
+    mw.nn.MaskedBatchNorm3d(2)(torch.randn(3, 2, 1, 5, 5), torch.ones(3, 1, 5, 5, dtype=torch.bool))
     mw.nn.MaskedLayerNorm(8)(x, mask)
     for pool in (mw.nn.MaskedMeanPool(), mw.nn.MaskedMaxPool(empty=0.0), mw.nn.MaskedAttentionPool(8, num_heads=2)):
         pool(x, mask)

@@ -10,6 +10,8 @@ from maskwise.nn.conv import MaskedConv2d as MaskedConv2d
 from maskwise.nn.linear import MaskedLinear as MaskedLinear
 from maskwise.nn.norm import MaskedBatchNorm1d as MaskedBatchNorm1d
 from maskwise.nn.norm import MaskedBatchNorm2d as MaskedBatchNorm2d
+from maskwise.nn.norm import MaskedBatchNorm3d as MaskedBatchNorm3d
+from maskwise.nn.norm import MaskedGroupNorm as MaskedGroupNorm
 from maskwise.nn.norm import MaskedInstanceNorm1d as MaskedInstanceNorm1d
 from maskwise.nn.norm import MaskedLayerNorm as MaskedLayerNorm
 from maskwise.nn.pool import MaskedAttentionPool as MaskedAttentionPool
@@ -27,7 +29,9 @@ __all__ = [
     "MaskedAttentionPool",
     "MaskedBatchNorm1d",
     "MaskedBatchNorm2d",
+    "MaskedBatchNorm3d",
     "MaskedConv2d",
+    "MaskedGroupNorm",
     "MaskedInstanceNorm1d",
     "MaskedLayerNorm",
     "MaskedLinear",

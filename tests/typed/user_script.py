@@ -272,6 +272,11 @@ def models(model: nn.Module) -> None:
     """Whole models."""
     encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     assert_type(mw.unpad(encoder), nn.TransformerEncoderLayer)
+    adapted = mw.models.report(encoder)
+    assert_type(adapted, mw.models.UnpadReport)
+    print(
+        adapted.adapted, adapted[""].reason, adapted.to_json(), [each.change for row in adapted for each in row.padded]
+    )
     assert_type(mw.models.repad(encoder), nn.TransformerEncoderLayer)
     small, report = mw.compress(model, torch.randn(4, 8))
     assert_type(report, mw.models.CompressionReport)

@@ -181,6 +181,58 @@ def empty_values() -> list[Row]:
     return rows
 
 
+def masked(*layers: nn.Module, **options: Any) -> Callable[[], Any]:
+    return lambda: mw.nn.masked(nn.Sequential(*layers), **options)
+
+
+class NoMask(nn.Module):
+    """Takes no mask."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+class Around(nn.Module):
+    """Takes a mask, and holds a norm that has none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.InstanceNorm2d(3)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def masked_models() -> list[Row]:
+    rows = [
+        Row("mw.nn.masked", lambda: mw.nn.masked(X), DtypeError, "torch.nn.Sequential(...)"),  # type: ignore[arg-type]
+        Row("mw.nn.masked", lambda: mw.nn.masked(nn.Linear(3, 2)), ArgumentError, "nn.Sequential(model)"),
+        Row("mw.nn.masked", masked(nn.ReLU(), pointwise="1"), ArgumentError, "names are ['0'], ..."),
+        Row("mw.nn.masked", masked(mw.unpad(nn.MultiheadAttention(4, 2))), ArgumentError, "mw.models.repad(model)"),
+        Row("mw.nn.masked", masked(nn.AdaptiveAvgPool1d(2)), ArgumentError, "output size 1"),
+        Row("mw.nn.masked", masked(nn.Softmax()), ArgumentError, "nn.Softmax(dim=-1)"),
+        Row("mw.nn.masked", masked(nn.InstanceNorm2d(3)), ArgumentError, "nn.GroupNorm(C, C)"),
+        Row("mw.nn.masked", masked(Around()), ArgumentError, "nn.GroupNorm(C, C)"),
+        Row("mw.nn.masked", masked(nn.ModuleList()), ArgumentError, "nn.Sequential(*modules)"),
+        Row("mw.nn.masked", masked(nn.LSTM(3, 2)), ArgumentError, "pointwise='0'"),
+        Row("mw.nn.masked", masked(NoMask()), ArgumentError, "forward(self, x, mask=None)"),
+    ]
+    norm, places = nn.Sequential(nn.BatchNorm1d(3)), torch.ones(2, 4, dtype=torch.bool)
+    for model, input, mask, error, hint in (
+        (norm, [1.0], places, DtypeError, "torch.as_tensor(input)"),
+        (norm, torch.ones(2, 3, 4), X, DtypeError, "Mask.from_attention_mask(mask)"),
+        (norm, torch.ones(2, 3, 4), torch.ones(2, 3, 4) > 0, ShapeError, "a mask (N, *places)"),
+        (nn.Sequential(norm, nn.Linear(4, 4)), torch.ones(2, 3, 4), places, ShapeError, "another order of layers"),
+        (nn.Sequential(nn.Softmax(2)), torch.ones(2, 3, 4, 4), torch.ones(2, 4, 4) > 0, ShapeError, "dim=1, or dim=-1"),
+    ):
+
+        def call(model=model, input=input, mask=mask):
+            return mw.nn.masked(model)(input, mask)
+
+        rows.append(Row("MaskedSequential", call, error, hint))
+    return rows
+
+
 ROWS = [
     # -- gates
     Row("gates.Binary", lambda: Binary(X), DtypeError, "Binary(mask != 0)"),
@@ -313,6 +365,7 @@ ROWS = [
         "mw.nn.MaskedConv2d.forward", lambda: IMAGES(torch.ones(3, 5, 5, device="meta")), DeviceError, "input.to('cpu')"
     ),
     *masks_of_norms(),
+    *masked_models(),
     *pools(),
     *empty_values(),
     called("MaskedBatchNorm2d", 3)([1.0], BITS, error=DtypeError, hint="torch.as_tensor(input)"),

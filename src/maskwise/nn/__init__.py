@@ -22,6 +22,7 @@ from maskwise.nn.pruning import report as report
 from maskwise.nn.pruning import reselect as reselect
 from maskwise.nn.rewire import SET as SET
 from maskwise.nn.rewire import RigL as RigL
+from maskwise.nn.sequential import masked as masked
 from maskwise.nn.sparse_linear import SparseLinear as SparseLinear
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "attach",
     "detach",
     "gates",
+    "masked",
     "prune",
     "report",
     "reselect",

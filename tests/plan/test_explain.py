@@ -1,11 +1,12 @@
 """mw.explain() records the plan of each call, and costs nothing without an observer."""
 
 import json
+from dataclasses import replace
 
 import torch
 
 import maskwise as mw
-from maskwise.plan.explain import Tabular
+from maskwise.plan.explain import Log, Tabular
 
 
 def test_each_call_is_logged_with_its_shape_mask_and_route():
@@ -128,3 +129,11 @@ def test_a_log_without_calls_is_a_table_without_rows():
     with mw.explain() as log:
         mw.sum(torch.ones(2, 3), torch.ones(2, 3) > 0)
     assert "<td" in log._repr_html_()
+
+
+def test_brackets_in_a_reason_are_printed_as_they_are():
+    with mw.explain() as log:
+        mw.sum(torch.ones(2, 3), torch.ones(2, 3) > 0)
+    shown = Log([replace(log.calls[0], reason="give x[mask] or [/x]")])
+    assert "x[mask]" in " ".join(str(shown).split())
+    assert "give x[mask] or [/x]" in shown._repr_html_()

@@ -116,13 +116,14 @@ class Log(Tabular, Observer):
 
     def table(self) -> Table:
         """The calls as a rich table."""
+        from rich.markup import escape
         from rich.table import Table
 
         table = Table(title=f"{len(self.calls)} masked call{'s' if len(self.calls) != 1 else ''}")
         for heading in ("op", "x", "mask", "route", "why", "predicted", "skips", "refused"):
             table.add_column(heading)
         for call in self.calls:
-            table.add_row(
+            cells = (
                 call.op,
                 f"{call.shape} {call.dtype} {call.device}",
                 call.mask if call.density is None else f"{call.mask} {call.density:.0%} kept",
@@ -132,6 +133,8 @@ class Log(Tabular, Observer):
                 _skips(call),
                 "; ".join(f"{route}: {reason}" for route, reason in call.refused),
             )
+            # A reason may have brackets, which rich takes for markup.
+            table.add_row(*map(escape, cells))
         return table
 
 

@@ -129,6 +129,7 @@ def test_the_report_lists_what_is_served_and_why_the_rest_is_not():
         ("cross", "MultiheadAttention", None, APPENDS),
         ("head", "Sequential", None, UNKNOWN),
     ]
+    assert not any(row.padded for row in report)
     assert (report.adapted, len(report)) == (2, 5)
     assert json.loads(report.to_json())[3]["reason"] == APPENDS
     text = " ".join(str(report).split())

@@ -279,8 +279,10 @@ def report(model: nn.Module) -> UnpadReport:
 
 
 def _rows_of(module: nn.Module, path: str) -> Iterator[UnpadRow]:
-    kind, padded = type(module).__name__, warnings_of(module)
+    kind = type(module).__name__
     adapter, reason = vars(module).get(MARK), vars(module).get(REFUSED, "")
+    # Where nothing serves it, `unpad` itself has warned.
+    padded = tuple(each for each in warnings_of(module) if each.reason != reason)
     if adapter is not None or reason:
         yield UnpadRow(path, kind, adapter, "" if adapter else reason, padded)
     elif not _has_rows(module):

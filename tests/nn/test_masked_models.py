@@ -92,6 +92,24 @@ def pooled_by_ours():
     return nn.Sequential(nn.Linear(3, 4), mw.nn.MaskedMeanPool(), nn.Linear(4, 2))
 
 
+class Moved(nn.Module):
+    """Moves channels between dim 1 and the last dim; takes a mask, since that is where places are."""
+
+    def forward(self, x, mask=None):
+        return x.transpose(1, -1)
+
+
+def moved(features):
+    return nn.Sequential(
+        nn.Embedding(10, features),
+        Moved(),
+        nn.Conv1d(features, 4, 3, padding=1),
+        nn.BatchNorm1d(4),
+        Moved(),
+        nn.Linear(4, 2),
+    )
+
+
 def valid():
     return nn.Sequential(nn.Conv1d(3, 4, 2), nn.BatchNorm1d(4), nn.AvgPool1d(2))
 
@@ -108,8 +126,11 @@ CASES = {
     "flattened places": (flattened, (5, 3, 13), STRIPES),
     "a pool of ours": (pooled_by_ours, (5, 13, 3), STRIPES),
     "no padding": (valid, (5, 3, 13), STRIPES),
+    "channels that move": (lambda: moved(6), (5, 13), STRIPES),
+    "as many channels as places": (lambda: moved(13), (5, 13), STRIPES),
     "holes": (convolutions, (5, 3, 13), torch.rand(5, 13, generator=torch.manual_seed(1)) < 0.5),
 }
+IDS = {"tokens", "channels that move", "as many channels as places"}
 every_case = pytest.mark.parametrize("name", CASES)
 both_modes = pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 
@@ -117,7 +138,7 @@ both_modes = pytest.mark.parametrize("training", [True, False], ids=["train", "e
 def made(name):
     torch.manual_seed(0)
     make, shape, mask = CASES[name]
-    x = torch.randint(10, shape) if name == "tokens" else torch.randn(shape)
+    x = torch.randint(10, shape) if name in IDS else torch.randn(shape)
     model = make()
     for module in model.modules():
         if getattr(module, "running_var", None) is not None:
@@ -151,7 +172,7 @@ def test_poison_in_dropped_places_changes_no_bit_of_output_gradients_or_buffers(
     found = []
     for value in (0.0, poison):
         model, x, mask = made(name)
-        under = 7 if name == "tokens" and value else value
+        under = 7 if name in IDS and value else value
         x = torch.where(kept_of(x, mask), x, torch.tensor(under, dtype=x.dtype))
         found.append(step(mw.nn.masked(model).train(training), x, mask))
     for a, b in zip(*found, strict=True):
@@ -159,7 +180,9 @@ def test_poison_in_dropped_places_changes_no_bit_of_output_gradients_or_buffers(
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("name", ["convolutions", "a classifier", "tokens", "a block that takes a mask", "no padding"])
+@pytest.mark.parametrize(
+    "name", ["convolutions", "a classifier", "a block that takes a mask", "no padding", *sorted(IDS)]
+)
 def test_in_evaluation_each_sequence_has_the_output_that_it_has_alone(name):
     model, x, mask = made(name)
     model.eval()
@@ -168,8 +191,8 @@ def test_in_evaluation_each_sequence_has_the_output_that_it_has_alone(name):
         if not length:
             assert not out[row].any()
             continue
-        alone = model(x[row : row + 1, :length] if name == "tokens" else x[row : row + 1, :, :length])[0]
-        if name == "tokens":
+        alone = model(x[row : row + 1, :length] if name in IDS else x[row : row + 1, :, :length])[0]
+        if name in IDS:
             torch.testing.assert_close(out[row, :length], alone)
             assert not out[row, length:].any()
         elif alone.dim() == 1:

@@ -216,7 +216,7 @@ def layers(mask: Mask) -> nn.Module:
     mw.nn.MaskedBatchNorm2d(2)(torch.randn(3, 2, 5, 5), torch.ones(3, 5, 5, dtype=torch.bool))
     mw.nn.MaskedBatchNorm3d(2)(torch.randn(3, 2, 1, 5, 5), torch.ones(3, 1, 5, 5, dtype=torch.bool))
     mw.nn.MaskedLayerNorm(8)(x, mask)
-    assert_type(mw.nn.masked(nn.Sequential(nn.BatchNorm1d(8), nn.Tanh()), pointwise=nn.Tanh), nn.Module)
+    assert_type(mw.nn.masked(nn.Sequential(nn.BatchNorm1d(8), nn.Tanh()), pointwise=nn.Tanh), nn.Sequential)
     for pool in (mw.nn.MaskedMeanPool(), mw.nn.MaskedMaxPool(empty=0.0), mw.nn.MaskedAttentionPool(8, num_heads=2)):
         pool(x, mask)
     for gate in (

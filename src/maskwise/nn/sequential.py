@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import inf
@@ -37,7 +37,7 @@ Pattern: TypeAlias = str | type[nn.Module]
 M = TypeVar("M", bound=nn.Module)
 
 
-def masked(model: nn.Module, *, pointwise: Pattern | Sequence[Pattern] = ()) -> nn.Module:
+def masked(model: M, *, pointwise: Pattern | Sequence[Pattern] = ()) -> M:
     """Give a model a mask: its norms and pools become masked ones, and nn.Sequential passes the mask on.
 
     >>> import torch, maskwise as mw
@@ -65,8 +65,9 @@ def masked(model: nn.Module, *, pointwise: Pattern | Sequence[Pattern] = ()) -> 
     - becomes one of batch entries where a pool of output size 1 or ``nn.Flatten`` ends the places: an entry is kept if
       a place of it is.
 
-    A module whose ``forward`` takes a ``mask`` gets it, and is passed over with its norms, pools and nn.Sequential
-    swapped. Hooks of swapped modules go along. Any other module is refused, with its name and the reason.
+    A module whose ``forward`` takes a ``mask`` gets it; the norms, pools and nn.Sequential in it are swapped too, and
+    called as it calls them. Hooks of swapped modules go along. Any other module is refused, with its name and the
+    reason.
 
     Args:
         model: an nn.Sequential, a norm, a pool of output size 1, or a module whose forward takes a ``mask``.
@@ -74,7 +75,7 @@ def masked(model: nn.Module, *, pointwise: Pattern | Sequence[Pattern] = ()) -> 
             are, and called without the mask, which stays.
 
     Returns:
-        The new model; ``print`` shows what was swapped.
+        The new model, of the class of the old one or of a subclass; ``print`` shows what was swapped.
 
     Raises:
         DtypeError: ``model`` is not a module.
@@ -88,11 +89,11 @@ def masked(model: nn.Module, *, pointwise: Pattern | Sequence[Pattern] = ()) -> 
             must, hint = "match the name of a module", f"names are {[name for name in names if name][:5]}, ..."
             raise ArgumentError(say(OP, "pointwise", must=must, got=repr(pattern), hint=hint))
     swap = _Swap(patterns)
-    new = swap.of(model, "")
+    new: Any = swap.of(model, "")
     if new is model and not takes_mask(model):
         must, hint = "be an nn.Sequential, a norm or a pool, or take a mask", "nn.Sequential(model)"
         raise ArgumentError(say(OP, "model", must=must, got=type(model).__name__, hint=hint))
-    return new
+    return new  # type: ignore[no-any-return]
 
 
 # -- the container -----------------------------------------------------------------------------------------------------
@@ -111,7 +112,8 @@ class MaskedSequential(nn.Sequential):
         check_tensor(OP, input)
         if not isinstance(mask, Mask) and (not isinstance(mask, Tensor) or mask.dtype is not torch.bool):
             check(OP, input, mask, "input")
-        threaded = Threaded(mask, _layout_of(self))
+        channels = _layout_of(self)
+        threaded = Threaded(mask, None if channels == "unknown" else channels)
         if mask.ndim >= input.dim() and input.is_floating_point():
             must, hint = f"have one bool for each place of input {tuple(input.shape)}", "a mask (N, *places)"
             raise ShapeError(say(OP, "mask", must=must, got=tuple(mask.shape), hint=hint))
@@ -146,7 +148,7 @@ class Threaded:
         self.is_zero = value == 0.0
         channels = self.channels
         if channels is None and 1 < self.mask.ndim < x.dim():
-            # Only layers that take the mask, or that do not look at places, come before and after.
+            # No layer since one that may have moved them has shown where they are; if sizes do not either, x stays.
             shape, kept = tuple(x.shape), tuple(self.mask.shape)
             first = fits(kept, (shape[0], *shape[2:]))
             if first == fits(kept, shape[: len(kept)]):
@@ -234,7 +236,13 @@ def _step(name: str, module: nn.Module, x: Tensor, threaded: Threaded, is_pointw
     if kind is not None:
         return _STEPS[kind](name, module, x, threaded)
     threaded.is_zero = False
-    out: Tensor = module(x) if is_pointwise else module(x, mask=threaded.mask)
+    out: Tensor
+    if is_pointwise:
+        out = module(x)
+    else:
+        out = module(x, mask=threaded.mask)
+        # It may have moved them.
+        threaded.channels = None
     return out
 
 
@@ -434,19 +442,22 @@ def _kind(module: nn.Module) -> type[nn.Module] | None:
     return None
 
 
-def _layout_of(modules: Iterable[nn.Module]) -> str | None:
-    """Where the first layer that shows it has its channels."""
-    for module in modules:
-        step = _STEPS.get(_kind(module) or nn.Module)
-        if step is _sequential:
-            if (found := _layout_of(module.children())) is not None:
+def _layout_of(model: MaskedSequential) -> str | None:
+    """Where the first layer that shows it has its channels; "unknown" after a layer that may move them."""
+    for name, module in model._modules.items():
+        assert module is not None
+        kind = _kind(module)
+        if name in model.pointwise:
+            continue
+        if isinstance(module, MaskedSequential):
+            if (found := _layout_of(module)) is not None:
                 return found
-        elif step is _of_features or isinstance(module, MaskedLayerNorm):
+        elif kind is None or kind is nn.Flatten:
+            return "unknown"
+        elif _STEPS[kind] is _of_features or kind is MaskedLayerNorm:
             return "last"
-        elif step is _windows or step is _pool_to_one or isinstance(module, tuple(_CHANNEL_NORMS)):
+        elif _STEPS[kind] in (_windows, _pool_to_one) or issubclass(kind, tuple(_CHANNEL_NORMS)):
             return "first"
-        elif step is _flatten:
-            return None
     return None
 
 

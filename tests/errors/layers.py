@@ -116,8 +116,8 @@ def inputs_of_linear(name: str, layer: nn.Module) -> list[Row]:
 
 def masks_of_norms() -> list[Row]:
     rows = []
-    for kind in ("MaskedBatchNorm1d", "MaskedInstanceNorm1d"):
-        norm = called(kind, 4)
+    for kind in ("MaskedBatchNorm1d", "MaskedInstanceNorm1d", "MaskedGroupNorm"):
+        norm = called(kind, *((2, 4) if kind == "MaskedGroupNorm" else (4,)))
         first = TOKENS.mT
         rows += [
             norm([1.0], BITS, error=DtypeError, hint="torch.as_tensor(input)"),
@@ -125,9 +125,17 @@ def masks_of_norms() -> list[Row]:
             norm(first, BITS.to("meta"), error=DeviceError, hint="mask.to(input.device)"),
             norm(first, BITS.T, error=ShapeError, hint="mask.T"),
             norm(TOKENS, BITS, error=ShapeError, hint="input.movedim(-1, 1)"),
-            norm(TOKENS[..., None], BITS, error=ShapeError, hint="input.flatten(2)"),
-            norm(torch.ones(2, 3, 5), ~torch.eye(2, 5).bool(), error=ShapeError, hint=f"{kind}(3)"),
         ]
+        if kind != "MaskedGroupNorm":
+            rows += [
+                norm(TOKENS[..., None], BITS, error=ShapeError, hint="input.flatten(2)"),
+                norm(torch.ones(2, 3, 5), ~torch.eye(2, 5).bool(), error=ShapeError, hint=f"{kind}(3)"),
+            ]
+    groups = called("MaskedGroupNorm", 2, 4)
+    rows += [
+        groups(torch.ones(4), BITS, error=ShapeError, hint="input.unflatten(-1, (N, C, *places))"),
+        groups(torch.ones(2, 6, 3), BITS, error=ShapeError, hint="MaskedGroupNorm(2, 6)"),
+    ]
     return rows
 
 
@@ -155,7 +163,9 @@ def empty_values() -> list[Row]:
         ("MaskedLayerNorm", (4,), half, nothing),
         ("MaskedInstanceNorm1d", (4,), half.mT, nothing),
         ("MaskedBatchNorm1d", (4,), half.mT, nothing),
+        ("MaskedGroupNorm", (2, 4), half.mT, nothing),
         ("MaskedBatchNorm2d", (image.shape[1],), image, torch.zeros(2, 1, 4, dtype=torch.bool)),
+        ("MaskedBatchNorm3d", (5,), image[..., None], torch.zeros(2, 1, 4, 1, dtype=torch.bool)),
     ):
 
         def call(kind=kind, arguments=arguments, input=input, mask=mask):
@@ -168,6 +178,58 @@ def empty_values() -> list[Row]:
             Row(f"mw.nn.{kind}", call, ArgumentError, f"{kind}(..., empty=0.0)"),
             Row(f"mw.nn.{kind}", make, DtypeError, "empty=0.0"),
         ]
+    return rows
+
+
+def masked(*layers: nn.Module, **options: Any) -> Callable[[], Any]:
+    return lambda: mw.nn.masked(nn.Sequential(*layers), **options)
+
+
+class NoMask(nn.Module):
+    """Takes no mask."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+class Around(nn.Module):
+    """Takes a mask, and holds a norm that has none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.InstanceNorm2d(3)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def masked_models() -> list[Row]:
+    rows = [
+        Row("mw.nn.masked", lambda: mw.nn.masked(X), DtypeError, "torch.nn.Sequential(...)"),  # type: ignore[arg-type]
+        Row("mw.nn.masked", lambda: mw.nn.masked(nn.Linear(3, 2)), ArgumentError, "nn.Sequential(model)"),
+        Row("mw.nn.masked", masked(nn.ReLU(), pointwise="1"), ArgumentError, "names are ['0'], ..."),
+        Row("mw.nn.masked", masked(mw.unpad(nn.MultiheadAttention(4, 2))), ArgumentError, "mw.models.repad(model)"),
+        Row("mw.nn.masked", masked(nn.AdaptiveAvgPool1d(2)), ArgumentError, "output size 1"),
+        Row("mw.nn.masked", masked(nn.Softmax()), ArgumentError, "nn.Softmax(dim=-1)"),
+        Row("mw.nn.masked", masked(nn.InstanceNorm2d(3)), ArgumentError, "nn.GroupNorm(C, C)"),
+        Row("mw.nn.masked", masked(Around()), ArgumentError, "nn.GroupNorm(C, C)"),
+        Row("mw.nn.masked", masked(nn.ModuleList()), ArgumentError, "nn.Sequential(*modules)"),
+        Row("mw.nn.masked", masked(nn.LSTM(3, 2)), ArgumentError, "pointwise='0'"),
+        Row("mw.nn.masked", masked(NoMask()), ArgumentError, "forward(self, x, mask=None)"),
+    ]
+    norm, places = nn.Sequential(nn.BatchNorm1d(3)), torch.ones(2, 4, dtype=torch.bool)
+    for model, input, mask, error, hint in (
+        (norm, [1.0], places, DtypeError, "torch.as_tensor(input)"),
+        (norm, torch.ones(2, 3, 4), X, DtypeError, "Mask.from_attention_mask(mask)"),
+        (norm, torch.ones(2, 3, 4), torch.ones(2, 3, 4) > 0, ShapeError, "a mask (N, *places)"),
+        (nn.Sequential(norm, nn.Linear(4, 4)), torch.ones(2, 3, 4), places, ShapeError, "another order of layers"),
+        (nn.Sequential(nn.Softmax(2)), torch.ones(2, 3, 4, 4), torch.ones(2, 4, 4) > 0, ShapeError, "dim=1, or dim=-1"),
+    ):
+
+        def call(model=model, input=input, mask=mask):
+            return mw.nn.masked(model)(input, mask)
+
+        rows.append(Row("MaskedSequential", call, error, hint))
     return rows
 
 
@@ -303,6 +365,7 @@ ROWS = [
         "mw.nn.MaskedConv2d.forward", lambda: IMAGES(torch.ones(3, 5, 5, device="meta")), DeviceError, "input.to('cpu')"
     ),
     *masks_of_norms(),
+    *masked_models(),
     *pools(),
     *empty_values(),
     called("MaskedBatchNorm2d", 3)([1.0], BITS, error=DtypeError, hint="torch.as_tensor(input)"),
@@ -311,6 +374,13 @@ ROWS = [
     ),
     called("MaskedBatchNorm2d", 3)(X, BITS, error=ShapeError, hint="input.unflatten(-1, (N, C, H, W))"),
     called("MaskedBatchNorm2d", 3)(torch.ones(3, 5, 5), torch.ones(5, 5) > 0, error=ShapeError, hint="input[None]"),
+    called("MaskedBatchNorm3d", 3)(PIXELS, PIXELS[:, 0] > 0, error=ShapeError, hint="input[None]"),
+    called("MaskedBatchNorm3d", 3)(
+        PIXELS[..., None],
+        PIXELS[0, 0].bool().to("meta")[None, ..., None],
+        error=DeviceError,
+        hint="mask.to(input.device)",
+    ),
     called("MaskedLayerNorm", 4)([1.0], BITS, error=DtypeError, hint="torch.as_tensor(input)"),
     called("MaskedLayerNorm", 4)(X, BITS, error=ShapeError, hint="MaskedLayerNorm(3)"),
     called("MaskedLayerNorm", 4)(TOKENS, BITS.T, error=ShapeError, hint="mask.T"),

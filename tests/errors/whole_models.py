@@ -138,6 +138,9 @@ ROWS = [
     Row("mw.unpad", lambda: mw.unpad(nn.Linear(3, 2)), UnsupportedModelError, "write an adapter"),
     Row("mw.models.repad", lambda: mw.models.repad(X), DtypeError, "torch.nn.Sequential(...)"),
     Row("mw.models.repad", lambda: mw.models.repad(nn.Linear(3, 2)), ArgumentError, "mw.unpad(model)"),
+    Row("mw.models.report", lambda: mw.models.report(X), DtypeError, "torch.nn.Sequential(...)"),
+    Row("mw.models.report", lambda: mw.models.report(nn.Linear(3, 2)), ArgumentError, "mw.unpad(model)"),
+    Row("UnpadReport", lambda: mw.models.UnpadReport(())["fc"], KeyError, "[row.name for row in"),
     Row(
         "mw.models.register",
         lambda: mw.models.register(SimpleNamespace(name="x")),

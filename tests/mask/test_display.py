@@ -1,5 +1,8 @@
 """What a printed mask looks like."""
 
+import re
+
+import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -79,7 +82,31 @@ def test_the_notebook_form_is_one_self_contained_element():
     assert html.startswith("<div>")
     assert html.endswith("</div>")
     assert html.count("<svg") == 2
-    assert html.count('fill-opacity="1.00"') == 3
+    # One run of cells for each row that keeps something.
+    assert html.count('fill-opacity="1.00"') == 2
     assert "and 1 more slice" in html
     assert "http" not in html
     assert "<script" not in html
+
+
+@pytest.mark.parametrize(
+    ("mask", "width", "height"),
+    [
+        (Mask.causal(128), 512, 512),
+        (Mask.from_lengths([1, 5, 2]), 80, 48),
+        (Mask.full((256, 64)), 128, 512),
+        # Eight rows are drawn, however long they are.
+        (Mask.full((8, 4096)), 512, 64),
+        (Mask.full((7,)), 112, 16),
+    ],
+    ids=["square", "small", "high", "wide", "row"],
+)
+def test_a_notebook_draws_each_position_as_high_as_wide(mask, width, height):
+    assert f'<svg width="{width}" height="{height}"' in mask._repr_html_()
+
+
+def test_a_notebook_draws_a_run_of_cells_at_once():
+    html = Mask.from_lengths([3, 0, 2], 4)._repr_html_()
+    drawn = re.findall(r'<rect x="(\d+)" y="(\d+)" width="(\d+)" height="(\d+)" fill-opacity="1.00"/>', html)
+    assert drawn == [("0", "0", "48", "16"), ("0", "32", "32", "16")]
+    assert len(Mask.causal(4096)._repr_html_()) < 20_000

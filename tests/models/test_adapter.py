@@ -1,3 +1,6 @@
+import copy
+import json
+import pickle
 import subprocess
 import sys
 
@@ -93,3 +96,65 @@ def test_an_adapter_must_be_whole_and_have_a_name_of_its_own(doubled):
         register(object())
     with pytest.raises(ValueError, match="unregister: `name` must be one of"):
         unregister("nobody")
+
+
+# -- the report --------------------------------------------------------------------------------------------------------
+class Tagger(nn.Module):
+    """Embeddings, an encoder, attention that appends a key, and a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(10, 8)
+        self.encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.cross = nn.MultiheadAttention(8, 2, add_zero_attn=True, batch_first=True)
+        self.head = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+APPENDS = "nn.MultiheadAttention: it appends a key to each sequence (add_bias_kv or add_zero_attn)"
+UNKNOWN = "no adapter knows a module of this kind"
+
+
+def unpadded_tagger():
+    with pytest.warns(mw.models.PaddedRunWarning, match="appends a key"):
+        return mw.unpad(Tagger())
+
+
+def test_the_report_lists_what_is_served_and_why_the_rest_is_not():
+    report = mw.models.report(unpadded_tagger())
+    assert [(row.name, row.kind, row.adapter, row.reason) for row in report] == [
+        ("embedding", "Embedding", None, UNKNOWN),
+        ("encoder", "TransformerEncoderLayer", "nn.TransformerEncoderLayer", ""),
+        ("attention", "MultiheadAttention", "nn.MultiheadAttention", ""),
+        ("cross", "MultiheadAttention", None, APPENDS),
+        ("head", "Sequential", None, UNKNOWN),
+    ]
+    assert not any(row.padded for row in report)
+    assert (report.adapted, len(report)) == (2, 5)
+    assert json.loads(report.to_json())[3]["reason"] == APPENDS
+    text = " ".join(str(report).split())
+    assert "2 of 5 parts" in text
+    assert "appends a key" in text
+
+
+def test_the_report_lists_why_calls_ran_padded_and_what_to_change():
+    model, x = unpadded_tagger(), torch.ones(2, 3, 8)
+    padding = mw.Mask.from_lengths([3, 1]).to_key_padding()
+    assert mw.models.report(model)["attention"].padded == ()
+    with pytest.warns(mw.models.PaddedRunWarning):
+        model.attention(x, x, x, key_padding_mask=padding)
+    for each in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        found = mw.models.report(each)["attention"].padded
+        assert found == (("the attention weights are requested", "need_weights=False"),)
+
+
+def test_repad_leaves_nothing_of_the_report():
+    model = mw.models.repad(unpadded_tagger())
+    assert not [name for module in model.modules() for name in vars(module) if "maskwise" in name]
+    with pytest.raises(ValueError, match=r"report: `model` must be unpadded, got Tagger. Hint: mw.unpad\(model\)."):
+        mw.models.report(model)
+
+
+def test_a_model_that_is_served_as_a_whole_is_one_row(doubled):
+    (row,) = mw.models.report(mw.unpad(nn.Linear(2, 2, bias=False)))
+    assert (row.name, row.kind, row.adapter) == ("", "Linear", "doubled")

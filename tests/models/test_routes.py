@@ -158,3 +158,14 @@ def test_a_model_is_compared_packed_whatever_is_forced():
     with torch.no_grad(), mw.explain() as log:
         model(x, **mask)
     assert [call.route for call in log if call.op == "unpad BertModel"] == ["packed"]
+
+
+def test_the_report_of_a_model_with_a_head_lists_both_and_where_a_call_ran_padded():
+    transformers = pytest.importorskip("transformers", reason="the extra maskwise[transformers] is not installed")
+    bert, ids, mask = small_bert()
+    model = mw.unpad(transformers.BertForSequenceClassification(bert.config).eval())
+    with pytest.warns(PaddedRunWarning):
+        model(ids, **mask, output_attentions=True)
+    report = mw.models.report(model)
+    assert [(row.name, row.adapter) for row in report] == [("", "transformers"), ("bert", "transformers")]
+    assert report["bert"].padded == (("the attention weights are requested", "output_attentions=False"),)

@@ -47,15 +47,18 @@ class Layer:
         return layer
 
 
-def _norm(name: str, shape: tuple[int, ...], mask: tuple[int, ...], to_input: Any, **kwargs: Any) -> Layer:
+def _norm(
+    name: str, shape: tuple[int, ...], mask: tuple[int, ...], to_input: Any, groups: int | None = None, **kwargs: Any
+) -> Layer:
     torchs = getattr(nn, name)
     ours = getattr(mw.nn, f"Masked{name}")
     more = "".join(f"-{key}={value}" for key, value in kwargs.items())
-    size = shape[-1] if name == "LayerNorm" else shape[1]
+    sizes = (groups, shape[1]) if groups else (shape[-1] if name == "LayerNorm" else shape[1],)
+    more += f"-groups={groups}" if groups else ""
     return Layer(
         f"{name}-{len(shape)}d{more}",
-        lambda: ours(size, **kwargs),
-        lambda: torchs(size, **kwargs),
+        lambda: ours(*sizes, **kwargs),
+        lambda: torchs(*sizes, **kwargs),
         shape,
         mask,
         to_input,
@@ -79,6 +82,12 @@ NORMS = [
     _norm("BatchNorm1d", (5, 3, 7), (5, 7), channels, bias=False),
     _norm("BatchNorm2d", (4, 3, 5, 6), (4, 5, 6), channels),
     _norm("BatchNorm2d", (4, 3, 5, 6), (4, 5, 6), channels, eps=1e-3, momentum=0.3),
+    _norm("BatchNorm3d", (3, 3, 2, 4, 3), (3, 2, 4, 3), channels),
+    _norm("GroupNorm", (5, 12), (5,), channels, groups=2),
+    _norm("GroupNorm", (5, 6, 7), (5, 7), channels, groups=1),
+    _norm("GroupNorm", (5, 6, 7), (5, 7), channels, groups=3),
+    _norm("GroupNorm", (5, 6, 7), (5, 7), channels, groups=3, affine=False),
+    _norm("GroupNorm", (4, 6, 3, 5), (4, 3, 5), channels, groups=2, eps=1e-3),
     _norm("InstanceNorm1d", (5, 3, 7), (5, 7), channels),
     _norm("InstanceNorm1d", (5, 3, 7), (5, 7), channels, affine=True, track_running_stats=True),
     _norm("LayerNorm", (5, 7, 6), (5, 7), features),

@@ -302,3 +302,91 @@ def test_layer_norm_of_intervals_is_torchs_to_the_last_bit(mask):
     (got,), (want,) = torch.autograd.grad(out, x, grad), torch.autograd.grad(expected, plain, grad)
     torch.testing.assert_close(got, want)
     assert not torch.where(kept, 0.0, got).any()
+
+
+# -- groups and volumes ------------------------------------------------------------------------------------------------
+def group_norm(layer, x, kept):
+    """The loop in float64: x is (N, C, *places), kept of x's shape."""
+    out, size = torch.zeros_like(x, dtype=torch.float64), layer.num_channels // layer.num_groups
+    for n, g in itertools.product(range(x.shape[0]), range(layer.num_groups)):
+        place = (n, slice(g * size, (g + 1) * size))
+        at = kept[place]
+        if at.any():
+            values = x[place].double()
+            normal = (values - values[at].mean()) / (values[at].var(correction=0) + layer.eps).sqrt()
+            for each in range(size if layer.affine else 0):
+                c = g * size + each
+                normal[each] = normal[each] * layer.weight[c].item() + layer.bias[c].item()
+            out[place] = torch.where(at, normal, 0.0)
+    return out
+
+
+GROUPS = {
+    "a mask of places": ((4, 6, 8), (4, 8)),
+    "a mask by channel": ((4, 6, 8), (4, 6, 8)),
+    "a mask of rows": ((4, 6, 8), (4, 1)),
+    "no places": ((9, 6), (9,)),
+    "channels of rows": ((9, 6), (9, 6)),
+    "images": ((4, 6, 3, 5), (4, 3, 5)),
+    "volumes": ((2, 6, 3, 2, 4), (2, 3, 2, 4)),
+}
+
+
+@pytest.mark.parametrize("affine", [True, False], ids=["affine", "no parameters"])
+@pytest.mark.parametrize("groups", [1, 2, 3, 6])
+@pytest.mark.parametrize("name", GROUPS)
+def test_groups_of_channels_are_normalized_by_their_own_kept_values(name, groups, affine):
+    shape, mask_shape = GROUPS[name]
+    torch.manual_seed(0)
+    # In float64: a group of one value is divided by eps ** 0.5, which makes a rounding of float32 large.
+    layer = mw.nn.MaskedGroupNorm(groups, 6, affine=affine).double()
+    for parameter in layer.parameters():
+        nn.init.uniform_(parameter)
+    x, bits = torch.randn(shape).double() * 2 + 3, torch.rand(mask_shape) < 0.6
+    bits[1] = False
+    kept = (bits if bits.dim() == x.dim() else bits.unsqueeze(1)).expand(shape)
+    torch.testing.assert_close(layer(x, bits), group_norm(layer, x, kept), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("mask", PADDED.values(), ids=PADDED)
+def test_groups_of_intervals_have_the_values_and_gradients_of_plain_torch_in_float64(mask, dtype):
+    torch.manual_seed(0)
+    layer = mw.nn.MaskedGroupNorm(3, 9).double()
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter)
+    kept = mask.to_bool().expand(6, 37)[:, None].expand(6, 9, 37)
+    x = torch.where(kept, torch.randn(6, 9, 37) * 2 + 3, torch.nan).to(dtype)
+    grad = torch.where(kept, torch.randn(6, 9, 37), torch.nan).to(dtype)
+    got = normalized(copy.deepcopy(layer).to(torch.promote_types(dtype, torch.float32)), x, mask, grad)
+    with mw.force("plain"):
+        expected = normalized(layer, x.double(), mask, grad.double())
+    for a, b in zip(got, expected, strict=True):
+        size = max(1.0, b.abs().max().item())
+        torch.testing.assert_close(a.double() / size, b.double() / size, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    for each in got[:2]:
+        assert not torch.where(kept, 0.0, each).any()
+
+
+def test_groups_have_second_derivatives():
+    layer = mw.nn.MaskedGroupNorm(2, 4).double()
+    x = torch.randn(3, 4, 5, dtype=torch.float64, requires_grad=True)
+
+    def call(x, weight, bias):
+        parameters = {"weight": weight, "bias": bias}
+        return torch.func.functional_call(layer, parameters, (x, mw.Mask.from_lengths([2, 0, 5])))
+
+    assert torch.autograd.gradcheck(call, (x, layer.weight, layer.bias))
+    assert torch.autograd.gradgradcheck(call, (x, layer.weight, layer.bias))
+
+
+def test_under_autocast_groups_give_what_torchs_layer_gives_of_kept_values():
+    layer = mw.nn.MaskedGroupNorm(2, 4)
+    x, bits = torch.randn(3, 4, 8, dtype=torch.bfloat16), torch.ones(3, 8, dtype=torch.bool)
+    bits[:, 5:] = False
+    with torch.autocast("cpu", torch.bfloat16):
+        out = layer(x, bits)
+    expected = nn.functional.group_norm(x[..., :5].float(), 2, layer.weight, layer.bias)
+    # One rounding to bfloat16.
+    torch.testing.assert_close(out[..., :5].float(), expected, rtol=2**-8, atol=2**-8)
+    assert not out[..., 5:].any()

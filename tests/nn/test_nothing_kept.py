@@ -20,6 +20,8 @@ ALL = {
     "MaskedAttentionPool": ((4,), (2, 6, 4), (2, 6)),
     "MaskedBatchNorm1d": ((4,), (2, 4, 6), (2, 6)),
     "MaskedBatchNorm2d": ((4,), (2, 4, 3, 2), (2, 3, 2)),
+    "MaskedBatchNorm3d": ((4,), (2, 4, 3, 2, 1), (2, 3, 2, 1)),
+    "MaskedGroupNorm": ((2, 4), (2, 4, 6), (2, 6)),
     "MaskedInstanceNorm1d": ((4,), (2, 4, 6), (2, 6)),
     "MaskedLayerNorm": ((4,), (2, 6, 4), (2, 6)),
 }
@@ -116,6 +118,9 @@ def test_a_batch_without_entries_leaves_running_statistics(momentum):
     for layer, shape in (
         (mw.nn.MaskedBatchNorm1d(3, momentum=momentum), (0, 3)),
         (mw.nn.MaskedBatchNorm2d(3, momentum=momentum), (2, 3, 0, 4)),
+        (mw.nn.MaskedBatchNorm3d(3, momentum=momentum), (2, 3, 0, 4, 1)),
+        (mw.nn.MaskedGroupNorm(3, 6), (2, 6, 0)),
+        (mw.nn.MaskedGroupNorm(3, 6), (0, 6, 4)),
         (mw.nn.MaskedInstanceNorm1d(3, track_running_stats=True), (2, 3, 0)),
     ):
         before = copy.deepcopy(layer.state_dict())

@@ -1,10 +1,12 @@
 """mw.explain() records the plan of each call, and costs nothing without an observer."""
 
 import json
+from dataclasses import replace
 
 import torch
 
 import maskwise as mw
+from maskwise.plan.explain import Log, Tabular
 
 
 def test_each_call_is_logged_with_its_shape_mask_and_route():
@@ -95,3 +97,44 @@ def test_steps_of_a_function_are_not_logged_as_calls():
         packed + torch.ones(2, 4)
         mw.apply(torch.neg, torch.ones(2, 4), mask=mw.Mask.from_lengths([1, 0], max_len=4))
     assert [call.op for call in log] == ["pack", "apply"]
+
+
+class Words(Tabular):
+    """A table of one row, of what HTML and rich treat as markup."""
+
+    def table(self):
+        from rich.markup import escape
+        from rich.table import Table
+
+        table = Table(title="<a> & b", show_footer=True)
+        table.add_column("name", "all")
+        table.add_column("number", "2", justify="right")
+        table.add_row(escape("x[mask] < 1"), "[bold]2[/bold]")
+        return table
+
+
+def test_a_notebook_shows_a_table_as_plain_escaped_html():
+    assert Words()._repr_html_() == (
+        "<table><caption>&lt;a&gt; &amp; b</caption>"
+        '<thead><tr><th style="text-align: left">name</th><th style="text-align: right">number</th></tr></thead>'
+        '<tbody><tr><td style="text-align: left">x[mask] &lt; 1</td><td style="text-align: right">2</td></tr></tbody>'
+        '<tfoot><tr><th style="text-align: left">all</th><th style="text-align: right">2</th></tr></tfoot></table>'
+    )
+
+
+def test_a_log_without_calls_is_a_table_without_rows():
+    with mw.explain() as log:
+        pass
+    assert "<caption>0 masked calls</caption>" in log._repr_html_()
+    assert "<tbody></tbody>" in log._repr_html_()
+    with mw.explain() as log:
+        mw.sum(torch.ones(2, 3), torch.ones(2, 3) > 0)
+    assert "<td" in log._repr_html_()
+
+
+def test_brackets_in_a_reason_are_printed_as_they_are():
+    with mw.explain() as log:
+        mw.sum(torch.ones(2, 3), torch.ones(2, 3) > 0)
+    shown = Log([replace(log.calls[0], reason="give x[mask] or [/x]")])
+    assert "x[mask]" in " ".join(str(shown).split())
+    assert "give x[mask] or [/x]" in shown._repr_html_()

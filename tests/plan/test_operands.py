@@ -92,6 +92,7 @@ LAYERS = {
     "BatchNorm1d": (lambda: mw.nn.MaskedBatchNorm1d(CHANNELS), (BATCH, CHANNELS, LENGTH)),
     "BatchNorm1d in evaluation": (lambda: mw.nn.MaskedBatchNorm1d(CHANNELS).eval(), (BATCH, CHANNELS, LENGTH)),
     "InstanceNorm1d": (lambda: mw.nn.MaskedInstanceNorm1d(CHANNELS, affine=True), (BATCH, CHANNELS, LENGTH)),
+    "GroupNorm": (lambda: mw.nn.MaskedGroupNorm(4, CHANNELS), (BATCH, CHANNELS, LENGTH)),
     "LayerNorm": (lambda: mw.nn.MaskedLayerNorm(CHANNELS), (BATCH, LENGTH, CHANNELS)),
     "MeanPool": (lambda: mw.nn.MaskedMeanPool(), (BATCH, LENGTH, CHANNELS)),
     "MaxPool of the last dim": (lambda: mw.nn.MaskedMaxPool(-1), (BATCH, CHANNELS, LENGTH)),

@@ -211,10 +211,12 @@ def layers(mask: Mask) -> nn.Module:
     """Every layer and every gate."""
     x = torch.randn(3, 5, 8)
     channels_first = x.transpose(1, 2).contiguous()
-    for norm in (mw.nn.MaskedBatchNorm1d(8), mw.nn.MaskedInstanceNorm1d(8)):
+    for norm in (mw.nn.MaskedBatchNorm1d(8), mw.nn.MaskedInstanceNorm1d(8), mw.nn.MaskedGroupNorm(2, 8)):
         norm(channels_first, mask)
     mw.nn.MaskedBatchNorm2d(2)(torch.randn(3, 2, 5, 5), torch.ones(3, 5, 5, dtype=torch.bool))
+    mw.nn.MaskedBatchNorm3d(2)(torch.randn(3, 2, 1, 5, 5), torch.ones(3, 1, 5, 5, dtype=torch.bool))
     mw.nn.MaskedLayerNorm(8)(x, mask)
+    assert_type(mw.nn.masked(nn.Sequential(nn.BatchNorm1d(8), nn.Tanh()), pointwise=nn.Tanh), nn.Sequential)
     for pool in (mw.nn.MaskedMeanPool(), mw.nn.MaskedMaxPool(empty=0.0), mw.nn.MaskedAttentionPool(8, num_heads=2)):
         pool(x, mask)
     for gate in (
@@ -271,6 +273,11 @@ def models(model: nn.Module) -> None:
     """Whole models."""
     encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     assert_type(mw.unpad(encoder), nn.TransformerEncoderLayer)
+    adapted = mw.models.report(encoder)
+    assert_type(adapted, mw.models.UnpadReport)
+    print(
+        adapted.adapted, adapted[""].reason, adapted.to_json(), [each.change for row in adapted for each in row.padded]
+    )
     assert_type(mw.models.repad(encoder), nn.TransformerEncoderLayer)
     small, report = mw.compress(model, torch.randn(4, 8))
     assert_type(report, mw.models.CompressionReport)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice, product
+from itertools import groupby, islice, product
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["html", "text"]
 
 _ROWS, _COLUMNS = 32, 64
+# In notebooks: cells along the longer dim, and along the shorter one if there are so many positions; pixels of a cell.
+_CELLS, _FEWEST, _SIDE, _WIDTH = 64, 8, 16, 512
 _SLICES = 2
 _SAMPLES = 4
 _SHADES = "·░▒▓█"
@@ -49,7 +51,7 @@ def html(mask: Mask) -> str:
         parts = [f"<code>{escape(_headline(mask))}</code>"]
         if _drawable(mask):
             for name, structure in islice(_slices(mask), _SLICES):
-                parts.append(f"<div>{escape(name)}</div>{_svg(_sample(structure))}")
+                parts.append(f"<div>{escape(name)}</div>{_svg(_sample(structure, _square(structure.shape)))}")
             parts += [f"<div>{line}</div>" for line in _more(mask)]
     except StaleMaskError:
         parts = [f"<code>{escape(_stale(mask))}</code>"]
@@ -105,9 +107,21 @@ def _slices(mask: Mask) -> Iterator[tuple[str, Structure]]:
         yield name, structure.view(subscript(structure.shape, lead)) if lead else structure
 
 
-def _sample(structure: Structure) -> Tensor:
+def _square(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return how many cells to draw along each dim, so that a position is as high as wide.
+
+    A dim that would be left with next to nothing of its positions has a few cells all the same.
+
+    >>> _square((128, 128)), _square((3, 5)), _square((4096, 1024)), _square((8, 512))
+    ((64, 64), (3, 5), (64, 16), (8, 64))
+    """
+    scale = ceil(max(shape) / _CELLS)
+    return tuple(max(ceil(size / scale), min(size, _FEWEST)) for size in shape)
+
+
+def _sample(structure: Structure, limits: tuple[int, ...] = (_ROWS, _COLUMNS)) -> Tensor:
     """Return the kept share of each cell: (rows, columns) between 0 and 1."""
-    limits = (_COLUMNS,) if len(structure.shape) == 1 else (_ROWS, _COLUMNS)
+    limits = limits[-len(structure.shape) :]
     positions = [_positions(size, limit) for size, limit in zip(structure.shape, limits, strict=True)]
     index = [p.flatten().to(structure.device) for p in positions]
     if len(index) == 1:
@@ -150,13 +164,24 @@ def _legend(mask: Mask) -> str:
     return f"█ kept  ▓▒░ in part  · dropped   a cell samples up to {rows} x {columns} positions"
 
 
-def _svg(cells: Tensor, side: int = 8) -> str:
+def _svg(cells: Tensor) -> str:
+    side = min(_SIDE, _WIDTH // max(cells.shape))
     height, width = cells.shape[0] * side, cells.shape[1] * side
-    squares = [
-        f'<rect x="{x * side}" y="{y * side}" width="{side}" height="{side}" fill-opacity="{share:.2f}"/>'
-        for y, row in enumerate(cells.tolist())
-        for x, share in enumerate(row)
-        if share
-    ]
-    frame = f'<rect width="{width}" height="{height}" fill="none" stroke="currentColor" stroke-opacity="0.4"/>'
-    return f'<svg width="{width}" height="{height}" fill="currentColor">{"".join(squares)}{frame}</svg>'
+    runs = []
+    for y, row in enumerate(cells.tolist()):
+        x = 0
+        for share, run in groupby(row):
+            length = len(list(run))
+            if share:
+                place = f'x="{x * side}" y="{y * side}" width="{length * side}" height="{side}"'
+                runs.append(f'<rect {place} fill-opacity="{share:.2f}"/>')
+            x += length
+    # Lines between cells, where these are large enough to count.
+    lines = "".join(f"M{x} 0V{height}" for x in range(side, width, side))
+    lines += "".join(f"M0 {y}H{width}" for y in range(side, height, side))
+    grid = f'<path d="{lines}" stroke="gray" stroke-opacity="0.3"/>' if lines and side == _SIDE else ""
+    inside = f'x="0.5" y="0.5" width="{width - 1}" height="{height - 1}"'
+    frame = f'<rect {inside} fill="none" stroke="gray"/>'
+    # In the colour of the page's text, so that it is seen on a dark page too.
+    size = f'width="{width}" height="{height}"'
+    return f'<svg {size} fill="currentColor" shape-rendering="crispEdges">{"".join(runs)}{grid}{frame}</svg>'

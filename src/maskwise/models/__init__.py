@@ -17,7 +17,9 @@ from maskwise.models.packing import PackedMask as PackedMask
 from maskwise.models.packing import Packing as Packing
 from maskwise.models.routes import PaddedRunWarning as PaddedRunWarning
 from maskwise.models.torch_modules import ADAPTERS
+from maskwise.models.unpadding import UnpadReport as UnpadReport
 from maskwise.models.unpadding import repad as repad
+from maskwise.models.unpadding import report as report
 from maskwise.models.unpadding import unpad as unpad
 
 __all__ = [
@@ -28,11 +30,13 @@ __all__ = [
     "PackedMask",
     "Packing",
     "PaddedRunWarning",
+    "UnpadReport",
     "UnsupportedModelError",
     "adapters",
     "load_compressed",
     "register",
     "repad",
+    "report",
     "save_compressed",
     "unpad",
     "unregister",

@@ -27,10 +27,10 @@ from maskwise.plan.dispatch import (
 )
 from maskwise.plan.explain import record
 
-__all__ = ["Padded", "PaddedRunWarning", "Routes", "clear_warnings", "dispatch", "routes", "warn_once"]
+__all__ = ["Padded", "PaddedRunWarning", "Routes", "clear_warnings", "dispatch", "routes", "warn_once", "warnings_of"]
 
 WARNED = "_maskwise_warned"
-"""The attribute that holds the reasons for which a module has warned; it is copied and pickled with the module."""
+"""The attribute that holds why a module has warned, and what to change; it is copied and pickled with the module."""
 
 
 class Padded(NamedTuple):
@@ -125,13 +125,18 @@ def warn_once(module: nn.Module, reason: str, change: str) -> None:
         reason: why the call runs padded, the same words for each call of a kind.
         change: what to write instead, for the call to run packed.
     """
-    warned = vars(module).setdefault(WARNED, set())
+    warned: dict[str, str] = vars(module).setdefault(WARNED, {})
     if reason in warned:
         return
     # Before the warning, which may be an error: it is given once.
-    warned.add(reason)
+    warned[reason] = change
     message = f"unpad: this {type(module).__name__} runs padded, because {reason}. Hint: {change}."
     warnings.warn(message, PaddedRunWarning, stacklevel=caller_level())
+
+
+def warnings_of(module: nn.Module) -> tuple[Padded, ...]:
+    """Why calls of a module ran padded so far, where their caller can change it."""
+    return tuple(Padded(reason, change) for reason, change in vars(module).get(WARNED, {}).items())
 
 
 def clear_warnings(module: nn.Module) -> None:

@@ -1,20 +1,29 @@
-"""``mw.unpad(model)`` and ``mw.models.repad``: find the parts that an adapter serves, and install or undo it."""
+"""``mw.unpad(model)``, ``mw.models.repad`` and ``mw.models.report``: serve what an adapter can, undo it, list it."""
 
 from __future__ import annotations
 
 import inspect
-from typing import TypeVar
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, TypeVar
 
 from torch import nn
 
 from maskwise.errors import ArgumentError, say
 from maskwise.models.adapter import MARK, Adapter, MixesTokens, UnsupportedModelError, adapters
-from maskwise.models.routes import clear_warnings, warn_once
+from maskwise.models.routes import Padded, clear_warnings, warn_once, warnings_of
 from maskwise.nn.arguments import check_module
+from maskwise.plan.explain import Tabular
 
-__all__ = ["repad", "unpad"]
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["UnpadReport", "UnpadRow", "repad", "report", "unpad"]
 
 Model = TypeVar("Model", bound=nn.Module)
+REFUSED = "_maskwise_refused"
+"""The attribute that holds why no adapter serves a part of an unpadded model."""
 
 
 def unpad(model: Model) -> Model:
@@ -35,6 +44,7 @@ def unpad(model: Model) -> Model:
     (also inside of a SentenceTransformer). Parameters, ``state_dict`` and signatures stay what they were. What cannot
     run packed (no mask, a cache, requested attention weights) runs padded, as before; ``mw.explain()`` lists which, and
     where the caller can change it, the first such call warns with a `maskwise.models.PaddedRunWarning`.
+    ``mw.models.report(model)`` lists what was adapted and what was not, with the reasons.
 
     Outputs are equal at every kept position. At a padded one, where a padded model computes what must not be read,
     there is 0.
@@ -55,6 +65,7 @@ def unpad(model: Model) -> Model:
         raise UnsupportedModelError(_refusal(model, refused))
     for path, reason in refused.items():
         part = model.get_submodule(path)
+        setattr(part, REFUSED, str(reason))
         if _takes_padding(part) and not any(hasattr(each, MARK) for each in part.modules()):
             warn_once(part, reason, "help(maskwise.models.Adapter) shows how to serve it")
     return model
@@ -135,6 +146,7 @@ def _undo(model: nn.Module) -> int:
             adapters()[name].undo(module)
     for module in model.modules():
         clear_warnings(module)
+        vars(module).pop(REFUSED, None)
     return len(served)
 
 
@@ -161,3 +173,127 @@ def _refusal(model: nn.Module, refused: dict[str, str]) -> str:
         f"unpad: no adapter serves this {kind}.\n{listed}\n"
         "Hint: write an adapter (help(maskwise.models.Adapter) shows one) and maskwise.models.register(it)."
     )
+
+
+# -- the report --------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class UnpadRow:
+    """One part of an unpadded model.
+
+    Attributes:
+        name: its path in the model; empty for the model itself.
+        kind: its class.
+        adapter: what serves it, or None where it runs on every position.
+        reason: why it is not served; empty where it is.
+        padded: why calls of it ran padded so far, each with what to change.
+    """
+
+    name: str
+    kind: str
+    adapter: str | None
+    reason: str = ""
+    padded: tuple[Padded, ...] = ()
+
+
+@dataclass(frozen=True)
+class UnpadReport(Tabular):
+    """What `mw.unpad` adapted, and what not. Print it for a table, iterate it, or take ``to_json()``.
+
+    Attributes:
+        rows: the parts, in the order of ``model.named_modules()``.
+    """
+
+    rows: tuple[UnpadRow, ...]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[UnpadRow]:
+        return iter(self.rows)
+
+    def __getitem__(self, name: str) -> UnpadRow:
+        """The row of a part, by its name."""
+        for row in self.rows:
+            if row.name == name:
+                return row
+        raise KeyError(f"UnpadReport: no part is named {name!r}. Hint: [row.name for row in report].")
+
+    @property
+    def adapted(self) -> int:
+        """How many parts run on kept tokens only."""
+        return sum(row.adapter is not None for row in self.rows)
+
+    def to_json(self) -> str:
+        """The rows as a JSON array of objects."""
+        return json.dumps([{**asdict(row), "padded": [each._asdict() for each in row.padded]} for row in self.rows])
+
+    def table(self) -> Table:
+        """The rows as a rich table."""
+        from rich.markup import escape
+        from rich.table import Table
+
+        table = Table(title=f"unpadded: {self.adapted} of {len(self)} parts run on kept tokens only")
+        for heading in ("part", "class", "runs", "why", "calls that ran padded"):
+            table.add_column(heading, overflow="fold")
+        for row in self.rows:
+            runs = "padded" if row.adapter is None else "packed"
+            calls = "; ".join(f"{each.reason} ({each.change})" for each in row.padded)
+            why = row.reason or f"served by {row.adapter}"
+            table.add_row(*map(escape, (row.name or "the model", row.kind, runs, why, calls)))
+        return table
+
+
+def report(model: nn.Module) -> UnpadReport:
+    """List what `mw.unpad` adapted in a model and what it did not, with the reasons.
+
+    >>> import maskwise as mw
+    >>> from torch import nn
+    >>> encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    >>> model = mw.unpad(nn.Sequential(nn.Embedding(10, 8), encoder, nn.Linear(8, 2)))
+    >>> report = mw.models.report(model)
+    >>> [(row.name, row.kind, row.adapter) for row in report]
+    [('0', 'Embedding', None), ('1', 'TransformerEncoderLayer', 'nn.TransformerEncoderLayer'), ('2', 'Linear', None)]
+    >>> report["0"].reason
+    'no adapter knows a module of this kind'
+
+    A part is a module that an adapter serves, with all that is in it; one that an adapter refused; or one with
+    parameters that no adapter knows. Each lists why calls of it ran padded so far, where the caller can change that:
+    what its `maskwise.models.PaddedRunWarning` said.
+
+    Args:
+        model: what `mw.unpad` was given, or returned.
+
+    Returns:
+        An UnpadReport: print it for a table; a notebook shows it as one.
+
+    Raises:
+        DtypeError: ``model`` is not a module.
+        ArgumentError: nothing in it is unpadded.
+    """
+    check_module("report", model)
+    rows = tuple(_rows_of(model, ""))
+    if not any(row.adapter for row in rows):
+        hint = "mw.unpad(model)"
+        raise ArgumentError(say("report", "model", must="be unpadded", got=type(model).__name__, hint=hint))
+    return UnpadReport(rows)
+
+
+def _rows_of(module: nn.Module, path: str) -> Iterator[UnpadRow]:
+    kind = type(module).__name__
+    adapter, reason = vars(module).get(MARK), vars(module).get(REFUSED, "")
+    # Where nothing serves it, `unpad` itself has warned.
+    padded = tuple(each for each in warnings_of(module) if each.reason != reason)
+    if adapter is not None or reason:
+        yield UnpadRow(path, kind, adapter, "" if adapter else reason, padded)
+    elif not _has_rows(module):
+        if next(module.parameters(), None) is not None:
+            yield UnpadRow(path, kind, None, "no adapter knows a module of this kind", padded)
+        return
+    for name, child in module.named_children():
+        # What is in a module that has a row shares it, unless it has one of its own.
+        if not (adapter or reason) or _has_rows(child):
+            yield from _rows_of(child, f"{path}.{name}" if path else name)
+
+
+def _has_rows(module: nn.Module) -> bool:
+    return any(hasattr(each, MARK) or hasattr(each, REFUSED) for each in module.modules())

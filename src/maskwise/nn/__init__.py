@@ -10,6 +10,8 @@ from maskwise.nn.conv import MaskedConv2d as MaskedConv2d
 from maskwise.nn.linear import MaskedLinear as MaskedLinear
 from maskwise.nn.norm import MaskedBatchNorm1d as MaskedBatchNorm1d
 from maskwise.nn.norm import MaskedBatchNorm2d as MaskedBatchNorm2d
+from maskwise.nn.norm import MaskedBatchNorm3d as MaskedBatchNorm3d
+from maskwise.nn.norm import MaskedGroupNorm as MaskedGroupNorm
 from maskwise.nn.norm import MaskedInstanceNorm1d as MaskedInstanceNorm1d
 from maskwise.nn.norm import MaskedLayerNorm as MaskedLayerNorm
 from maskwise.nn.pool import MaskedAttentionPool as MaskedAttentionPool
@@ -20,6 +22,7 @@ from maskwise.nn.pruning import report as report
 from maskwise.nn.pruning import reselect as reselect
 from maskwise.nn.rewire import SET as SET
 from maskwise.nn.rewire import RigL as RigL
+from maskwise.nn.sequential import masked as masked
 from maskwise.nn.sparse_linear import SparseLinear as SparseLinear
 
 __all__ = [
@@ -27,7 +30,9 @@ __all__ = [
     "MaskedAttentionPool",
     "MaskedBatchNorm1d",
     "MaskedBatchNorm2d",
+    "MaskedBatchNorm3d",
     "MaskedConv2d",
+    "MaskedGroupNorm",
     "MaskedInstanceNorm1d",
     "MaskedLayerNorm",
     "MaskedLinear",
@@ -38,6 +43,7 @@ __all__ = [
     "attach",
     "detach",
     "gates",
+    "masked",
     "prune",
     "report",
     "reselect",

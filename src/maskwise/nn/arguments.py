@@ -28,6 +28,7 @@ __all__ = [
     "check_linear",
     "check_module",
     "check_tensor",
+    "in_groups",
     "keeps_all",
     "leading",
     "packs",
@@ -159,6 +160,14 @@ def beside_channels(
     places = shape[:channels] + shape[channels + 1 :]
     must = f"be input's shape without its channels, {places}, or broadcast to input's shape {shape}"
     return _fitting(op, x, kept, mask, must, _channel_hint(tuple(mask.shape), shape, places, channels))
+
+
+def in_groups(mask: MaskLike, sizes: tuple[int, int]) -> MaskLike:
+    """A mask of (N, C, *places) as one of (N, G, C / G, *places); where its channels have size 1, both have."""
+    if mask.shape[1] == 1:
+        return _view(mask, (slice(None), None))
+    bits = mask.to_bool() if isinstance(mask, Mask) else mask
+    return bits.reshape(bits.shape[0], *sizes, *bits.shape[2:])
 
 
 def leading(

@@ -1,4 +1,4 @@
-"""Batch, instance and layer normalization over what a mask keeps; running statistics are those of kept positions."""
+"""Batch, instance, group and layer normalization over what a mask keeps, running statistics included."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from maskwise.errors import ShapeError, say
 from maskwise.mask import Mask
-from maskwise.nn.arguments import GivesEmpty, beside_channels, check_dims, check_tensor, keeps_all, leading, packs
+from maskwise.nn.arguments import (
+    GivesEmpty,
+    beside_channels,
+    check_dims,
+    check_tensor,
+    in_groups,
+    keeps_all,
+    leading,
+    packs,
+)
 from maskwise.ops.arguments import MaskLike
 from maskwise.ops.fill import fill
 from maskwise.ops.norm import affine_norm, moments
@@ -18,12 +27,19 @@ from maskwise.ops.reduce import mean as masked_mean
 from maskwise.ops.select.packed import collect
 from maskwise.ops.softmax import standardize
 
-__all__ = ["MaskedBatchNorm1d", "MaskedBatchNorm2d", "MaskedInstanceNorm1d", "MaskedLayerNorm"]
+__all__ = [
+    "MaskedBatchNorm1d",
+    "MaskedBatchNorm2d",
+    "MaskedBatchNorm3d",
+    "MaskedGroupNorm",
+    "MaskedInstanceNorm1d",
+    "MaskedLayerNorm",
+]
 
 
 # -- batch -------------------------------------------------------------------------------------------------------------
 class _OverKept(GivesEmpty, _BatchNorm):
-    """What both layers have in common: the forward. Torch's layers differ only in the inputs that they refuse."""
+    """What these layers have in common: the forward. Torch's layers differ only in the inputs that they refuse."""
 
     def forward(self, input: Tensor, mask: MaskLike | None = None) -> Tensor:
         """Normalize (N, C, *places) over what a mask (N, *places) keeps."""
@@ -86,15 +102,41 @@ class MaskedBatchNorm2d(_OverKept, nn.BatchNorm2d):
     """
 
 
+class MaskedBatchNorm3d(_OverKept, nn.BatchNorm3d):
+    """``torch.nn.BatchNorm3d`` over what a mask keeps: same arguments, same state_dict, one more input.
+
+    >>> import torch, maskwise as mw
+    >>> norm = mw.nn.MaskedBatchNorm3d(1, eps=0.0)
+    >>> x = torch.tensor([1.0, 3.0, 99.0]).reshape(1, 1, 3, 1, 1)
+    >>> norm(x, torch.tensor([True, True, False]).reshape(1, 3, 1, 1)).flatten().tolist()  # (N, D, H, W)
+    [-1.0, 1.0, 0.0]
+
+    The input of ``forward(input, mask=None)`` is (N, C, D, H, W), its mask (N, D, H, W), or of five dims that broadcast
+    to the input. Everything else is as in `MaskedBatchNorm1d`.
+
+    Raises:
+        ShapeError: the mask does not line up with the input, or the input has other dims or channels.
+        DtypeError: the mask is not bool, the input is not a tensor, or ``empty`` is not a number.
+        DeviceError: the mask is on another device.
+        ArgumentError: ``empty`` does not fit the input's dtype.
+    """
+
+
 def _checked(self: _BatchNorm, x: Tensor, mask: MaskLike) -> MaskLike:
     """The mask as it broadcasts to x, if both fit the layer."""
     op = type(self).__name__
-    check_dims(op, x, *(("(N, C, H, W)",) if isinstance(self, nn.BatchNorm2d) else ("(N, C)", "(N, C, L)")))
-    if x.shape[1] != self.num_features:
-        must = f"have {self.num_features} channels in dim 1, as the layer has"
-        hint = "input.movedim(-1, 1)" if x.shape[-1] == self.num_features else f"{op}({x.shape[1]})"
-        raise ShapeError(say(op, "input", must=must, got=tuple(x.shape), hint=hint))
+    shapes = {nn.BatchNorm2d: "(N, C, H, W)", nn.BatchNorm3d: "(N, C, D, H, W)"}
+    images = [shape for kind, shape in shapes.items() if isinstance(self, kind)]
+    check_dims(op, x, *(images or ("(N, C)", "(N, C, L)")))
+    _check_channels(op, x, self.num_features, f"{op}({x.shape[1]})")
     return beside_channels(op, x, mask)
+
+
+def _check_channels(op: str, x: Tensor, channels: int, fitting: str) -> None:
+    if x.shape[1] != channels:
+        must = f"have {channels} channels in dim 1, as the layer has"
+        hint = "input.movedim(-1, 1)" if x.shape[-1] == channels else fitting
+        raise ShapeError(say(op, "input", must=must, got=tuple(x.shape), hint=hint))
 
 
 def _batch_norm(self: _BatchNorm, x: Tensor, mask: MaskLike) -> Tensor:
@@ -192,6 +234,64 @@ def _track_instances(self: Any, count: Tensor, mean: Tensor, var: Tensor) -> Non
         running.copy_(torch.where(is_defined.any(0), moved, running))
 
 
+# -- group -------------------------------------------------------------------------------------------------------------
+class MaskedGroupNorm(GivesEmpty, nn.GroupNorm):
+    """``torch.nn.GroupNorm`` over what a mask keeps: same arguments, same state_dict, one more input.
+
+    >>> import torch, maskwise as mw
+    >>> norm = mw.nn.MaskedGroupNorm(1, 2, eps=0.0)
+    >>> x = torch.tensor([[[1.0, 3.0, 99.0], [3.0, 1.0, 99.0]]])
+    >>> norm(x, mw.Mask.from_lengths([2], max_len=3)).tolist()
+    [[[-1.0, 1.0, 0.0], [1.0, -1.0, 0.0]]]
+
+    The input of ``forward(input, mask=None)`` is (N, C, *places) with a mask of (N, *places), True meaning keep: a Mask
+    or a bool tensor. Sizes of 1 broadcast. A mask with as many dims as the input broadcasts to it, and may then differ
+    by channel. Mean and variance are those of the kept values of a sample's group of channels. The output is 0 where
+    the mask drops. Without a mask, and with one that is known to keep everything, this is torch's layer to the last
+    bit. That takes no host-device sync, and no graph is bound to it.
+
+    Args:
+        empty: what a group of a sample gives in all its places if nothing of it is kept: 0, or this number. Its
+            gradient is 0. The other arguments are torch's.
+
+    Raises:
+        ShapeError: the mask does not line up with the input, or the input has another number of channels.
+        DtypeError: the mask is not bool, the input is not a tensor, or ``empty`` is not a number.
+        DeviceError: the mask is on another device.
+        ArgumentError: ``empty`` does not fit the input's dtype.
+    """
+
+    def forward(self, input: Tensor, mask: MaskLike | None = None) -> Tensor:
+        """Normalize each group of channels of (N, C, *places) over what a mask (N, *places) keeps."""
+        if mask is None:
+            return super().forward(input)
+        op = type(self).__name__
+        check_tensor(op, input)
+        if input.dim() < 2:
+            check_dims(op, input, "(N, C, *places)")
+        _check_channels(op, input, self.num_channels, f"{op}({self.num_groups}, {input.shape[1]})")
+        kept = beside_channels(op, input, mask)
+        if keeps_all(mask) and input.numel():
+            return super().forward(input)
+        return _group_norm(self, input, kept)
+
+
+def _group_norm(self: MaskedGroupNorm, x: Tensor, mask: MaskLike) -> Tensor:
+    sizes = (self.num_groups, self.num_channels // self.num_groups)
+    slices, kept = x.reshape(x.shape[0], *sizes, *x.shape[2:]), in_groups(mask, sizes)  # (N, G, C / G, *places)
+    dims = list(range(2, slices.dim()))
+    # Half precision is rounded once, at the end.
+    values = slices if self.weight is None else wide(slices)
+    out = affine_norm(values, kept, dims, moments(values, kept, dims), None, None, self.eps)
+    if self.weight is not None:
+        # A weight is that of a channel, not of what was normalized together. A mean of 0 and a variance of 1 are given.
+        ones = _by_channel(torch.ones_like(self.weight), x)
+        statistics = (None, torch.zeros_like(ones), ones)
+        out = _normalized(self, out.flatten(1, 2), mask, [0, *range(2, x.dim())], statistics, eps=0.0)
+        out = out.to(x.dtype).reshape(slices.shape)
+    return self._with_empty(out, slices, kept, dims).reshape(x.shape)
+
+
 # -- layer -------------------------------------------------------------------------------------------------------------
 class MaskedLayerNorm(GivesEmpty, nn.LayerNorm):
     """``torch.nn.LayerNorm`` of what a mask keeps: same arguments, same state_dict, one more input.
@@ -279,6 +379,7 @@ def _normalized(
     mask: MaskLike,
     dims: list[int],
     statistics: tuple[Tensor | None, Tensor, Tensor],
+    eps: float | None = None,
 ) -> Tensor:
     weight, bias = (None if each is None else _by_channel(each, x) for each in (self.weight, self.bias))
-    return affine_norm(x, mask, dims, statistics, weight, bias, self.eps)
+    return affine_norm(x, mask, dims, statistics, weight, bias, self.eps if eps is None else eps)

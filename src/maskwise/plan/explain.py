@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ __all__ = ["Call", "Log", "Tabular", "explain", "kept_elements", "record"]
 
 
 class Tabular:
-    """A value that prints as a rich table: the log of `mw.explain`, and reports of models."""
+    """A value that prints as a rich table, in notebooks as HTML: the log of `mw.explain`, and reports of models."""
 
     def table(self) -> Table:
         """The value as a rich table."""
@@ -36,6 +36,28 @@ class Tabular:
         with console.capture() as capture:
             console.print(self.table())
         return capture.get()
+
+    def _repr_html_(self) -> str:
+        """The table as plain HTML, which notebooks show: a caption, a head, the rows and a line of totals."""
+        # Only notebooks need it, and its table of entities takes a while to load.
+        from html import escape
+
+        from rich.text import Text
+
+        table = self.table()
+
+        def row(tag: str, cells: Iterable[object]) -> str:
+            found = []
+            for column, cell in zip(table.columns, cells, strict=True):
+                text = Text.from_markup(cell).plain if isinstance(cell, str) else str(cell)
+                found.append(f'<{tag} style="text-align: {column.justify}">{escape(text)}</{tag}>')
+            return f"<tr>{''.join(found)}</tr>"
+
+        head = row("th", (column.header for column in table.columns))
+        body = "".join(row("td", cells) for cells in zip(*(column.cells for column in table.columns), strict=True))
+        foot = row("th", (column.footer for column in table.columns)) if table.show_footer else ""
+        caption = f"<caption>{escape(str(table.title))}</caption>" if table.title else ""
+        return f"<table>{caption}<thead>{head}</thead><tbody>{body}</tbody><tfoot>{foot}</tfoot></table>"
 
 
 @dataclass(frozen=True)
@@ -99,13 +121,14 @@ class Log(Tabular, Observer):
 
     def table(self) -> Table:
         """The calls as a rich table."""
+        from rich.markup import escape
         from rich.table import Table
 
         table = Table(title=f"{len(self.calls)} masked call{'s' if len(self.calls) != 1 else ''}")
         for heading in ("op", "x", "mask", "route", "why", "predicted", "reads", "skips", "refused"):
             table.add_column(heading)
         for call in self.calls:
-            table.add_row(
+            cells = (
                 call.op,
                 f"{call.shape} {call.dtype} {call.device}",
                 call.mask if call.density is None else f"{call.mask} {call.density:.0%} kept",
@@ -116,6 +139,8 @@ class Log(Tabular, Observer):
                 _skips(call),
                 "; ".join(f"{route}: {reason}" for route, reason in call.refused),
             )
+            # A reason may have brackets, which rich takes for markup.
+            table.add_row(*map(escape, cells))
         return table
 
 

@@ -98,6 +98,7 @@ class CompressionReport(Tabular):
 
     def table(self) -> Table:
         """The rows as a rich table, with a line for the whole model."""
+        from rich.markup import escape
         from rich.table import Table
 
         title = f"compressed: {self.speedup:.2f} × as fast, outputs within {self.difference:.1e}"
@@ -108,7 +109,9 @@ class CompressionReport(Tabular):
             right = heading in headings[2:6]
             table.add_column(heading, total, justify="right" if right else "left", overflow="fold", no_wrap=right)
         for row in self.layers:
-            table.add_row(row.name or "(the model)", *_cells(row.before, row.after), row.reason)
+            # A reason may be an error's message, with brackets which rich takes for markup.
+            cells = (row.name or "(the model)", *_cells(row.before, row.after), row.reason)
+            table.add_row(*map(escape, cells))
         return table
 
 

@@ -30,7 +30,7 @@ def moments(x: Tensor, mask: MaskLike, dims: list[int]) -> tuple[Tensor, Tensor,
     (tensor([2]), tensor([2.]), tensor([1.]))
     """
     x = x.detach()
-    if not is_kernel_allowed("affine_norm", x.device.type, x.dtype):
+    if is_transformed() or not is_kernel_allowed("affine_norm", x.device.type, x.dtype):
         return _moments_reference(x, as_bits(mask), dims)
     operand, along = as_operand(mask, x)
     found: tuple[Tensor, Tensor, Tensor] = torch.ops.maskwise.moments(x, operand, dims, along)

@@ -9,9 +9,9 @@ import torch
 import maskwise as mw
 from maskwise.plan.dispatch import force
 from tests.laws.odd_bytes import odd
-from tests.laws.samples import KWARGS, ROUTES, UNDER_LAW, cases, outputs
+from tests.laws.samples import KWARGS, ROUTES, UNDER_LAW, as_bool, cases, outputs
 from tests.laws.slices import expected, law_cases
-from tests.laws.subjects import SUBJECTS
+from tests.laws.subjects import SUBJECTS, trials
 from tests.laws.test_nothing_leaks import assert_same_bits, forward_and_gradient
 from tests.simd import SIMD_LEVELS
 
@@ -22,16 +22,34 @@ from tests.simd import SIMD_LEVELS
 def test_the_result_is_that_of_a_loop_over_what_is_kept(function, sample, route):
     with force(route):
         out = function.call(sample.x, sample.mask, **sample.kwargs)
-    loops = expected(function, sample.x, sample.mask, **sample.kwargs)
+    loops = expected(function, sample.x, sample.bits, **sample.kwargs)
     for mine, loop in zip(outputs(out), outputs(loops), strict=True):
         torch.testing.assert_close(mine, loop.to(mine.dtype), equal_nan=True)
 
 
 @pytest.mark.parametrize(("function", "sample"), cases())
 def test_a_mask_object_and_its_bool_tensor_give_the_same_bits(function, sample):
-    from_bits = function.call(sample.x, sample.mask, **sample.kwargs)
-    from_mask = function.call(sample.x, mw.Mask(sample.mask), **sample.kwargs)
+    from_bits = function.call(sample.x, sample.bits, **sample.kwargs)
+    from_mask = function.call(sample.x, mw.Mask(sample.bits), **sample.kwargs)
     torch.testing.assert_close(outputs(from_mask), outputs(from_bits), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(("function", "sample"), [case for case in cases() if isinstance(case.values[1].mask, mw.Mask)])
+def test_intervals_give_the_results_and_gradients_of_their_bool_tensor_by_plain_operations(function, sample):
+    with force("plain"):
+        plain = forward_and_gradient(function, sample.x, sample.bits, sample.kwargs)
+    found = forward_and_gradient(function, sample.x, sample.mask, sample.kwargs)
+    # Kernels add in another order than torch does.
+    torch.testing.assert_close(found, plain, equal_nan=True, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(("subject", "mask"), trials())
+def test_intervals_of_a_call_or_a_layer_give_the_results_and_gradients_of_their_bool_tensor(subject, mask):
+    with force("plain"):
+        plain = subject.run(subject.tensors(), as_bool(mask))
+    torch.testing.assert_close(subject.run(subject.tensors(), mask), plain, equal_nan=True, rtol=1e-4, atol=1e-5)
 
 
 every_subject = pytest.mark.parametrize("subject", SUBJECTS, ids=str)

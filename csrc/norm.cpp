@@ -88,33 +88,44 @@ std::tuple<Tensor, Tensor, Tensor> affine_norm_backward(const Tensor& grad, cons
                                                         std::optional<Tensor> count, Dims dim, double eps, int64_t along) {
   auto [of_bias, of_weight] = sums_of(grad, x, mask, mean, dim, along);
   Tensor of_grad = new_like(mean, mean.scalar_type()), of_x = new_like(mean, mean.scalar_type());
-  Tensor shift = new_like(mean, mean.scalar_type());
+  Tensor center = new_like(mean, mean.scalar_type());
   dispatch_wide(mean, [&](auto a) {
     using A = decltype(a);
     auto* scales = static_cast<A*>(of_grad.mutable_data_ptr());
     auto* slopes = static_cast<A*>(of_x.mutable_data_ptr());
-    auto* shifts = static_cast<A*>(shift.mutable_data_ptr());
+    auto* centers = static_cast<A*>(center.mutable_data_ptr());
     auto* products = static_cast<A*>(of_weight.mutable_data_ptr());
     for (int64_t i = 0; i < mean.numel(); ++i) {
       const double inverse = 1 / std::sqrt(numbers<A>(var)[i] + eps), each = numbers<A>(weight)[i] * inverse;
       scales[i] = static_cast<A>(each);
       if (count) {
         const auto kept = static_cast<double>(std::max<int64_t>(1, numbers<int64_t>(*count)[i]));
-        const double slope = -each * inverse * inverse * products[i] / kept;
-        slopes[i] = static_cast<A>(slope);
-        shifts[i] = static_cast<A>(-each * numbers<A>(of_bias)[i] / kept - slope * numbers<A>(mean)[i]);
+        slopes[i] = static_cast<A>(-each * inverse * inverse * products[i] / kept);
+        centers[i] = static_cast<A>(numbers<A>(of_bias)[i] / kept);
       } else {
-        shifts[i] = 0;
+        // A shift of the gradient by 0.
+        centers[i] = 0;
       }
       products[i] = static_cast<A>(products[i] * inverse);
     }
   });
-  if (!count) return {scale_shift(grad, mask, of_grad, shift, along), of_weight, of_bias};
-  Tensor of_values = scale_shift(x, mask, of_x, shift, along);
+  if (!count) return {scale_shift(grad, mask, of_grad, center, along), of_weight, of_bias};
+  // Both are centred before they are scaled: where the mean is large beside the deviation, or few are kept, all but the
+  // last digits cancel.
   const int own = bytes_of(x), wide = bytes_of(mean);
-  for_each_kept_run(Elementwise({&grad, &mask, &of_grad, &of_values},
-                                {4, {own, 1, wide, own}, {false, true, true, false}, 1, true}, along),
-                    runs_of(x).add_scaled);
+  Tensor buffer = new_like(x, mean.scalar_type()), of_values = new_like(x, x.scalar_type());
+  const ElementOperands operands = {5, {own, 1, wide, wide, wide}, {false, true, true, true, false}, 1, true};
+  for_each_kept_run(Elementwise({&x, &mask, &mean, &of_x, &buffer}, operands, along), runs_of(x).scale_centred);
+  for_each_kept_run(Elementwise({&grad, &mask, &center, &of_grad, &buffer}, operands, along),
+                    runs_of(x).add_scale_centred);
+  const NormRun narrow = runs_of(x).narrow;
+  Elementwise({&buffer, &mask, &of_values}, {3, {wide, 1, own}, {false, true, false}, 1, true}, along)
+      .for_each([&](int64_t, Kept keeps, char* const* at, const int64_t* stride, int64_t n) {
+        if (keeps == Kept::none)
+          std::memset(at[2], 0, n * own);
+        else
+          narrow(keeps, at, stride, n);
+      });
   return {of_values, of_weight, of_bias};
 }
 

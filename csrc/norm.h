@@ -9,7 +9,7 @@ namespace maskwise {
 using NormRun = void (*)(Kept keeps, char* const* at, const int64_t* stride, int64_t n);
 
 struct NormRuns {
-  NormRun scale_shift, product, widen, add_scaled;
+  NormRun scale_shift, product, widen, scale_centred, add_scale_centred, narrow;
 };
 
 }  // namespace maskwise

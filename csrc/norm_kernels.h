@@ -65,18 +65,34 @@ void widen_run(Kept, char* const* at, const int64_t*, int64_t n) {
     store_partial<A>(out + i, n - i, load_partial<A>(grad + i, n - i, A(0)));
 }
 
-// Adds grad * scale to the result where it is kept. Operands: grad, mask, scale, result.
-template <class T>
-void add_scaled_run(Kept keeps, char* const* at, const int64_t* stride, int64_t n) {
+// (x - center) * scale, of dropped elements too, added to the result or instead of it: what reads it leaves them out.
+// Operands: x, mask, center, scale, result.
+template <class T, bool adds>
+void scale_centred_run(Kept, char* const* at, const int64_t* stride, int64_t n) {
   using A = Acc<T>;
-  const auto* grad = reinterpret_cast<const T*>(at[0]);
-  const auto* m = reinterpret_cast<const uint8_t*>(at[1]);
-  const auto* scale = reinterpret_cast<const A*>(at[2]);
-  auto* out = reinterpret_cast<T*>(at[3]);
+  const auto* x = reinterpret_cast<const T*>(at[0]);
+  const auto* center = reinterpret_cast<const A*>(at[2]);
+  const auto* scale = reinterpret_cast<const A*>(at[3]);
+  auto* out = reinterpret_cast<A*>(at[4]);
+  const bool one = stride[2] == 0;
   for (int64_t i = 0; i < n; i += kLanes<A>) {
-    Vec<A> more = load_partial<A>(grad + i, n - i, A(0)) * load_expanded<A>(scale, stride[2] == 0, i, n);
-    if (keeps == Kept::bits) more = keep<A>(more, load_bits<A>(m + i, n - i));
-    store_partial<A>(out + i, n - i, load_partial<A>(out + i, n - i, A(0)) + more);
+    Vec<A> v = (load_partial<A>(x + i, n - i, A(0)) - load_expanded<A>(center, one, i, n)) *
+               load_expanded<A>(scale, one, i, n);
+    if constexpr (adds) v = v + load_partial<A>(out + i, n - i, A(0));
+    store_partial<A>(out + i, n - i, v);
+  }
+}
+
+// Values in the type of the result where kept, 0 elsewhere. Operands: values, mask, result.
+template <class T>
+void narrow_run(Kept keeps, char* const* at, const int64_t*, int64_t n) {
+  using A = Acc<T>;
+  const auto* x = reinterpret_cast<const A*>(at[0]);
+  const auto* m = reinterpret_cast<const uint8_t*>(at[1]);
+  auto* out = reinterpret_cast<T*>(at[2]);
+  for (int64_t i = 0; i < n; i += kLanes<A>) {
+    const Vec<A> v = load_partial<A>(x + i, n - i, A(0));
+    store_partial<A>(out + i, n - i, keeps == Kept::bits ? keep<A>(v, load_bits<A>(m + i, n - i)) : v);
   }
 }
 
@@ -84,7 +100,8 @@ inline NormRuns norm_runs(ScalarType dtype) {
   NormRuns runs;
   dispatch_floating(dtype, [&](auto t) {
     using T = decltype(t);
-    runs = {&scale_shift_run<T>, &product_run<T>, &widen_run<T>, &add_scaled_run<T>};
+    runs = {&scale_shift_run<T>,          &product_run<T>,             &widen_run<T>,
+            &scale_centred_run<T, false>, &scale_centred_run<T, true>, &narrow_run<T>};
   });
   return runs;
 }

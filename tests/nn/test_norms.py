@@ -302,3 +302,17 @@ def test_layer_norm_of_intervals_is_torchs_to_the_last_bit(mask):
     (got,), (want,) = torch.autograd.grad(out, x, grad), torch.autograd.grad(expected, plain, grad)
     torch.testing.assert_close(got, want)
     assert not torch.where(kept, 0.0, got).any()
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_the_gradient_of_a_slice_that_keeps_one_element_is_exactly_zero(dtype):
+    x = (torch.randn(6, 3, 40) / 2 + 100).to(dtype)
+    layer = mw.nn.MaskedInstanceNorm1d(3).to(dtype)
+    lengths = mw.Mask.from_lengths(torch.tensor([40, 1, 1, 1, 17, 1]), 40)
+    for mask in (lengths, lengths[...].to_bool()):
+        leaf = x.clone().requires_grad_()
+        weights = torch.linspace(0.5, 2.0, x.numel()).reshape(x.shape)
+        (gradient,) = torch.autograd.grad((layer(leaf, mask) * weights).sum(), leaf)
+        # A large mean must not cancel against its own product with a slope, nor be rounded to halves in between.
+        assert torch.equal(gradient[[1, 2, 3, 5]], torch.zeros(4, 3, 40, dtype=dtype))

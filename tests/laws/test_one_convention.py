@@ -3,10 +3,10 @@
 import os
 from contextlib import contextmanager
 
+import hypothesis
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given, settings
 
 import maskwise as mw
 from maskwise.plan.dispatch import force
@@ -53,8 +53,8 @@ CLOSE = {torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("function", UNDER_LAW, ids=[function.name for function in UNDER_LAW])
-@settings(max_examples=12)
-@given(
+@hypothesis.settings(max_examples=12)
+@hypothesis.given(
     masked_inputs(max_dims=5),
     st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64]),
     st.data(),

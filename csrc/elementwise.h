@@ -9,7 +9,7 @@
 namespace maskwise {
 
 // At most so many, and the position along the intervals of the mask.
-constexpr int kElementOperands = 7;
+constexpr int kElementOperands = 9;
 constexpr int kElementPosition = kElementOperands - 1;
 // Elements of one task, whatever the number of threads: a sum over tasks is then the same for any.
 constexpr int64_t kElementTask = 16384;

@@ -21,20 +21,24 @@ void for_each_kept_run(const Elementwise& loops, NormRun run) {
   });
 }
 
+// Runs over everything; the result, which is the operand `out`, is 0 where nothing is kept.
+void write_runs(const Elementwise& loops, NormRun run, int out, int bytes) {
+  loops.for_each([&](int64_t, Kept keeps, char* const* at, const int64_t* stride, int64_t n) {
+    if (keeps == Kept::none)
+      std::memset(at[out], 0, n * bytes);
+    else
+      run(keeps, at, stride, n);
+  });
+}
+
 // x * scale + shift where kept, 0 elsewhere; with the layout of `like`.
 Tensor scale_shift(const Tensor& x, const Tensor& mask, const Tensor& scale, const Tensor& shift, const Tensor& like,
                    int64_t along) {
   Tensor out = new_like(like, x.scalar_type());
   const int own = bytes_of(x), wide = bytes_of(scale);
-  const NormRun run = runs_of(x).scale_shift;
-  Elementwise({&x, &mask, &scale, &shift, &out}, {5, {own, 1, wide, wide, own}, {false, true, true, true, false}, 1, true},
-              along)
-      .for_each([&](int64_t, Kept keeps, char* const* at, const int64_t* stride, int64_t n) {
-        if (keeps == Kept::none)
-          std::memset(at[4], 0, n * own);
-        else
-          run(keeps, at, stride, n);
-      });
+  write_runs(Elementwise({&x, &mask, &scale, &shift, &out},
+                         {5, {own, 1, wide, wide, own}, {false, true, true, true, false}, 1, true}, along),
+             runs_of(x).scale_shift, 4, own);
   return out;
 }
 
@@ -89,12 +93,11 @@ std::tuple<Tensor, Tensor, Tensor> affine_norm_backward(const Tensor& grad, cons
                                                         std::optional<Tensor> count, Dims dim, double eps, int64_t along) {
   auto [of_bias, of_weight] = sums_of(grad, x, mask, mean, dim, along);
   const auto like_mean = [&] { return new_like(mean, mean.scalar_type()); };
-  Tensor scale = like_mean(), shift = like_mean(), slope = like_mean(), one = like_mean();
+  Tensor scale = like_mean(), shift = like_mean(), slope = like_mean();
   dispatch_wide(mean, [&](auto a) {
     using A = decltype(a);
     const auto write = [](Tensor& t) { return static_cast<A*>(t.mutable_data_ptr()); };
     A *scales = write(scale), *shifts = write(shift), *slopes = write(slope), *products = write(of_weight);
-    std::fill_n(write(one), mean.numel(), A(1));
     for (int64_t i = 0; i < mean.numel(); ++i) {
       const double inverse = 1 / std::sqrt(numbers<A>(var)[i] + eps);
       const auto kept = count ? static_cast<double>(std::max<int64_t>(1, numbers<int64_t>(*count)[i])) : 0;
@@ -105,11 +108,13 @@ std::tuple<Tensor, Tensor, Tensor> affine_norm_backward(const Tensor& grad, cons
     }
   });
   if (!count) return {scale_shift(grad, mask, scale, shift, x, along), of_weight, of_bias};
-  Tensor of_x = scale_shift(grad, mask, one, shift, x, along);
+  Tensor of_x = new_like(x, x.scalar_type());
   const int own = bytes_of(x), wide = bytes_of(mean);
-  for_each_kept_run(Elementwise({&x, &mask, &mean, &slope, &scale, &of_x},
-                                {6, {own, 1, wide, wide, wide, own}, {false, true, true, true, true, false}, 1, true}, along),
-                    runs_of(x).subtract_centred);
+  write_runs(Elementwise({&x, &mask, &mean, &slope, &scale, &shift, &grad, &of_x},
+                         {8, {own, 1, wide, wide, wide, wide, own, own},
+                          {false, true, true, true, true, true, false, false}, 1, true},
+                         along),
+             runs_of(x).gradient, 7, own);
   return {of_x, of_weight, of_bias};
 }
 

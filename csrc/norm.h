@@ -9,7 +9,7 @@ namespace maskwise {
 using NormRun = void (*)(Kept keeps, char* const* at, const int64_t* stride, int64_t n);
 
 struct NormRuns {
-  NormRun scale_shift, product, widen, subtract_centred;
+  NormRun scale_shift, product, widen, gradient;
 };
 
 }  // namespace maskwise

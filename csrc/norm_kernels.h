@@ -65,22 +65,23 @@ void widen_run(Kept, char* const* at, const int64_t*, int64_t n) {
     store_partial<A>(out + i, n - i, load_partial<A>(grad + i, n - i, A(0)));
 }
 
-// scale * (result - (x - mean) * slope) where it is kept: centred before it is scaled, so that what cancels is exactly 0.
-// Operands: x, mask, mean, slope, scale, result.
+// scale * (grad + shift - (x - mean) * slope) where it is kept, 0 elsewhere. Centred before it is scaled: where few are
+// kept, or the mean is large beside the deviation, all but the last digits cancel. Operands: x, mask, mean, slope, scale,
+// shift, grad, result.
 template <class T>
-void subtract_centred_run(Kept keeps, char* const* at, const int64_t* stride, int64_t n) {
+void gradient_run(Kept keeps, char* const* at, const int64_t* stride, int64_t n) {
   using A = Acc<T>;
   const auto* x = reinterpret_cast<const T*>(at[0]);
   const auto* m = reinterpret_cast<const uint8_t*>(at[1]);
-  const auto* mean = reinterpret_cast<const A*>(at[2]);
-  const auto* slope = reinterpret_cast<const A*>(at[3]);
-  const auto* scale = reinterpret_cast<const A*>(at[4]);
-  auto* out = reinterpret_cast<T*>(at[5]);
-  const bool one = stride[2] == 0;
+  const auto number = [&](int o, int64_t i) {
+    return load_expanded<A>(reinterpret_cast<const A*>(at[o]), stride[o] == 0, i, n);
+  };
+  const auto* grad = reinterpret_cast<const T*>(at[6]);
+  auto* out = reinterpret_cast<T*>(at[7]);
   for (int64_t i = 0; i < n; i += kLanes<A>) {
-    const Vec<A> centred = load_partial<A>(x + i, n - i, A(0)) - load_expanded<A>(mean, one, i, n);
-    const Vec<A> rest = load_partial<A>(out + i, n - i, A(0)) - centred * load_expanded<A>(slope, one, i, n);
-    const Vec<A> v = rest * load_expanded<A>(scale, one, i, n);
+    const Vec<A> centred = load_partial<A>(x + i, n - i, A(0)) - number(2, i);
+    const Vec<A> of_grad = load_partial<A>(grad + i, n - i, A(0)) + number(5, i);
+    const Vec<A> v = (of_grad - centred * number(3, i)) * number(4, i);
     store_partial<A>(out + i, n - i, keeps == Kept::bits ? keep<A>(v, load_bits<A>(m + i, n - i)) : v);
   }
 }
@@ -89,7 +90,7 @@ inline NormRuns norm_runs(ScalarType dtype) {
   NormRuns runs;
   dispatch_floating(dtype, [&](auto t) {
     using T = decltype(t);
-    runs = {&scale_shift_run<T>, &product_run<T>, &widen_run<T>, &subtract_centred_run<T>};
+    runs = {&scale_shift_run<T>, &product_run<T>, &widen_run<T>, &gradient_run<T>};
   });
   return runs;
 }

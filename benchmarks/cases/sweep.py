@@ -1,7 +1,8 @@
 """The sweep that holds the fourth law: every public function, from tiny to large, sparse to dense, contiguous or not.
 
-Each case is timed for a tenth of a second, against the plain idiom at its best and by each of our own routes. So it
-measures two things: whether a function is slower than what it replaces, and whether dispatch chose the best route.
+Masks are bool tensors, and intervals: lengths. Each case is timed for a tenth of a second, against the plain idiom at
+its best and by each of our own routes. So it measures two things: whether a function is slower than what it replaces,
+and whether dispatch chose the best route.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ SIZES = ((8, 16), (64, 128), (256, 1024), (16, 100_000), (32, 128, 256))
 #: (batch, heads, length, features)
 HEADS = ((1, 2, 16, 16), (4, 4, 64, 32), (4, 8, 256, 64))
 DENSITIES = (0.02, 0.5, 0.98)
+#: How x lies in memory under a mask of bits; and a contiguous x under a mask of lengths.
+LAYOUTS = ("contiguous", "strided", "lengths")
 SECONDS = 0.1
 K = 8
 
@@ -47,7 +50,7 @@ class Swept:
     #: What is made of x and the mask, once and outside of the timing.
     ready: Callable[[Masked], Any] = lambda i: i
     sizes: tuple[tuple[int, ...], ...] = SIZES
-    setup: Callable[[Case, bool], Any] | None = None
+    setup: Callable[[Case, str], Any] | None = None
     value: Callable[[Any], Any] = lambda out: out
 
     def sides(self) -> tuple[Side, ...]:
@@ -71,12 +74,26 @@ class Swept:
         return f"route {'kernel' if taken in ('bare', 'fused', 'sparse') else taken}"
 
 
-def _inputs(case: Case, strided: bool) -> Masked:
+def _inputs(case: Case, layout: str) -> Masked:
     """Values and a mask of the case's density; where it is strided, the last two dims of x lie exchanged in memory."""
     i = masked_inputs(replace(case, dim=-1))
-    if strided:
+    if layout == "strided":
         return replace(i, x=i.x.transpose(-1, -2).contiguous().transpose(-1, -2))
+    if layout == "lengths":
+        mask = _lengths(case, case.shape[:-1], case.shape[-1])
+        return replace(i, keep=mask.to_bool().clone(), mask=mask)
     return i
+
+
+def _lengths(case: Case, shape: tuple[int, ...], n: int) -> mw.Mask:
+    """Lengths around the case's density, of two at least."""
+    around = torch.rand(shape, generator=torch.Generator().manual_seed(2)) + 0.5
+    return mw.Mask.from_lengths((around * (case.density or 0.0) * n).long().clamp(min(2, n), n), n)
+
+
+def _given(i: Masked) -> Tensor | mw.Mask:
+    """The mask as it is passed: intervals as a Mask, bits as a bool tensor."""
+    return i.mask if i.mask.operand == "intervals" else i.keep
 
 
 def _near_one(i: Masked) -> Masked:
@@ -143,7 +160,10 @@ def _weights(i: Masked) -> tuple[Tensor, Tensor, mw.Mask]:
     """An input, a weight of as many outputs as x has rows, but not more than 256, and what is kept of it."""
     x, keep = i.x.flatten(0, -2), i.keep.flatten(0, -2)[:256]
     weight = torch.rand(keep.shape, generator=torch.Generator().manual_seed(1))
-    return x[:64], weight, mw.Mask(keep)
+    mask = mw.Mask(keep)
+    if i.mask.operand == "intervals":
+        mask = mw.Mask.from_lengths(mask.lengths, keep.shape[-1])
+    return x[:64], weight, mask
 
 
 def _linear(i: tuple[Tensor, Tensor, mw.Mask]) -> Call:
@@ -152,20 +172,23 @@ def _linear(i: tuple[Tensor, Tensor, mw.Mask]) -> Call:
     return lambda: F.linear(x, torch.where(keep, weight, 0.0))
 
 
-def _heads(case: Case, strided: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _heads(case: Case, layout: str) -> tuple[Tensor, Tensor, Tensor, Tensor | mw.Mask]:
     batch, heads, length, features = case.shape
     generator = torch.Generator().manual_seed(0)
-    shape = (batch, length, heads, features) if strided else case.shape
+    shape = (batch, length, heads, features) if layout == "strided" else case.shape
     q, k, v = (torch.rand(shape, generator=generator) for _ in range(3))
-    if strided:
+    if layout == "lengths":
+        return q, k, v, _lengths(case, (batch,), length)[:, None, None, :]
+    if layout == "strided":
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     keep = torch.rand(batch, 1, 1, length, generator=generator) < (case.density or 0.0)
     keep[..., :2] = True
     return q, k, v, keep
 
 
-def _attention(i: tuple[Tensor, Tensor, Tensor, Tensor]) -> Call:
-    q, k, v, keep = i
+def _attention(i: tuple[Tensor, Tensor, Tensor, Tensor | mw.Mask]) -> Call:
+    q, k, v, mask = i
+    keep = mask.to_bool() if isinstance(mask, mw.Mask) else mask
     return lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=keep)
 
 
@@ -173,7 +196,7 @@ def _attention(i: tuple[Tensor, Tensor, Tensor, Tensor]) -> Call:
 def _one(name: str, idiom: Callable[[Any], Call], *more: Any, **given: Any) -> Swept:
     """A function of x, a mask, and perhaps something between the mask and the dim."""
     function = getattr(mw, name)
-    return Swept(name, lambda i: (function, i.x, i.keep, *more, {"dim": -1}), idiom, **given)
+    return Swept(name, lambda i: (function, i.x, _given(i), *more, {"dim": -1}), idiom, **given)
 
 
 def _of_bool(i: Masked) -> Masked:
@@ -189,7 +212,7 @@ READY = {"prod": _near_one, "argmax": _distinct, "argmin": _distinct, "any": _of
 SWEPT: tuple[Swept, ...] = (
     _one("sum", _filled(torch.sum, 0.0)),
     *(_one(each.name, each.idiom, ready=READY.get(each.name, lambda i: i)) for each in reductions.measured()),
-    Swept("count", lambda i: (mw.count, i.keep, {"dim": -1}), lambda i: lambda: i.keep.sum(-1)),
+    Swept("count", lambda i: (mw.count, _given(i), {"dim": -1}), lambda i: lambda: i.keep.sum(-1)),
     _one("median", _first(torch.nanmedian, math.nan), ready=_distinct),
     _one("quantile", lambda i: lambda: torch.nanquantile(torch.where(i.keep, i.x, math.nan), 0.25, -1), 0.25),
     _one("sort", _sort, ready=_distinct, value=_values),
@@ -205,8 +228,8 @@ SWEPT: tuple[Swept, ...] = (
     _one("cummax", _first(torch.cummax, -math.inf), value=_values),
     _one("cummin", _first(torch.cummin, math.inf), value=_values),
     _one("logcumsumexp", _filled(torch.logcumsumexp, -math.inf)),
-    Swept("fill", lambda i: (mw.fill, i.x, i.keep, -1.0, {}), lambda i: lambda: torch.where(i.keep, i.x, -1.0)),
-    Swept("loss", lambda i: (mw.loss, F.mse_loss, i.x, torch.flip(i.x, (0,)).clone(), i.keep, {}), _mse),
+    Swept("fill", lambda i: (mw.fill, i.x, _given(i), -1.0, {}), lambda i: lambda: torch.where(i.keep, i.x, -1.0)),
+    Swept("loss", lambda i: (mw.loss, F.mse_loss, i.x, torch.flip(i.x, (0,)).clone(), _given(i), {}), _mse),
     Swept(
         "apply",
         lambda i: (mw.apply, torch.exp, i.x, {"mask": i.mask}),
@@ -238,22 +261,21 @@ SWEPT: tuple[Swept, ...] = (
 )
 
 
-def _setup(swept: Swept, strided: bool) -> Callable[[Case], Any]:
+def _setup(swept: Swept, layout: str) -> Callable[[Case], Any]:
     make = swept.setup or _inputs
-    return lambda case: swept.ready(make(case, strided))
+    return lambda case: swept.ready(make(case, layout))
 
 
 def _of(swept: Swept) -> Iterator[Case]:
     for shape in swept.sizes:
         for density in DENSITIES:
-            for strided in (False, True):
+            for layout in LAYOUTS:
                 size = "x".join(map(str, shape))
-                layout = "strided" if strided else "contiguous"
                 yield Case(
                     FAMILY,
                     swept.name,
                     f"sweep {size} keep={round(100 * density)}% {layout}",
-                    _setup(swept, strided),
+                    _setup(swept, layout),
                     swept.sides(),
                     shape,
                     density,

@@ -77,15 +77,16 @@ def test_the_sweep_covers_every_public_function_size_density_and_layout():
         (shape, density, layout)
         for shape in sweep.SIZES
         for density in (0.02, 0.5, 0.98)
-        for layout in ("contiguous", "strided")
+        for layout in ("contiguous", "strided", "lengths")
     }
     assert {(8, 16), (16, 100_000), (32, 128, 256)} <= set(sweep.SIZES)
     assert {target.text for case in SWEEP for target in case.targets} == {"never slower than idiom"}
 
 
+@pytest.mark.parametrize("layout", ["strided", "lengths"])
 @pytest.mark.parametrize("swept", sweep.SWEPT, ids=lambda swept: swept.name)
-def test_every_function_of_the_sweep_runs_and_agrees_by_every_route(swept):
-    case = next(case for case in SWEEP if case.function == swept.name and case.name.endswith("50% strided"))
+def test_every_function_of_the_sweep_runs_and_agrees_by_every_route(swept, layout):
+    case = next(case for case in SWEEP if case.function == swept.name and case.name.endswith(f"50% {layout}"))
     result = run_case(case, quick=True)
     routes = {side.name for side in result.sides if side.kind == "route"}
     assert routes == {f"route {route}" for route in swept.routes}
@@ -94,8 +95,12 @@ def test_every_function_of_the_sweep_runs_and_agrees_by_every_route(swept):
 
 def test_strided_inputs_are_strided_and_equal_to_contiguous_ones():
     cases = [case for case in SWEEP if case.name.startswith("sum sweep 64x128 keep=50%")]
-    contiguous, strided = (case.setup(case) for case in cases)
+    contiguous, strided, lengths = (case.setup(case) for case in cases)
     assert contiguous.x.is_contiguous()
     assert strided.x.stride() == (1, 64)
     assert contiguous.x.equal(strided.x)
     assert contiguous.keep.equal(strided.keep)
+    assert contiguous.x.equal(lengths.x)
+    assert (contiguous.mask.operand, lengths.mask.operand) == ("bits", "intervals")
+    assert lengths.mask.equal(lengths.keep)
+    assert lengths.mask.density == pytest.approx(0.5, abs=0.1)

@@ -1,7 +1,8 @@
 """What has a mask and is no function of the registry: attention, linear, apply, pack, and the layers of mw.nn.
 
-Each is a function of tensors and one bool mask, and says what of its tensors the mask drops, and which of its results
-may depend on nothing else. The laws are tried on all of them, as they are on the registry's functions.
+Each is a function of tensors and one mask, of bits or of intervals, and says what of its tensors the mask drops, and
+which of its results may depend on nothing else. The laws are tried on all of them, as they are on the registry's
+functions.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import maskwise as mw
 from maskwise.ops.attention.reference import fill_dropped_inputs
-from tests.laws.samples import outputs
+from tests.laws.samples import as_bool, interval_masks, outputs
 from tests.nn.layers import LAYERS, Layer
 
 Tensors = tuple[Tensor, ...]
@@ -54,20 +57,24 @@ class Subject:
             mask[1] = False
         return mask
 
-    def poisoned(self, value: float, dtype: torch.dtype = torch.float32) -> Tensors:
+    def masks(self) -> dict[str, Tensor | mw.Mask]:
+        """The masks on which the laws are tried, by origin: bits, and every kind of intervals."""
+        return {"bits": self.bits(), **interval_masks(self.mask)}
+
+    def poisoned(self, value: float, mask: Any, dtype: torch.dtype = torch.float32) -> Tensors:
         """The tensors with a value where they are dropped."""
-        filled = zip(self.tensors(dtype), self.dropped(self.bits()), strict=True)
+        filled = zip(self.tensors(dtype), self.dropped(as_bool(mask)), strict=True)
         return tuple(x if gone is None else torch.where(gone, value, x) for x, gone in filled)
 
-    def run(self, tensors: Tensors, mask: Any, bits: Tensor | None = None) -> list[Tensor]:
+    def run(self, tensors: Tensors, mask: Any) -> list[Tensor]:
         """The results that may be read, and the gradients of a weighted sum of them."""
         leaves = tuple(x.detach().clone().requires_grad_() for x in tensors)
-        results = self.visible(self.call(leaves, mask), self.bits() if bits is None else bits)
+        results = self.visible(self.call(leaves, mask), mask)
         return [*(out.detach() for out in results), *torch.autograd.grad(total(results), leaves)]
 
-    def visible(self, result: Any, bits: Tensor) -> list[Tensor]:
+    def visible(self, result: Any, mask: Any) -> list[Tensor]:
         """The results with zeros where they may depend on what is dropped."""
-        read = self.read(bits)
+        read = self.read(as_bool(mask))
         return [out if read is None else torch.where(read, out, 0.0) for out in outputs(result)]
 
 
@@ -172,6 +179,30 @@ LINEAR = [
 ]
 
 
+# -- losses ------------------------------------------------------------------------------------------------------------
+def loss(function: Callable[..., Tensor], target: Tensor, **options: Any) -> Callable[[Tensors, Any], Tensor]:
+    return lambda x, mask: mw.loss(function, x[0], target.to(x[0].dtype), mask, **options)
+
+
+TARGET, CLASSES = torch.linspace(0.1, 0.9, 35).reshape(5, 7), torch.arange(35).reshape(5, 7) % 4
+LOSSES = [
+    *(
+        Subject(f"loss-{reduction}", ((5, 7),), (5, 7), loss(F.mse_loss, TARGET, reduction=reduction), lambda m: (~m,))
+        for reduction in ("mean", "sum", "sequence")
+    ),
+    *(
+        Subject(
+            f"cross_entropy-{reduction}",
+            ((5, 4, 7),),
+            (5, 7),
+            lambda x, m, r=reduction: mw.loss(F.cross_entropy, x[0], CLASSES, m, reduction=r),
+            lambda m: (~m[:, None],),
+        )
+        for reduction in ("mean", "sum", "none")
+    ),
+]
+
+
 # -- layers ------------------------------------------------------------------------------------------------------------
 def functional(module: torch.nn.Module, names: list[str]) -> Callable[..., Any]:
     """A module as a function of its inputs and of parameters by name."""
@@ -209,8 +240,7 @@ def masked_conv(mask: Any) -> torch.nn.Module:
 def sparse_linear(x: Tensors, mask: Any) -> Tensor:
     """A SparseLinear holds nothing but the kept weights, so the weight is cut to them."""
     layer = mw.nn.SparseLinear(6, 5, bias=False, mask=mask)
-    bits = mask.to_bool() if isinstance(mask, mw.Mask) else mask
-    return functional(layer, ["values"])((x[1][bits],), x[0])
+    return functional(layer, ["values"])((x[1][as_bool(mask)],), x[0])
 
 
 SINGLE = {layer.label: layer for layer in LAYERS}
@@ -223,4 +253,20 @@ LAYER_SUBJECTS = [
     Subject("SparseLinear", ((7, 6), (5, 6)), (5, 6), sparse_linear, lambda m: (None, ~m), maps=False),
 ]
 
-SUBJECTS = [*ATTENTION, *SELECTION, *LINEAR, *LAYER_SUBJECTS]
+SUBJECTS = [*ATTENTION, *SELECTION, *LINEAR, *LOSSES, *LAYER_SUBJECTS]
+
+
+def trials(*, few: bool = False, maps: bool = False) -> list:
+    """Every subject with every one of its masks, for ``pytest.mark.parametrize``.
+
+    Args:
+        few: bits, and one origin of intervals for each subject, the next one for the next, where a test is slow.
+        maps: only what a mask that is an argument of a graph serves.
+    """
+    found = []
+    for turn, subject in enumerate(subject for subject in SUBJECTS if subject.maps or not maps):
+        masks = subject.masks()
+        names = list(masks)
+        chosen = ("bits", names[1 + turn % (len(names) - 1)]) if few else names
+        found.extend(pytest.param(subject, masks[name], id=f"{subject}-{name}") for name in chosen)
+    return found

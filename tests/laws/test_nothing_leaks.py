@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from maskwise.plan.dispatch import force
-from tests.laws.samples import ROUTES, cases, differentiable, outputs
-from tests.laws.subjects import SUBJECTS
+from tests.laws.samples import ROUTES, as_bool, cases, differentiable, outputs
+from tests.laws.subjects import trials
 
 POISONS = [float("nan"), float("inf"), -float("inf"), 3e38]
 
@@ -38,9 +38,9 @@ def assert_same_bits(a, b):
 @pytest.mark.parametrize(("function", "sample"), cases())
 def test_poison_under_the_mask_changes_no_bit_of_output_or_gradient(function, sample, route):
     with force(route):
-        clean = forward_and_gradient(function, poisoned(sample.x, sample.mask, 0.0), sample.mask, sample.kwargs)
+        clean = forward_and_gradient(function, poisoned(sample.x, sample.bits, 0.0), sample.mask, sample.kwargs)
         for value in POISONS:
-            dirty = forward_and_gradient(function, poisoned(sample.x, sample.mask, value), sample.mask, sample.kwargs)
+            dirty = forward_and_gradient(function, poisoned(sample.x, sample.bits, value), sample.mask, sample.kwargs)
             for a, b in zip((*clean[0], *clean[1:]), (*dirty[0], *dirty[1:]), strict=True):
                 assert_same_bits(a, b)
 
@@ -50,31 +50,26 @@ def test_poison_under_the_mask_changes_no_bit_of_output_or_gradient(function, sa
 def test_the_gradient_of_what_is_dropped_is_exactly_zero(function, sample, route):
     with force(route):
         _, gradient = forward_and_gradient(
-            function, poisoned(sample.x, sample.mask, float("nan")), sample.mask, sample.kwargs
+            function, poisoned(sample.x, sample.bits, float("nan")), sample.mask, sample.kwargs
         )
-    of_dropped = gradient[~sample.mask.expand(sample.x.shape)]
+    of_dropped = gradient[~sample.bits.expand(sample.x.shape)]
     assert torch.equal(of_dropped, torch.zeros_like(of_dropped))
 
 
-every_subject = pytest.mark.parametrize("subject", SUBJECTS, ids=str)
-
-
 @pytest.mark.kernel
-@every_subject
-def test_poison_in_what_a_call_or_a_layer_drops_changes_no_bit_of_what_may_be_read(subject):
-    mask = subject.bits()
-    clean = subject.run(subject.poisoned(0.0), mask)
+@pytest.mark.parametrize(("subject", "mask"), trials())
+def test_poison_in_what_a_call_or_a_layer_drops_changes_no_bit_of_what_may_be_read(subject, mask):
+    clean = subject.run(subject.poisoned(0.0, mask), mask)
     for value in POISONS:
-        for a, b in zip(clean, subject.run(subject.poisoned(value), mask), strict=True):
+        for a, b in zip(clean, subject.run(subject.poisoned(value, mask), mask), strict=True):
             assert_same_bits(a, b)
 
 
-@every_subject
-def test_the_gradient_of_what_a_call_or_a_layer_drops_is_exactly_zero(subject):
-    mask = subject.bits()
-    found = subject.run(subject.poisoned(float("nan")), mask)
+@pytest.mark.parametrize(("subject", "mask"), trials())
+def test_the_gradient_of_what_a_call_or_a_layer_drops_is_exactly_zero(subject, mask):
+    found = subject.run(subject.poisoned(float("nan"), mask), mask)
     gradients = found[len(found) - len(subject.shapes) :]
-    for gradient, dropped in zip(gradients, subject.dropped(mask), strict=True):
+    for gradient, dropped in zip(gradients, subject.dropped(as_bool(mask)), strict=True):
         if dropped is not None:
             of_dropped = gradient[dropped.expand(gradient.shape)]
             assert torch.equal(of_dropped, torch.zeros_like(of_dropped))

@@ -3,16 +3,19 @@
 import os
 from contextlib import contextmanager
 
+import hypothesis
+import hypothesis.strategies as st
 import pytest
 import torch
 
 import maskwise as mw
 from maskwise.plan.dispatch import force
 from tests.laws.odd_bytes import odd
-from tests.laws.samples import KWARGS, ROUTES, UNDER_LAW, cases, outputs
+from tests.laws.samples import KWARGS, ROUTES, UNDER_LAW, as_bool, cases, outputs
 from tests.laws.slices import expected, law_cases
-from tests.laws.subjects import SUBJECTS
+from tests.laws.subjects import SUBJECTS, trials
 from tests.laws.test_nothing_leaks import assert_same_bits, forward_and_gradient
+from tests.ops.arrays import interval_masks, masked_inputs
 from tests.simd import SIMD_LEVELS
 
 
@@ -22,16 +25,84 @@ from tests.simd import SIMD_LEVELS
 def test_the_result_is_that_of_a_loop_over_what_is_kept(function, sample, route):
     with force(route):
         out = function.call(sample.x, sample.mask, **sample.kwargs)
-    loops = expected(function, sample.x, sample.mask, **sample.kwargs)
+    loops = expected(function, sample.x, sample.bits, **sample.kwargs)
     for mine, loop in zip(outputs(out), outputs(loops), strict=True):
         torch.testing.assert_close(mine, loop.to(mine.dtype), equal_nan=True)
 
 
 @pytest.mark.parametrize(("function", "sample"), cases())
 def test_a_mask_object_and_its_bool_tensor_give_the_same_bits(function, sample):
-    from_bits = function.call(sample.x, sample.mask, **sample.kwargs)
-    from_mask = function.call(sample.x, mw.Mask(sample.mask), **sample.kwargs)
+    from_bits = function.call(sample.x, sample.bits, **sample.kwargs)
+    from_mask = function.call(sample.x, mw.Mask(sample.bits), **sample.kwargs)
     torch.testing.assert_close(outputs(from_mask), outputs(from_bits), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(("function", "sample"), [case for case in cases() if isinstance(case.values[1].mask, mw.Mask)])
+def test_intervals_give_the_results_and_gradients_of_their_bool_tensor_by_plain_operations(function, sample):
+    with force("plain"):
+        plain = forward_and_gradient(function, sample.x, sample.bits, sample.kwargs)
+    found = forward_and_gradient(function, sample.x, sample.mask, sample.kwargs)
+    # Kernels add in another order than torch does.
+    torch.testing.assert_close(found, plain, equal_nan=True, rtol=1e-4, atol=1e-5)
+
+
+#: Roundings of halves accumulate in other orders.
+CLOSE = {torch.float16: 2e-2, torch.bfloat16: 1e-1}
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("function", UNDER_LAW, ids=[function.name for function in UNDER_LAW])
+@hypothesis.settings(max_examples=12)
+@hypothesis.given(
+    masked_inputs(max_dims=5),
+    st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64]),
+    st.data(),
+)
+def test_any_intervals_of_any_dtype_give_what_their_bool_tensor_gives_by_plain_operations(function, case, dtype, data):
+    x, _, dim, keepdim = case
+    mask = data.draw(interval_masks(tuple(x.shape)))
+    if function.name in ("prod", "cumprod"):
+        x = x.sign() * (1 + x.abs() / 64)
+    if function.name in ("sort", "argsort", "topk", "argmax", "argmin", "cummax", "cummin", "median", "quantile"):
+        # Distinct values in every dtype, as the place of one of two equal ones is not torch's.
+        x = torch.randperm(x.numel(), generator=torch.Generator().manual_seed(0)).reshape(x.shape).float()
+        dtype = dtype if x.numel() < 256 else torch.float32
+    options = {name: value for name, value in options_of(function)[0].items() if name not in ("dim", "keepdim")}
+    if function.kind != "elementwise":
+        options["dim"] = dim if function.kind == "reduction" else dim if isinstance(dim, int) else -1
+    if function.kind == "reduction":
+        options["keepdim"] = keepdim
+    if function.name == "topk" and x.shape[options["dim"]] < options["k"]:
+        return
+    # Integers are for functions that take them, and amax and its like have no value for nothing kept.
+    if dtype is torch.int64 and function.name not in (
+        "sum",
+        "prod",
+        "any",
+        "all",
+        "cumsum",
+        "argsort",
+        "fill",
+        "count",
+    ):
+        dtype = torch.float32
+    gone = 77.0 if dtype is torch.int64 else float("nan")
+    x = torch.where(as_bool(mask), x, gone).to(dtype)
+    with force("plain"):
+        plain = outputs(function.call(x, as_bool(mask), **options))
+    with force("kernel"):
+        found = outputs(function.call(x, mask, **options))
+    close = CLOSE.get(dtype, 1e-4)
+    torch.testing.assert_close(found, plain, equal_nan=True, rtol=close, atol=close)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(("subject", "mask"), trials())
+def test_intervals_of_a_call_or_a_layer_give_the_results_and_gradients_of_their_bool_tensor(subject, mask):
+    with force("plain"):
+        plain = subject.run(subject.tensors(), as_bool(mask))
+    torch.testing.assert_close(subject.run(subject.tensors(), mask), plain, equal_nan=True, rtol=1e-4, atol=1e-5)
 
 
 every_subject = pytest.mark.parametrize("subject", SUBJECTS, ids=str)

@@ -390,3 +390,17 @@ def test_under_autocast_groups_give_what_torchs_layer_gives_of_kept_values():
     # One rounding to bfloat16.
     torch.testing.assert_close(out[..., :5].float(), expected, rtol=2**-8, atol=2**-8)
     assert not out[..., 5:].any()
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_the_gradient_of_a_slice_that_keeps_one_element_is_exactly_zero(dtype):
+    x = (torch.randn(6, 3, 40) / 2 + 100).to(dtype)
+    layer = mw.nn.MaskedInstanceNorm1d(3).to(dtype)
+    lengths = mw.Mask.from_lengths(torch.tensor([40, 1, 1, 1, 17, 1]), 40)
+    for mask in (lengths, lengths[...].to_bool()):
+        leaf = x.clone().requires_grad_()
+        weights = torch.linspace(0.5, 2.0, x.numel()).reshape(x.shape)
+        (gradient,) = torch.autograd.grad((layer(leaf, mask) * weights).sum(), leaf)
+        # A large mean must not cancel against its own product with a slope, nor be rounded to halves in between.
+        assert torch.equal(gradient[[1, 2, 3, 5]], torch.zeros(4, 3, 40, dtype=dtype))

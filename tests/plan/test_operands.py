@@ -1,5 +1,7 @@
 """What dispatch knows of a mask: whether it reaches kernels as intervals or as bits."""
 
+import copy
+import pickle
 import tracemalloc
 
 import pytest
@@ -11,6 +13,8 @@ from maskwise.ops.attention import blocks
 from maskwise.ops.attention.arguments import Sizes
 from maskwise.plan import dispatch
 from tests.laws.functions import FUNCTIONS
+from tests.laws.samples import UNDER_LAW, needed
+from tests.laws.test_nothing_leaks import forward_and_gradient
 
 LENGTHS = torch.tensor([3, 0, 5])
 INTERVALS = {
@@ -65,6 +69,64 @@ def test_the_facts_of_a_call_say_which_operand_its_mask_is(call):
     for mask in (mw.Mask.from_lengths(LENGTHS, 5), mw.Mask(torch.ones(3, 5, dtype=torch.bool))):
         call(x, mask)
     assert {decision.facts.mask for decision in dispatch.cache.values()} == {"intervals", "bits"}
+
+
+# -- wherever a mask goes ----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", INTERVALS)
+def test_a_copy_of_an_interval_mask_has_the_same_bounds(name):
+    mask = INTERVALS[name]
+    for other in (copy.deepcopy(mask), pickle.loads(pickle.dumps(mask))):
+        assert other.operand == "intervals"
+        assert torch.equal(other._bounds(), mask._bounds())
+        assert other.equal(mask)
+
+
+def test_a_mask_that_inference_mode_has_seen_serves_in_training():
+    with torch.inference_mode():
+        made_there = mw.Mask.from_lengths(LENGTHS.clone(), 5)
+    for mask in (made_there, mw.Mask.from_lengths(LENGTHS, 5), mw.Mask.from_lengths(LENGTHS, 5, side="left")):
+        with torch.inference_mode():
+            mw.sum(torch.ones(3, 5), mask, -1), mask.to_bool(), mask.lengths
+        for given in (mask, mask.to_bool()):
+            x = torch.ones(3, 5, requires_grad=True)
+            mw.softmax(x, given, -1).square().sum().backward()
+            assert x.grad.isfinite().all()
+
+
+def test_an_interval_mask_on_the_meta_device_gives_shapes():
+    x, mask = torch.empty(3, 5, device="meta", requires_grad=True), mw.Mask.from_lengths(LENGTHS, 5).to("meta")
+    assert mw.sum(x, mask, -1).shape == (3,)
+    (gradient,) = torch.autograd.grad(mw.softmax(x, mask, -1).sum(), x)
+    assert gradient.shape == (3, 5)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dim", [0, -1])
+@pytest.mark.parametrize("name", sorted(FUNCTIONS))
+def test_intervals_give_the_same_bits_on_any_number_of_threads(name, dim):
+    function = next(each for each in UNDER_LAW if each.name == name)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 1500, generator=generator)
+    mask = mw.Mask.from_lengths(torch.randint(1501, (40,), generator=generator), 1500)
+    options = needed(function) | ({} if function.kind == "elementwise" else {"dim": dim})
+    found = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        with mw.force("kernel"):
+            found.append(forward_and_gradient(function, x, mask, options))
+    torch.testing.assert_close(*found, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_huge_stride_and_an_expanded_x_are_read_by_their_strides():
+    mask, x = mw.Mask.from_lengths(LENGTHS, 5), torch.randn(3, 5)
+    far = torch.empty_strided((3, 5), (1 << 20, 1 << 10)).copy_(x)
+    assert torch.equal(mw.softmax(far, mask, -1), mw.softmax(x, mask, -1))
+    base = torch.randn(1, 5, requires_grad=True)
+    gradients = [
+        torch.autograd.grad((mw.softmax(base.expand(3, 5), given, -1) * x).sum(), base)
+        for given in (mask, mask.to_bool())
+    ]
+    torch.testing.assert_close(*gradients)
 
 
 # -- no bool for each position -----------------------------------------------------------------------------------------

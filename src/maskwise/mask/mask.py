@@ -402,8 +402,8 @@ class Mask:
         if isinstance(self._structure, Dense):
             self._structure.current()
         hit = self._cache.get(name)
-        # A tensor that somebody wrote into is no longer the fact that it was.
-        if hit is not None and (hit[1] is None or hit[0]._version == hit[1]):
+        # A tensor that somebody wrote into is no longer the fact that it was; one of inference mode serves there alone.
+        if hit is not None and (_serves(hit[0]) if hit[1] is None else hit[0]._version == hit[1]):
             return cast(Fact, hit[0])
         value = compute()
         # The facts hold more now.
@@ -432,6 +432,11 @@ class Mask:
             raise ShapeError(say("Mask.lengths", "mask", must="have at least one dim", got=(), hint="mask[None]"))
         counts = lambda: _facts.row_counts(self._local, self._seen).expand(self.shape[:-1]).contiguous()  # noqa: E731
         return self._once("host_lengths", counts)
+
+
+def _serves(fact: Any) -> bool:
+    """Whether a fact without a version may be used: autograd saves no tensor that was made in inference mode."""
+    return not isinstance(fact, Tensor) or torch.is_inference_mode_enabled() or not fact.is_inference()
 
 
 def _fill(mask: Mask, structure: Structure) -> None:

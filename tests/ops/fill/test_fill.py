@@ -10,6 +10,8 @@ from maskwise.errors import ArgumentError, DeviceError, DtypeError, ShapeError
 from maskwise.ops.backends import FLOATING, INTEGRAL
 from maskwise.ops.primitives import copy_transposed
 from maskwise.plan.dispatch import force
+from tests.laws.samples import as_bool
+from tests.ops.arrays import interval_masks
 
 DTYPES = (*FLOATING, *INTEGRAL, torch.bool, torch.complex64, torch.complex128)
 LAYOUTS = {
@@ -39,14 +41,16 @@ def test_the_kernel_selects_the_same_bits_as_where(dtype, layout):
     columns=st.integers(0, 140),
     layout=st.sampled_from(sorted(LAYOUTS)),
     of_values=st.sampled_from([(), (1,), (None, 1), (1, None)]),
+    data=st.data(),
 )
-def test_any_shape_and_value_gives_what_where_gives(rows, columns, layout, of_values):
+def test_any_shape_and_value_gives_what_where_gives(rows, columns, layout, of_values, data):
     x = LAYOUTS[layout](torch.randn(rows, columns)) if rows and columns else torch.randn(rows, columns)
     mask = torch.rand(rows, columns) < 0.5
     shape = [size if one is None else 1 for one, size in zip(of_values, (rows, columns), strict=False)]
     value = torch.randn(shape if len(of_values) != 1 else [1])
     with force("kernel"):
-        assert torch.equal(mw.fill(x, mask, value), torch.where(mask, x, value))
+        for given in (mask, data.draw(interval_masks((rows, columns)))):
+            assert torch.equal(mw.fill(x, given, value), torch.where(as_bool(given), x, value))
 
 
 @pytest.mark.kernel

@@ -2,10 +2,12 @@
 
 import torch
 
+from tests.laws.samples import as_bool
+
 
 def slices_of(x, mask, dim):
     """(x, mask) with the dim last, and one row a slice."""
-    mask = mask.expand(x.shape)
+    mask = as_bool(mask).expand(x.shape)
     rows, bits = x.movedim(dim, -1), mask.movedim(dim, -1)
     return rows.reshape(-1, rows.shape[-1]), bits.reshape(-1, bits.shape[-1])
 

@@ -11,6 +11,7 @@ from maskwise.errors import ArgumentError, DeviceError, DtypeError, OutOfRangeEr
 from maskwise.ops.backends import FLOATING, INTEGRAL, status
 from maskwise.ops.order.reference import INTERPOLATIONS
 from maskwise.plan.dispatch import force
+from tests.laws.samples import as_bool
 from tests.ops.arrays import masked_inputs
 from tests.ops.order.inputs import tricky
 from tests.simd import SIMD_LEVELS
@@ -21,6 +22,7 @@ QS = [0.0, 0.1, 0.25, 0.5, 0.77, 1.0]
 
 def rows_of(x, mask, dim):
     """The slices over the dims, as rows of (x, mask), and the shape of the result."""
+    mask = as_bool(mask)
     dims = (
         list(range(x.dim())) if dim is None else sorted(d % x.dim() for d in ([dim] if isinstance(dim, int) else dim))
     )
@@ -58,7 +60,7 @@ def assert_quantiles(x, mask, q, dim=None, interpolation="linear"):
     out = mw.quantile(x, mask, q, dim, interpolation=interpolation)
     exact = quantile_loop(x, mask, q, dim, interpolation)
     assert out.dtype == x.dtype
-    scale = torch.where(mask & x.isfinite(), x.abs().double(), 0).max() if x.numel() else 0.0
+    scale = torch.where(as_bool(mask) & x.isfinite(), x.abs().double(), 0).max() if x.numel() else 0.0
     torch.testing.assert_close(
         out.double(), exact.double(), rtol=0, atol=float(4 * torch.finfo(x.dtype).eps * scale), equal_nan=True
     )

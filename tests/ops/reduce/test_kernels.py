@@ -59,6 +59,8 @@ def test_the_gradient_for_any_shape_stride_and_dim_is_the_exact_one(name, kwargs
     x = x.sign() * (x.abs() / 4 + 0.25)
     if not x.numel():
         return
+    # The deviation of two values that are close has the gradient of their rounding in float32.
+    x = x.double() if name == "std" else x
     expected = gradient("plain", name, x.double(), mask, dim, **kwargs)
     # A product of many terms has a gradient of its own size.
     scale = max(1.0, float(expected[expected.isfinite()].abs().amax())) if expected.isfinite().any() else 1.0

@@ -7,6 +7,7 @@ import math
 import torch
 
 import maskwise as mw
+from tests.laws.samples import as_bool
 
 IDENTITY = {"cumsum": 0, "cumprod": 1, "cummax": -math.inf, "cummin": math.inf, "logcumsumexp": -math.inf}
 NAMES = list(IDENTITY)
@@ -35,7 +36,7 @@ def identity(name, dtype):
 def expected(name, x, mask, dim):
     """The scan in float64 (or int64) by torch itself, on x filled with the identity."""
     wide = x.double() if x.is_floating_point() else x if name in EXTREMES else x.long()
-    return first(getattr(torch, name)(wide.masked_fill(~mask, identity(name, wide.dtype)), dim))
+    return first(getattr(torch, name)(wide.masked_fill(~as_bool(mask), identity(name, wide.dtype)), dim))
 
 
 def assert_scans(name, out, x, mask, dim):

@@ -7,6 +7,8 @@ from hypothesis import given
 
 import maskwise as mw
 from maskwise.errors import ArgumentError, DeviceError, DtypeError, ShapeError
+from tests.laws.samples import as_bool
+from tests.ops.arrays import interval_masks
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16]
 DTYPES += [torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128]
@@ -21,6 +23,8 @@ def selections(draw):
     mask = torch.rand(lead, generator=generator) < draw(st.sampled_from([0.0, 0.2, 0.5, 0.9, 1.0]))
     if draw(st.booleans()):
         mask = mask.transpose(0, -1).contiguous().transpose(0, -1)
+    if draw(st.booleans()):
+        mask = draw(interval_masks(tuple(lead))).expand(lead)
     x = torch.randn(*lead, *rest, generator=generator)
     how = draw(st.sampled_from(["contiguous", "transposed", "stepped", "expanded"]))
     if how == "transposed":
@@ -44,6 +48,7 @@ def _by_the_kernel():
 def test_packing_is_boolean_indexing_and_unpacking_undoes_it(case):
     x, mask = case
     packed = mw.pack(x, mask)
+    mask = as_bool(mask)
     assert torch.equal(packed.values, x[mask])
     assert packed.values.is_contiguous()
     kept = mask.reshape(*mask.shape, *[1] * (x.dim() - mask.dim()))

@@ -9,6 +9,7 @@ import torch
 import maskwise as mw
 from maskwise.ops.softmax import reference
 from maskwise.ops.softmax.softmax import log_softmax_gradient, softmax_gradient
+from tests.laws.samples import as_bool
 
 CALLS = {
     "softmax": mw.softmax,
@@ -63,7 +64,7 @@ OF_RESULT = {
 
 def assert_exact(name, mine, x, mask, dim, above):
     """Result and gradient are those of plain torch operations in float64, as near as x's dtype allows."""
-    dims = [dim % max(x.dim(), 1)]
+    dims, mask = [dim % max(x.dim(), 1)], as_bool(mask)
     out, gradient = with_gradient(PLAIN[name], x.double(), mask, dims, above.double())
     if name in OF_RESULT and x.dtype.itemsize == 2:
         gradient = OF_RESULT[name](above.double(), mine[0].double(), mask, dims)

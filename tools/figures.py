@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -201,10 +202,15 @@ def page(results: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def taken(row: Row, path: Path) -> list[str]:
-    """How and where a run was taken, and its plot."""
-    plot = path.with_suffix(".png")
-    picture = [f"![{path.stem}: ours beside its peers](../benchmarks/results/{plot.name})", ""] if plot.exists() else []
+def taken(row: Row, path: Path, tallest: float = 1.5) -> list[str]:
+    """How and where a run was taken, and its plot; a link if it is over ``tallest`` times as high as it is wide."""
+    plot, link = path.with_suffix(".png"), f"../benchmarks/results/{path.stem}.png"
+    picture: list[str] = []
+    if plot.exists():
+        # The header of a PNG has its width and height.
+        width, height = (int.from_bytes(plot.read_bytes()[at : at + 4], "big") for at in (16, 20))
+        shown = f"![{path.stem}: ours beside its peers]" if height <= tallest * width else "[Plot of all cases]"
+        picture = [f"{shown}({link})", ""]
     return [f"`{shown_command(row)}`  ", row.where, "", *picture]
 
 
@@ -251,7 +257,7 @@ def kept_section(path: Path) -> list[str]:
         "",
         f"## {path.stem}",
         "",
-        *taken(rows[0], path),
+        *taken(rows[0], path, tallest=math.inf),
         "With f the kept fraction and t(1) our own time with everything kept. The unmasked op and the idiom are those",
         "of the row with most kept. Bold: a target is missed.",
         "",

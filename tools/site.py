@@ -18,8 +18,9 @@ def version() -> str:
 
 
 def on_config(config: Any) -> Any:
-    """Show the version beside the name."""
+    """Show the version beside the name; without a repository there is nothing to edit."""
     config.site_name = f"{config.site_name} {version()}"
+    config.edit_uri = config.edit_uri if config.repo_url else None
     return config
 
 

@@ -64,7 +64,7 @@ class Packing:
 
         Args:
             keep: True where a token is real.
-            watch_first: also compute the first token of each row, where it is dropped, without letting it be seen.
+            watch_first: also compute the first token of each row, where it is dropped; no token attends to it.
         """
         lengths: list[int] = keep.sum(1).tolist()
         if watch_first and not bool(keep[:, 0].all()):
@@ -114,9 +114,9 @@ class PackedMask:
     """What stands for a (B, 1, L, L) attention mask when the tokens are packed.
 
     Attributes:
-        packing: where the sequences lie.
-        is_causal: whether a token sees only itself and those before it.
-        seen: for each row what its queries see, a bool or additive (..., queries, keys), or None where that is all;
+        packing: the positions of the sequences.
+        is_causal: whether a token attends only to itself and those before it.
+        seen: for each row the mask of its queries, a bool or additive (..., queries, keys), or None where that is all;
             None altogether where no row needs one.
     """
 

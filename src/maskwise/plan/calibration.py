@@ -120,7 +120,7 @@ def rates_for(device: str) -> Rates:
 
 
 def reload() -> None:
-    """Read the file anew when the next plan is made."""
+    """Read the file again when the next plan is made."""
     global _loaded
     _loaded = None
 

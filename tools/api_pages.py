@@ -240,7 +240,10 @@ def commands() -> list[str]:
         lines += [f"### {name}", "", "```sh", f"{name} [OPTIONS]{arguments}", "```", ""]
         lines += [inspect.cleandoc(each.help), ""]
         lines += ["| option | meaning |", "|---|---|"]
-        lines += [f"| `{', '.join(p.opts)}` | {p.help} |" for p in shown if p.param_type_name == "option"]
+        for p in shown:
+            if p.param_type_name == "option":
+                meaning = re.sub(r"(--[\w-]+)", r"`\1`", p.help)
+                lines.append(f"| `{', '.join(p.opts)}` | {meaning} |")
         lines.append("")
     return [*lines, "Exit codes: 0 success, 1 a check failed, 2 wrong usage, 130 interrupted."]
 

@@ -304,7 +304,7 @@ def ungated(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, tuple[int, 
             elif isinstance(module, _TABLES):
                 reason = "a table that is looked up, not multiplied"
             else:
-                reason = f"prune does not know it for a weight; mw.nn.attach(module, gate, {name!r}) gates it"
+                reason = f"prune does not recognize it as a weight; mw.nn.attach(module, gate, {name!r}) gates it"
             yield f"{module_name}.{name}" if module_name else name, module, name, tuple(tensor.shape), reason
 
 

@@ -195,7 +195,7 @@ def check_once(module: nn.Module) -> bool:
     if reason is None:
         return True
     adapters()[vars(module)[MARK]].undo(module)
-    warn_once(module, reason, "help(maskwise.models.Adapter) shows how to serve it")
+    warn_once(module, reason, "help(maskwise.models.Adapter) shows how to support it")
     return False
 
 

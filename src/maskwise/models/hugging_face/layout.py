@@ -195,7 +195,7 @@ def padded_reason(module: Any, named: dict[str, Any]) -> Padded | None:
     if is_tracing():
         return Padded("a graph that is being traced has no sizes that depend on data", "trace mw.models.repad(model)")
     if is_transformed():
-        return Padded("torch.func looks through the call", "torch.autograd.grad, or mw.models.repad(model)")
+        return Padded("a torch.func transform is active", "torch.autograd.grad, or mw.models.repad(model)")
     if (cache := named.get("past_key_values")) is not None and (
         not hasattr(cache, "get_seq_length") or cache.get_seq_length()
     ):

@@ -223,7 +223,7 @@ def _packed(run: Callable[[], Any], width: int | None = None) -> tuple[Any, str 
     except Exception as error:
         why = f"a small batch of text, packed, raised {type(error).__name__}: {error}"
         if "PackedMask" in str(error):
-            why = "it reads its attention mask itself, beside transformers' interface"
+            why = "it reads its attention mask itself, outside of transformers' interface"
     return output, why if watch.found is None else f"{watch.found}, across the sequences of a batch"
 
 

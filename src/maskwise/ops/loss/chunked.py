@@ -337,7 +337,7 @@ def _run_filled(prepared: Prepared, operands: tuple[Tensor, ...], bits: Tensor, 
 def _serves_rows(facts: Facts) -> str | None:
     if facts.detail.chunks == "cells":
         return NOT_APPLICABLE
-    return why_not_on_cpu(facts) or (None if facts.detail.chunks else "memory does not lie in pieces")
+    return why_not_on_cpu(facts) or (None if facts.detail.chunks else "memory is not contiguous in chunks")
 
 
 def _serves_cells(facts: Facts) -> str | None:

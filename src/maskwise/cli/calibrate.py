@@ -45,7 +45,7 @@ class Bench:
         return self._best(runs, None if self.on_host else synced_timer(self.device))
 
     def bulk(self, run: Callable[[], object]) -> float:
-        """Microseconds that the device is busy with a large piece of work."""
+        """Microseconds of device time of a large call."""
         return self._best({"": run}, None if self.on_host else event_timer(self.device))[""]
 
     def rand(self, *shape: int) -> Tensor:

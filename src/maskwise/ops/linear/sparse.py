@@ -187,7 +187,7 @@ _GATHERED, _FILLED, _COPIED = 600.0, 4000.0, 700.0
 
 
 class Product(NamedTuple):
-    """What the routes look at beside the kept count: `Facts.detail`."""
+    """What routes read besides the kept count: `Facts.detail`."""
 
     batch: int
     inputs: int

@@ -65,6 +65,17 @@ class Target:
         """
         return ratio * self.factor + plus >= 1.0 or (self.slack is not None and difference <= self.slack)
 
+    @property
+    def allowance(self) -> str:
+        """What the text leaves out: by how much "never slower" may be slower.
+
+        >>> never_slower("idiom").allowance
+        'within 5 % or 5 µs'
+        """
+        if self.slack is None or self.factor == 1.0:
+            return ""
+        return f"within {100 * (self.factor - 1):.0f} % or {1e6 * self.slack:.0f} µs"
+
 
 def at_least(factor: float, side: str) -> Target:
     """Ours must be this many times faster than the side."""

@@ -13,12 +13,21 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from typer.core import TyperCommand
 
 from benchmarks import cuda, keeping, means, registry, sweeping
 from benchmarks.case import Case
-from benchmarks.report import Provenance, describe_machine, geometric_means, large_ratios, table, to_json, write_csv
+from benchmarks.report import (
+    Provenance,
+    describe_machine,
+    geometric_means,
+    large_ratios,
+    legend,
+    table,
+    to_json,
+    write_csv,
+)
 from benchmarks.run import BenchmarkError, Result, run_case
+from maskwise.cli import app as commands
 from maskwise.cli.app import Json, Open, guarded
 from maskwise.cli.terminal import check_picture, progress, show_picture
 from maskwise.errors import ArgumentError
@@ -28,11 +37,11 @@ __all__ = ["Options", "app", "list_cases", "run"]
 COMMAND = ("python", "-m", "benchmarks")
 
 
-class Command(TyperCommand):
-    """The command, which ends like those of ``maskwise``, and knows how it was called."""
+class Command(commands.Command):
+    """The command, guarded like those of ``maskwise``, which records its arguments."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Keep the arguments for the rows of the CSV."""
+        """Record the arguments for the rows of the CSV."""
         ctx.meta["command"] = shlex.join([*COMMAND, *args])
         return super().parse_args(ctx, args)
 
@@ -43,14 +52,19 @@ class Command(TyperCommand):
 
 Pattern = Annotated[
     str,
-    typer.Option("--filter", "-f", help="Run the cases whose name holds all these words; commas part alternatives."),
+    typer.Option(
+        "--filter",
+        "-f",
+        metavar="WORDS",
+        help="Run the cases whose family or name contains all these words; commas separate alternatives.",
+    ),
 ]
-Quick = Annotated[bool, typer.Option("--quick", help="Small inputs, two rounds: does everything run and agree?")]
-Csv = Annotated[Path | None, typer.Option("--csv", dir_okay=False, help="Write every figure to this file.")]
-Plot = Annotated[Path | None, typer.Option("--plot", dir_okay=False, help="Draw a picture: .png or .svg.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Small inputs, two rounds: checks that all sides agree.")]
+Csv = Annotated[Path | None, typer.Option("--csv", dir_okay=False, help="Write every measurement to this file.")]
+Plot = Annotated[Path | None, typer.Option("--plot", dir_okay=False, help="Write a picture: .png or .svg.")]
 Check = Annotated[bool, typer.Option("--check", help="Exit with code 1 when a target is missed.")]
-Budget = Annotated[float, typer.Option("--budget", min=0.1, help="About how many seconds a case is timed.")]
-Device = Annotated[str, typer.Option("--device", help="Where to measure: cpu, or cuda (also for ROCm).")]
+Budget = Annotated[float, typer.Option("--budget", min=0.1, metavar="SECONDS", help="Timing per case, roughly.")]
+Device = Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, or cuda (also for ROCm).")]
 List = Annotated[bool, typer.Option("--list", help="List the cases and their targets, and exit.")]
 
 app = typer.Typer(
@@ -101,6 +115,8 @@ def run(options: Options) -> int:
     """Run the chosen cases and return the exit code: 1 when a side fails, or a target is missed under ``--check``."""
     _refuse_what_cannot_work(options)
     cases = _chosen(options)
+    if (text := estimate(cases, options)) is not None:
+        Console(stderr=True).print(text, soft_wrap=True, highlight=False, markup=False)
     results, failed = _measure(cases, options)
     if not results:
         return 1 if failed else 0
@@ -128,6 +144,27 @@ def run(options: Options) -> int:
     missed = [verdict for result in results for verdict in result.verdicts if not verdict.holds]
     missed_means = [mean for mean, _, holds in _means(results, options) if not holds]
     return 1 if failed or (options.check and (missed or missed_means)) else 0
+
+
+def estimate(cases: tuple[Case, ...], options: Options) -> str | None:
+    """What is about to run and how long it takes; None for a quick run.
+
+    >>> print(estimate(registry.select("sum 4x8 bool"), Options("sum 4x8 bool")))
+    1 case matches 'sum 4x8 bool': about 8 s of timing.
+    >>> print(estimate(registry.select(), Options()).rpartition("; ")[2])
+    --budget 2 times each case for 2 s.
+    """
+    if options.quick:
+        return None
+    count = f"{len(cases)} case{'' if len(cases) == 1 else 's'}"
+    matching = f" match{'es' if len(cases) == 1 else ''} {options.pattern!r}" if options.pattern else ""
+    seconds = sum(min(options.budget, case.budget or options.budget) for case in cases)
+    if seconds < 120:
+        return f"{count}{matching}: about {seconds:.0f} s of timing."
+    return (
+        f"{count}{matching}: about {seconds / 60:.0f} min of timing, and setup and torch.compile on top. "
+        "--quick only checks that all sides run and agree; --filter runs a part; --budget 2 times each case for 2 s."
+    )
 
 
 def list_cases(options: Options) -> int:
@@ -170,7 +207,7 @@ def _chosen(options: Options) -> tuple[Case, ...]:
 
 
 def _measure(cases: tuple[Case, ...], options: Options) -> tuple[list[Result], int]:
-    """The results, and how many cases failed: one that does is told, and the others go on."""
+    """The results, and how many cases failed: a failure is reported, and the run continues."""
     results: list[Result] = []
     failed = 0
     with progress() as bar:
@@ -224,12 +261,11 @@ def _show(results: list[Result], provenance: Provenance, options: Options) -> No
     console = Console()
     of_sweep, of_kept = sweeping.swept(results), keeping.kept(results)
     others = [result for result in results if result.case.family not in registry.NAMED]
-    if others:
-        console.print(table(others))
-    if of_kept:
-        console.print(keeping.table(of_kept))
-        if not options.quick:
-            console.print(keeping.tally_table(of_kept))
+    for found, build in ((others, table), (of_kept, keeping.table)):
+        if found:
+            console.print(build(found))
+            if (targets := legend(found)) is not None:
+                console.print(targets)
     if of_sweep:
         console.print(sweeping.table(of_sweep))
         console.print(f"sweep: {sweeping.summarise(of_sweep)}", soft_wrap=True)
@@ -240,7 +276,8 @@ def _show(results: list[Result], provenance: Provenance, options: Options) -> No
     console.print(
         "× is the other side's time over ours, median and quartiles of the rounds: above 1, ours is faster. "
         "The floor is the op without a mask. copy_ is how much of a plain copy's bandwidth ours reaches. "
-        "t(1) is the time of ours with everything kept. ok shows the targets that hold (--list names them).",
+        "t(1) is the time of ours with everything kept. ok: ✓ a target is met, ✗ it is missed; the number is the "
+        "target's, in the legend below the table.",
         style="dim",
     )
     of_functions = geometric_means(large_ratios(results))

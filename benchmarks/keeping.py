@@ -6,13 +6,14 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from benchmarks.cases.kept import FAMILY, FULL, IDIOM, UNMASKED
+from benchmarks.report import marks
 from benchmarks.run import Result, Verdict
 from maskwise.plan.measure import in_words
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["curves", "kept", "table", "tally", "tally_table", "verdicts", "work"]
+__all__ = ["curves", "kept", "table", "tally", "verdicts", "work"]
 
 #: The fewest kept fractions that are drawn as a curve.
 POINTS = 3
@@ -63,20 +64,6 @@ def verdicts(results: Sequence[Result]) -> list[tuple[str, bool]]:
     return [(verdict.target.text, verdict.holds) for result in results for verdict in result.verdicts]
 
 
-def tally_table(results: Sequence[Result]) -> Table:
-    """Met and missed, a line a target."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    out = Table("target", box=SIMPLE_HEAD, pad_edge=False)
-    for heading in ("rows", "met", "missed"):
-        out.add_column(heading, justify="right")
-    for text, (met, rows) in tally(verdicts(results)).items():
-        missed = rows - met
-        out.add_row(text, str(rows), str(met), f"[red]{missed}[/]" if missed else "[green]0[/]")
-    return out
-
-
 def table(results: Sequence[Result]) -> Table:
     """The results for the terminal, a line a row: its time, in units of t(1), and what it may take of what."""
     from rich.box import SIMPLE_HEAD
@@ -95,7 +82,7 @@ def table(results: Sequence[Result]) -> Table:
             f"{1 / ratios[FULL]:.2f}" if FULL in ratios else "–",
             _bound(result, result.verdicts[0]) if result.verdicts else "–",
             *(f"{ratios[name]:.3g}" if name in ratios else "–" for name in (UNMASKED, IDIOM)),
-            " ".join("[green]✓[/]" if verdict.holds else "[red]✗[/]" for verdict in result.verdicts),
+            marks(result, results),
         )
     return out
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from functools import cache
 
 from benchmarks.case import Case
@@ -62,9 +63,10 @@ def named_cases(family: str) -> tuple[Case, ...]:
 
 
 def select(pattern: str = "") -> tuple[Case, ...]:
-    """Return the cases whose family or name contains every word of the pattern, or of one of several with commas.
+    """Return the cases whose family or name contains every word of the pattern; commas separate alternatives.
 
-    Those of the sweep and of `kept` are chosen only by patterns that name the family.
+    The families `sweep` and `kept` match only patterns that name them. A pattern without a match raises, and the error
+    lists the nearest names.
 
     >>> [case.name for case in select("startup IMPORT, sum 4x8 bool")]
     ['sum 4x8 from a bool tensor', 'import maskwise after torch']
@@ -79,11 +81,35 @@ def select(pattern: str = "") -> tuple[Case, ...]:
         if any(_matches(case, words) for words in alternatives)
     )
     if not chosen:
-        must, hint = f"match one of {len(all_cases())} benchmarks", "python -m benchmarks --list"
+        must, near = f"match one of {len(all_cases())} benchmarks", _near(alternatives)
+        hint = " or ".join(f"--filter '{name}'" for name in near) or "python -m benchmarks --list"
         raise ArgumentError(say("bench", "filter", must=must, got=repr(pattern), hint=hint))
     return chosen
 
 
+def _near(alternatives: list[list[str]]) -> list[str]:
+    """The names of up to three cases that match the most words, or words that are spelled almost so."""
+    texts = {case.name: _text(case) for case in all_cases()}
+    # Families that must be named are named in the hint, too.
+    texts |= {f"{family} {case.name}": _text(case) for family in NAMED for case in named_cases(family)}
+    vocabulary = {word for text in texts.values() for word in text.split()}
+    found: list[tuple[int, str]] = []
+    for words in alternatives:
+        spelled = [
+            [word] if any(word in each for each in vocabulary) else get_close_matches(word, vocabulary, 3)
+            for word in words
+        ]
+        matched = {name: sum(any(each in text for each in near) for near in spelled) for name, text in texts.items()}
+        best = max(matched.values(), default=0)
+        found += [(count, name) for name, count in matched.items() if count == best > 0]
+    most = max((count for count, _ in found), default=0)
+    return [name for count, name in found if count == most][:3]
+
+
+def _text(case: Case) -> str:
+    return f"{case.family} {case.name}".lower()
+
+
 def _matches(case: Case, words: list[str]) -> bool:
-    text = f"{case.family} {case.name}".lower()
+    text = _text(case)
     return all(word in text for word in words) and (case.family not in NAMED or case.family in words)

@@ -30,6 +30,8 @@ __all__ = [
     "describe_machine",
     "geometric_means",
     "large_ratios",
+    "legend",
+    "marks",
     "rows",
     "table",
     "to_json",
@@ -185,8 +187,45 @@ def table(results: Sequence[Result]) -> Table:
             f"{escape(str(peer.ratio))}\n[dim]{escape(peer.name)}[/]" if peer else "–",
             f"{floor.ratio.median:.3g}" if floor else "–",
             f"{result.bandwidth:.0%}" if result.bandwidth is not None else "–",
-            " ".join("[green]✓[/]" if verdict.holds else "[red]✗[/]" for verdict in result.verdicts),
+            marks(result, results),
         )
+    return out
+
+
+def _numbers(results: Sequence[Result]) -> dict[str, int]:
+    texts = dict.fromkeys(verdict.target.text for result in results for verdict in result.verdicts)
+    return {text: number for number, text in enumerate(texts, 1)}
+
+
+def marks(result: Result, results: Sequence[Result]) -> str:
+    """A tick or a cross for each target of a row, with the target's number in the legend."""
+    numbers = _numbers(results)
+    return " ".join(
+        f"[green]✓{numbers[verdict.target.text]}[/]" if verdict.holds else f"[red]✗{numbers[verdict.target.text]}[/]"
+        for verdict in result.verdicts
+    )
+
+
+def legend(results: Sequence[Result]) -> Table | None:
+    """What the numbers beside ticks and crosses stand for, and how many rows meet each target; None without targets."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    numbers = _numbers(results)
+    if not numbers:
+        return None
+    verdicts = [verdict for result in results for verdict in result.verdicts]
+    out = Table(box=SIMPLE_HEAD, pad_edge=False)
+    out.add_column("ok", justify="right")
+    out.add_column("target")
+    for heading in ("rows", "met", "missed"):
+        out.add_column(heading, justify="right")
+    for text, number in numbers.items():
+        of = [verdict for verdict in verdicts if verdict.target.text == text]
+        met, allowance = sum(verdict.holds for verdict in of), of[0].target.allowance
+        target = f"{escape(text)} [dim]({allowance})[/]" if allowance else escape(text)
+        missed = f"[red]{len(of) - met}[/]" if met < len(of) else "[green]0[/]"
+        out.add_row(str(number), target, str(len(of)), str(met), missed)
     return out
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import re
 import runpy
 from pathlib import Path
@@ -69,6 +70,22 @@ def test_packed_documents_have_the_loss_that_they_have_alone(printed):
     assert last < first / 2
 
 
+# Plain Python runs the cells, so that the tests need no Jupyter: they print and use no magics.
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.ipynb")), ids=lambda path: path.name)
+def test_a_notebook_prints_what_is_stored_in_it(path):
+    names = {"__name__": "__main__"}
+    cells = [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+    with torch.random.fork_rng():
+        for cell in cells:
+            out = io.StringIO()
+            with contextlib.redirect_stdout(out):
+                exec(compile("".join(cell["source"]), f"{path.name}[{cell['execution_count']}]", "exec"), names)
+            assert out.getvalue() == "".join(text for output in cell["outputs"] for text in output["text"])
+    assert sum(len(cell["outputs"]) for cell in cells) > 5
+
+
 def test_every_example_says_how_it_is_run():
     for path in EXAMPLES.glob("*.py"):
         assert f"python examples/{path.name}" in path.read_text(encoding="utf-8")
+    for path in EXAMPLES.glob("*.ipynb"):
+        assert f"jupyter lab examples/{path.name}" in path.read_text(encoding="utf-8")

@@ -9,18 +9,24 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import typer
+
 import maskwise as mw
-from maskwise import errors
+from benchmarks import command as bench
+from maskwise import data, errors
+from maskwise.cli import app as cli
 from maskwise.nn import gates, schedule
+from maskwise.plan import dispatch
 
 HEAD = "*Made from the docstrings by `make docs`.*"
 SECTION = re.compile(r"^(Args|Attributes|Returns|Raises):$", flags=re.M)
 TITLES = {"Args": "Arguments", "Attributes": "Attributes", "Returns": "Returns", "Raises": "Raises"}
 
-# The parts of the page on functions, by family of ops; a new family has to be named here.
+# The parts of the page on functions, by family of ops; what is not named here goes to the last part.
 PARTS: dict[str, str] = {
     "reduce": "Reductions",
     "softmax": "Softmax and normalization",
@@ -34,6 +40,27 @@ PARTS: dict[str, str] = {
 }
 #: What has a page of its own, or none.
 ELSEWHERE = ("Mask", "MaskwiseError", "Packed", "__version__", "models", "nn")
+# The parts of the page on mw.nn, by module; what is not named here goes to the last part.
+LAYERS: dict[str, str] = {
+    "norm": "Norms and pools",
+    "pool": "Norms and pools",
+    "linear": "Layers with masked weights",
+    "conv": "Layers with masked weights",
+    "sparse_linear": "Layers with masked weights",
+    "attaching": "Gates on a model",
+    "pruning": "Gates on a model",
+    "rewire": "Rewiring during training",
+}
+MORE = "More"
+PLANS = ("plan", "explain", "force")
+#: The aliases in signatures.
+ALIASES = {
+    "MaskLike": "a `Mask` or a bool tensor",
+    "Dim": "an int, several ints, or None for all dims",
+    "Device": "a `torch.device`, its name, or None for the default",
+}
+WIDTH = 88
+"""Signatures that are longer have one parameter per line."""
 
 
 def entries(owner: Any, prefix: str, names: list[str], level: int = 3) -> list[str]:
@@ -63,24 +90,55 @@ def is_documented(owner: type, name: str) -> bool:
 
 
 def entry(title: str, static: Any, owner: Any, level: int) -> list[str]:
-    """A heading, how it is called, and what its docstring says."""
+    """A heading, the signature, and the docstring."""
     value = getattr(owner, title.rpartition(".")[2])
     if isinstance(static, property):
-        call, text = title, inspect.getdoc(static) or ""
+        found = static.fget.__annotations__.get("return", "") if static.fget else ""
+        call, text = f"{title}: {found}" if found else title, inspect.getdoc(static) or ""
     else:
         bound = inspect.isclass(owner) and not isinstance(static, classmethod | staticmethod)
         call, text = f"{title}{signature(value, bound=bound)}", inspect.getdoc(value) or ""
-    return [f"{'#' * level} {title}", "", "```text", call, "```", "", *rendered(text), ""]
+    return [f"{'#' * level} {title}", "", "```python", call, "```", "", *rendered(text), ""]
+
+
+class Annotation(str):
+    """A type as it is written in the source: the signature prints it without quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def signature(value: Any, *, bound: bool) -> str:
-    """The call as one writes it, without types."""
+    """The parameters with their types, and what is returned; one parameter per line where they are many.
+
+    >>> def scale(x: Tensor, *, by: float = 1.0) -> Tensor: ...
+    >>> signature(scale, bound=False)
+    '(x: Tensor, *, by: float = 1.0) -> Tensor'
+    """
     try:
         found = inspect.signature(value)
     except (TypeError, ValueError):
         return ""
-    parameters = [p.replace(annotation=p.empty) for p in found.parameters.values()]
-    return str(inspect.Signature(parameters[1:] if bound else parameters))
+    parameters = [p.replace(annotation=annotation(p.annotation)) for p in found.parameters.values()]
+    returned = found.empty if inspect.isclass(value) else annotation(found.return_annotation)
+    found = inspect.Signature(parameters[1:] if bound else parameters, return_annotation=returned)
+    line = str(found)
+    if len(line) <= WIDTH:
+        return line
+    arrow = f" -> {returned}" if returned is not found.empty else ""
+    lines: list[str] = []
+    for p in found.parameters.values():
+        if p.kind is p.KEYWORD_ONLY and not any(each.startswith("*") for each in lines):
+            lines.append("*")
+        lines.append(str(p))
+    return "(\n" + "".join(f"    {each},\n" for each in lines) + ")" + arrow
+
+
+def annotation(found: Any) -> Any:
+    """An annotation, which `from __future__ import annotations` leaves as a string, to be printed as it is."""
+    return Annotation(found) if isinstance(found, str) else found
 
 
 def rendered(text: str) -> list[str]:
@@ -146,33 +204,76 @@ def page(title: str, *parts: list[str]) -> str:
 
 
 def functions() -> dict[str, list[str]]:
-    """The functions, by what they do."""
+    """The functions, by family."""
     groups: dict[str, list[str]] = {}
     for name, home in mw._HOME_OF.items():
         if home.startswith("maskwise.ops.") and name not in ELSEWHERE:
-            groups.setdefault(PARTS[home.removeprefix("maskwise.ops.")], []).append(name)
-    return {**groups, "What happens": [n for n in mw.__all__ if n not in mw._HOME_OF and n not in ELSEWHERE]}
+            groups.setdefault(PARTS.get(home.removeprefix("maskwise.ops."), MORE), []).append(name)
+    others = [name for name in mw.__all__ if name not in (*mw._HOME_OF, *ELSEWHERE, *PLANS)]
+    return {**groups, MORE: groups.get(MORE, []) + others}
+
+
+def layers() -> dict[str, list[str]]:
+    """What mw.nn has, by what it is for."""
+    groups: dict[str, list[str]] = {title: [] for title in (*LAYERS.values(), MORE)}
+    for name in mw.nn.__all__:
+        if name not in ("gates", "schedule"):
+            module = getattr(mw.nn, name).__module__.removeprefix("maskwise.nn.").split(".")[0]
+            groups[LAYERS.get(module, MORE)].append(name)
+    return groups
+
+
+def parts(owner: Any, prefix: str, groups: dict[str, list[str]]) -> list[list[str]]:
+    """A part for each group, with its entries."""
+    return [[f"## {title}", "", *entries(owner, prefix, names)] for title, names in groups.items() if names]
+
+
+def commands() -> list[str]:
+    """An entry for each command: what it does, and its options."""
+    group: Any = typer.main.get_command(cli.app)
+    found = {f"maskwise {name}": each for name, each in group.commands.items()}
+    found["maskwise bench"] = typer.main.get_command(bench.app)
+    lines = []
+    for name, each in found.items():
+        shown = [p for p in each.params if not getattr(p, "hidden", False)]
+        arguments = "".join(f" {p.name.upper()}" for p in shown if p.param_type_name == "argument")
+        lines += [f"### {name}", "", "```sh", f"{name} [OPTIONS]{arguments}", "```", ""]
+        lines += [inspect.cleandoc(each.help), ""]
+        lines += ["| option | meaning |", "|---|---|"]
+        for p in shown:
+            if p.param_type_name == "option":
+                meaning = re.sub(r"(--[\w-]+)", r"`\1`", p.help)
+                lines.append(f"| `{', '.join(p.opts)}` | {meaning} |")
+        lines.append("")
+    return [*lines, "Exit codes: 0 success, 1 a check failed, 2 wrong usage, 130 interrupted."]
 
 
 def pages() -> dict[str, str]:
-    """Every page by its file name."""
-    of_models = [name for name, home in mw._HOME_OF.items() if not home.startswith("maskwise.ops.")]
+    """Every page by its file name, in the order of the navigation."""
+    of_data = [name for name, home in mw._HOME_OF.items() if home.startswith("maskwise.data")]
+    outside = [name for name, home in mw._HOME_OF.items() if not home.startswith("maskwise.ops.")]
+    of_models = [name for name in outside if name not in of_data]
     models = [name for name in mw.models.__all__ if name not in of_models]
-    layers = [name for name in mw.nn.__all__ if name not in ("gates", "schedule")]
-    groups = functions()
+    of_sampling = [name for name in data.__all__ if name not in of_data]
     made = {
         "mask.md": page("Mask", entries(mw, "mw.", ["Mask"]), entries(mw.Mask, "Mask.", public(mw.Mask))),
-        "functions.md": page(
-            "Functions", *([f"## {title}", "", *entries(mw, "mw.", names)] for title, names in groups.items() if names)
-        ),
+        "functions.md": page("Functions", *parts(mw, "mw.", functions())),
         "packed.md": page("Packed", entries(mw, "mw.", ["Packed"]), entries(mw.Packed, "Packed.", packed_names())),
         "nn.md": page(
             "Layers and gates",
-            ["## Layers", "", *entries(mw.nn, "mw.nn.", layers)],
+            *parts(mw.nn, "mw.nn.", layers()),
             ["## Gates", "", *entries(gates, "mw.nn.gates.", gates.__all__)],
             ["## Schedules", "", *entries(schedule, "mw.nn.schedule.", schedule.__all__)],
         ),
-        "models.md": page("Models and data", entries(mw, "mw.", of_models), entries(mw.models, "mw.models.", models)),
+        "models.md": page("Models", entries(mw, "mw.", of_models), entries(mw.models, "mw.models.", models)),
+        "data.md": page("Data", entries(mw, "mw.", of_data), entries(data, "maskwise.data.", of_sampling)),
+        "plan.md": page(
+            "Plans",
+            entries(mw, "mw.", list(PLANS)),
+            entries(dispatch, "maskwise.plan.", ["Plan", "Skips"]),
+            entries(import_module("maskwise.plan.explain"), "maskwise.plan.explain.", ["Log", "Call"]),
+        ),
+        "cli.md": page("Command line", commands()),
         "errors.md": page(
             "Errors", entries(errors, "maskwise.errors.", [name for name in errors.__all__ if name != "say"])
         ),
@@ -188,10 +289,12 @@ def packed_names() -> list[str]:
 
 def index(made: dict[str, str]) -> str:
     """The first page: every name with its first sentence, and a link to its entry."""
-    lines = ["# API", "", HEAD, ""]
+    aliases = "; ".join(f"`{name}` is {meaning}" for name, meaning in ALIASES.items())
+    lines = ["# API", "", HEAD, "", f"In signatures, {aliases}.", ""]
     for file, text in made.items():
-        lines += [f"## {text.splitlines()[0].removeprefix('# ')}", "", "| name | what it is |", "|---|---|"]
-        for name, first in re.findall(r"^### (.*)\n\n```text\n.*\n```\n\n(.*)", text, flags=re.M):
+        title = text.splitlines()[0].removeprefix("# ")
+        lines += [f"## {title}", "", "| name | description |", "|---|---|"]
+        for name, first in re.findall(r"^### (.*)\n\n```\w+\n(?:.*\n)*?```\n\n(.*)", text, flags=re.M):
             lines.append(f"| [`{name}`]({file}#{anchor(name)}) | {first.replace('|', chr(92) + '|')} |")
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
@@ -199,7 +302,7 @@ def index(made: dict[str, str]) -> str:
 
 def anchor(heading: str) -> str:
     """The anchor that markdown gives a heading."""
-    return re.sub(r"[^\w\s-]", "", heading).strip().lower()
+    return re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -184,7 +185,7 @@ def page(results: Path) -> str:
             lines += SECTIONS[path.stem](path)
             continue
         rows = read(path)
-        lines += ["", f"## {path.stem}", "", f"`{rows[0].command}`  ", f"{rows[0].where}", ""]
+        lines += ["", f"## {path.stem}", "", *taken(rows[0], path)]
         of_functions = geometric_means((row.function, row.ratio) for row in rows if row.large)
         if of_functions:
             listed = ", ".join(f"{function} {mean:.1f}" for function, mean in of_functions.items())
@@ -199,6 +200,18 @@ def page(results: Path) -> str:
             for missed in ("; ".join(row.missed),)
         ]
     return "\n".join(lines) + "\n"
+
+
+def taken(row: Row, path: Path, tallest: float = 1.5) -> list[str]:
+    """How and where a run was taken, and its plot; a link if it is over ``tallest`` times as high as it is wide."""
+    plot, link = path.with_suffix(".png"), f"../benchmarks/results/{path.stem}.png"
+    picture: list[str] = []
+    if plot.exists():
+        # The header of a PNG has its width and height.
+        width, height = (int.from_bytes(plot.read_bytes()[at : at + 4], "big") for at in (16, 20))
+        shown = f"![{path.stem}: ours beside its peers]" if height <= tallest * width else "[Plot of all cases]"
+        picture = [f"{shown}({link})", ""]
+    return [f"`{shown_command(row)}`  ", row.where, "", *picture]
 
 
 def sweep_section(path: Path) -> list[str]:
@@ -218,7 +231,7 @@ def sweep_section(path: Path) -> list[str]:
         "",
         f"## {path.stem}",
         "",
-        f"`{runnable(first['command'])}`  ",
+        f"`{runnable(first['command']).split(' --csv')[0]}`  ",
         f"{first['cpu']}, {first['threads']} threads, {first['simd']}, torch {first['torch']}, {first['date'][:10]}",
         "",
         "Every public function from 8 x 16 to 16 x 100,000, with 2, 50 and 98 % kept, contiguous and not: "
@@ -244,9 +257,7 @@ def kept_section(path: Path) -> list[str]:
         "",
         f"## {path.stem}",
         "",
-        f"`{rows[0].command}`  ",
-        rows[0].where,
-        "",
+        *taken(rows[0], path, tallest=math.inf),
         "With f the kept fraction and t(1) our own time with everything kept. The unmasked op and the idiom are those",
         "of the row with most kept. Bold: a target is missed.",
         "",

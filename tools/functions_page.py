@@ -22,14 +22,12 @@ HEAD = """# Functions
 *Made from the registry by `make functions-page`; the tests fail when it is stale.*
 
 Each function takes torch's arguments under torch's names, and `mask`: a `Mask` or a bool tensor, True meaning keep,
-that broadcasts to `x`. All of them are under the laws: nothing leaks (1), True means keep (2), one rule for nothing
-kept (3), never slower than the idiom (4), plain tensors in and out (5). Laws 1, 2, 3 and 5 are the suites in
-`tests/laws/`, run over this table; law 4 is `make bench`, in which every function below has cases with targets.
-Besides these there is `mw.count(mask, dim=None, keepdim=False)`, which counts kept positions.
+that broadcasts to `x`. The [guarantees](laws.md) hold for all of them: `tests/laws/` tests every function in this
+table, and `make bench` compares it with the idiom. `mw.count(mask, dim=None, keepdim=False)` counts kept positions.
 
-- **nothing kept**: the result of an empty slice. On reductions, `empty=` replaces it.
+- **nothing kept**: the result of an empty slice. In reductions, `empty=` replaces it.
 - **CPU kernel**, **GPU kernel**: the dtypes that the fused kernel supports, in C++ or in [Triton](gpu.md); any other
-  dtype that torch has for the function, and any other device, runs on plain torch operations that obey the same laws.
+  dtype that torch has for the function, and any other device, runs on plain torch operations with the same guarantees.
 - **gradient**: how often it can be differentiated.
 """
 

@@ -82,10 +82,10 @@ HEAD = """# On the GPU
 
 On CUDA and ROCm every fused function is a [Triton](https://triton-lang.org) kernel: one launch forward, one or two
 backward, no host-device sync. Masks are read as bytes, broadcast by their strides; wherever 16 consecutive bytes are
-dropped, x is not read. bfloat16 and float16 accumulate in float32. The same laws hold as on the CPU, and are tested
-there under Triton's interpreter (`make test-gpu`). Every kernel is compiled ahead of time, in each configuration that
-its launcher can choose, for sm_80, sm_90, sm_100 and gfx942 (`make test-gpu-compile`). No kernel has been timed by
-the developers, who have no GPU: `python -m benchmarks --device cuda`, in a clone, does it on yours.
+dropped, x is not read. bfloat16 and float16 accumulate in float32. The same guarantees hold as on the CPU; they are
+tested under Triton's interpreter (`make test-gpu`). Every kernel is compiled ahead of time, in each configuration that
+its launcher can choose, for sm_80, sm_90, sm_100 and gfx942 (`make test-gpu-compile`). No kernel has been timed on a
+GPU by the developers, who have none: `python -m benchmarks --device cuda`, in a clone, times them on yours.
 
 - Without Triton (`pip install triton`), and on other devices, plain torch operations run; `mw.explain()` reports it.
 - Inside `torch.compile` on a GPU, reductions, softmax, fill and losses are traced as plain torch operations, which
@@ -94,21 +94,21 @@ the developers, who have no GPU: `python -m benchmarks --device cuda`, in a clon
 - `pack` and `unpack` with a mask of more than 65,536 positions take two launches. The first counts per 4,096
   positions of the mask. Below that, every program of the single launch counts on its own. In a single pass over a
   longer mask, programs would wait for each other, and rows beyond the last kept one would be written twice.
-- Sparse layers of 16 x 16 blocks multiply kept blocks alone; other layouts, and `mw.linear` with a mask, are dense.
+- Sparse layers of 16 x 16 blocks multiply kept blocks only; other layouts, and `mw.linear` with a mask, are dense.
 - `sort`, `argsort`, `topk`, and the two reductions that sort, `median` and `quantile`, run on torch's own sort, and
   `attention` on torch's attention: leak-proof and without a host-device sync, but not in one launch.
-- A class that does not exist makes a cross entropy NaN on a GPU, and the gradient of its row; the CPU raises. A check
-  would take a host-device sync, and torch's own loss, which asserts on the device, leaves the CUDA context unusable.
-  With `TRITON_DEBUG=1` in the environment ours asserts too, with a message.
-- The variance of values beyond 1e19 leaves the range of float32, as that of torch does on a GPU.
+- An out-of-range class makes a cross entropy NaN on a GPU, and the gradient of its row; the CPU raises. A check would
+  take a host-device sync, and torch's own loss, which asserts on the device, leaves the CUDA context unusable. With
+  `TRITON_DEBUG=1` in the environment the kernel asserts too, with a message.
+- The variance of values beyond 1e19 overflows float32, as in torch on a GPU.
 """
 
 TABLE = """
 For x of 4096 x 1024 float32 along its last dim, with a mask of x's shape: launches, and bytes read and written for
-each element of x with everything kept, against the fewest there can be (each operand once); registers per thread and
-bytes of shared memory of the kernel on sm_80, compiled by Triton {version}, which spills none of them. Beside it the
+each element of x with everything kept, against the minimum (each operand once); registers per thread and
+bytes of shared memory of the kernel on sm_80, compiled by Triton {version}, without spills. The other columns are the
 idiom in plain torch and torch.masked, traced operation by operation: each reads its operands and writes its result
-once. What a program reads again from the cache, as a block-sparse product does, is not counted.
+once. Repeated reads from the cache, as in a block-sparse product, are not counted.
 """
 
 

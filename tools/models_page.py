@@ -11,17 +11,19 @@ import transformers
 from tests.models.sweep.table import BAD, read
 
 VERDICTS = ("exact", "padded", "refused", "not built")
-INTRODUCTION = f"""# Which models are served
+INTRODUCTION = f"""# Supported models
 
-Every class of transformers {transformers.__version__} that reads text and that an auto class lists, built small with
+*Made by `make models-page`; the tests fail when it is stale.*
+
+Every class of transformers {transformers.__version__} that reads text and that an auto class lists, built small, with
 random weights in float64, and run padded and unpadded: right padding, left padding and holes, every output, the loss,
 the gradient of every parameter; unpadded before its weights were loaded, and on the meta device; pickled and loaded in
-another process; repadded, bit for bit. `make test-models` runs all of it and fails where this page is not true.
+another process; repadded, bit for bit. `make test-models` runs all of it and fails where this page is stale.
 
 - **exact**: all of that is equal at kept positions, to rounding.
-- **padded**: `mw.unpad` accepts the class, and the calls of the sweep run padded, for the reason that is given.
-- **refused**: `mw.unpad` raises `UnsupportedModelError` with the reason that is given.
-- **not built**: the sweep cannot build the class small, or cannot call it from text; nothing is known of it.
+- **padded**: `mw.unpad` accepts the class, and the calls of the sweep run padded, for the reason given.
+- **refused**: `mw.unpad` raises `UnsupportedModelError` with the reason given.
+- **not built**: the sweep cannot build the class small, or cannot call it from text; untested.
 """
 
 

@@ -1,14 +1,18 @@
 import csv
+import io
 import json
 import shlex
+from dataclasses import replace
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from benchmarks import command
-from benchmarks.case import at_least
+from benchmarks.case import at_least, never_slower
 from benchmarks.command import app
 from benchmarks.registry import all_cases, select
+from benchmarks.report import legend
 from benchmarks.run import BenchmarkError, Result, SideResult, Verdict, run_case
 from maskwise.plan.measure import Spread
 
@@ -104,6 +108,42 @@ def test_an_interrupt_writes_nothing(monkeypatch, invoke, tmp_path):
     monkeypatch.setattr(command, "run_case", interrupted)
     assert invoke("--csv", str(tmp_path / "out.csv")).exit_code == 130
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_help_shows_flags_without_a_type(invoke):
+    told = invoke("--help").stdout
+    assert "<bool>" not in told
+    assert "WORDS" in told
+
+
+def test_a_run_starts_with_what_matches_and_how_long_it_takes(measured, invoke):
+    measured(holds=True)
+    assert "match '4x8': about" in invoke("--filter", "4x8", "--json").stderr
+    whole = invoke("--json").stderr
+    cases = len(all_cases())
+    assert f"{cases} cases: about {cases * 8 / 60:.0f} min of timing" in whole
+    assert "--quick" in whole
+    assert invoke("--budget", "0.2", "--filter", "4x8 bool", "--json").stderr.startswith("1 case matches '4x8 bool'")
+    assert "of timing" not in invoke("--quick", "--filter", "4x8", "--json").stderr
+
+
+@pytest.mark.parametrize(("holds", "mark", "missed"), [(True, "✓1", 0), (False, "✗1", 1)])
+def test_the_legend_names_the_target_of_each_tick(measured, invoke, monkeypatch, holds, mark, missed):
+    measured(holds=holds)
+    monkeypatch.setenv("COLUMNS", "140")
+    table, legend = invoke("--filter", "4x8 bool").stdout.split("target", 1)
+    assert mark in table
+    assert f"1   at least 15 x faster than peer      1     {1 - missed}        {missed}" in legend
+
+
+def test_the_legend_says_what_never_slower_allows():
+    side = SideResult("mw.sum", "ours", 1.0, 1.0, Spread(1, 1, 1))
+    (case,) = select("4x8 bool")
+    result = Result(case, (side,), (Verdict(never_slower(), "mw.sum", holds=True),), {}, None)
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(legend([result]))
+    assert "never slower than best peer (within 5 % or 5 µs)" in console.export_text()
+    assert legend([replace(result, verdicts=())]) is None
 
 
 def test_list_names_every_case_and_its_targets(invoke):

@@ -164,6 +164,9 @@ def test_a_run_prints_every_row_its_bound_and_the_tally(curve, monkeypatch):
     shown = CliRunner().invoke(app, ["--filter", "kept"]).stdout
     for told in ("0.50 ≤ 0.25", "0.90 ≤ 0.95", f"missed: {SUM} keep=5%"):
         assert told in shown
+    assert "✗1 ✓2" in shown
+    rows = [line.split() for line in shown.splitlines() if "t(f) ≤ (f + 0.05) t(1)" in line and "missed" not in line]
+    assert [(row[0], row[-3:]) for row in rows] == [("1", ["4", "2", "2"])]
     data = json.loads(CliRunner().invoke(app, ["--filter", "kept", "--json"]).stdout)
     assert data["kept"]["reductions, intervals: t(f) ≤ (f + 0.05) t(1)"] == {"met": 2, "rows": 4}
     assert CliRunner().invoke(app, ["--filter", "kept", "--check"]).exit_code == 1

@@ -62,6 +62,22 @@ def test_a_filter_that_matches_nothing_says_how_to_list():
         select("nothing")
 
 
+@pytest.mark.parametrize(
+    ("pattern", "near"),
+    [
+        ("sofmax 4x8", "--filter 'softmax 4x8' or --filter 'softmax 4x8 forward+backward'"),
+        ("softmax 4x9", "--filter 'softmax 4x8'"),
+        ("atention", "--filter 'attention lengths 1..512'"),
+        ("keept sum", "--filter 'kept sum lengths 4096x4096 dim=-1 keep=5%'"),
+        ("nothing, startup improt", "--filter 'import maskwise after torch'"),
+    ],
+)
+def test_a_filter_that_matches_nothing_lists_near_names(pattern, near):
+    with pytest.raises(ArgumentError) as raised:
+        select(pattern)
+    assert near in str(raised.value)
+
+
 # -- the sweep ---------------------------------------------------------------------------------------------------------
 def test_the_sweep_runs_only_when_it_is_named():
     assert "sweep" not in {case.family for case in select("softmax")}

@@ -23,6 +23,7 @@ def test_every_command_explains_itself(invoke, command):
     result = invoke(command, "--help")
     assert result.exit_code == 0
     assert "--json" in result.stdout
+    assert "<bool>" not in result.stdout + invoke("--help").stdout
 
 
 @pytest.mark.parametrize(

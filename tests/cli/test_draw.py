@@ -105,7 +105,7 @@ WRONG = [
     ("lenghts(2)", 0, "there is no mask `lenghts`", "lengths(5, 9"),
     ("from_lengths(2)", 0, "there is no mask `from_lengths`", "lengths(5, 9"),
     ("__import__('os')", 0, "there is no mask `__import__`", "one of causal"),
-    ("causal(4).__class__", 10, "only `.T`", ".T exchanges"),
+    ("causal(4).__class__", 10, "only `.T`", ".T transposes"),
     ("causal(4) causal(4)", 10, "an operator was expected", "& (both)"),
     ("causal(4))", 9, "an operator was expected", "& (both)"),
     ("(causal(4)", 10, "`)` is missing", ""),

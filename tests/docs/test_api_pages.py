@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import maskwise as mw
-from tools.api_pages import pages, prose, quiet, rendered
+from tools.api_pages import ALIASES, pages, prose, quiet, rendered
 
 ROOT = Path(__file__).parents[2]
 MADE = pages()
@@ -23,7 +23,7 @@ def test_every_public_name_has_one_entry():
 
 def test_every_entry_says_something():
     for file, text in MADE.items():
-        for heading, after in re.findall(r"^#{3,4} (.*)\n\n```text\n.*\n```\n\n(.*)$", text, flags=re.M):
+        for heading, after in re.findall(r"^#{3,4} (.*)\n\n```\w+\n(?:.*\n)*?```\n\n(.*)$", text, flags=re.M):
             assert len(after) > 5, f"{file}: {heading} has no docstring"
             assert not after.startswith("#"), f"{file}: {heading} has no docstring"
 
@@ -31,10 +31,33 @@ def test_every_entry_says_something():
 def test_the_navigation_has_every_page_and_links_of_the_index_lead_to_headings():
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     assert all(f"api/{file}" in nav for file in MADE)
-    anchors = {re.sub(r"[^\w-]", "", name).lower() for name in HEADINGS}
-    linked = re.findall(r"\(\w+\.md#(\w+)\)", MADE["index.md"])
+    anchors = {re.sub(r"[^\w-]", "", name.replace(" ", "-")).lower() for name in HEADINGS}
+    linked = re.findall(r"\(\w+\.md#([\w-]+)\)", MADE["index.md"])
     assert len(linked) > 100
     assert set(linked) <= anchors
+
+
+def test_signatures_have_types_and_break_where_they_are_long():
+    assert (
+        "Mask.count(dim: int | Sequence[int] | None = None, keepdim: bool = False) -> int | Tensor\n" in MADE["mask.md"]
+    )
+    assert "Mask.density: float" in MADE["mask.md"]
+    assert "mw.sum(\n    x: Tensor,\n    mask: MaskLike,\n    dim: Dim = None,\n    *,\n" in MADE["functions.md"]
+    assert ") -> Tensor\n" in MADE["functions.md"]
+    used = set(re.findall(r": (\w*(?:Like|Dim|Device))\b", "".join(MADE.values())))
+    assert used <= set(ALIASES)
+
+
+def test_pages_are_in_the_order_of_the_navigation():
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert re.findall(r"api/(\w+\.md)", nav) == ["index.md", *(file for file in MADE if file != "index.md")]
+
+
+def test_every_command_lists_its_options():
+    for name in ("doctor", "demo", "bench", "draw", "calibrate"):
+        section = MADE["cli.md"].split(f"### maskwise {name}\n")[1].split("\n### ")[0]
+        assert "| `--json` | " in section
+    assert "maskwise draw [OPTIONS] EXPRESSION" in MADE["cli.md"]
 
 
 def test_a_docstring_becomes_markdown():

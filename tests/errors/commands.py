@@ -74,7 +74,7 @@ ROWS = [
     Row("maskwise draw", draw("full([3)"), ArgumentError, "[3, 5]"),
     Row("maskwise draw", draw("causal(4) causal(4)"), ArgumentError, "& (both), | (either)"),
     Row("maskwise draw", draw("(" * 60 + "causal(4)"), ArgumentError, "fewer parentheses"),
-    Row("maskwise draw", draw("causal(4).mT"), ArgumentError, ".T exchanges the last two dims"),
+    Row("maskwise draw", draw("causal(4).mT"), ArgumentError, ".T transposes the last two dims"),
     Row("maskwise draw", draw("causal(4, k=2, k=3)"), ArgumentError, "each option once"),
     Row("maskwise draw", draw("lengths(max_len=3, 2)"), ArgumentError, "lengths(5, 9, max_len=12)"),
     Row("maskwise draw", draw("causal(-x)"), ArgumentError, "window(8, left=2, right=-1)"),

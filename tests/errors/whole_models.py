@@ -258,6 +258,9 @@ ROWS = [
     ),
     Row("mw.models.load_compressed", read(file_of("Telescope")), ArgumentError, "pip install --upgrade maskwise"),
     Row(
-        "mw.models.load_compressed", read(file_of("Linear", size=3)), ArgumentError, "save_compressed(model, path) anew"
+        "mw.models.load_compressed",
+        read(file_of("Linear", size=3)),
+        ArgumentError,
+        "save_compressed(model, path) again",
     ),
 ]

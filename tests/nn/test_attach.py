@@ -215,7 +215,7 @@ def test_one_weight_has_one_gate_and_one_gate_one_weight():
     mw.nn.attach(layer, gate)
     with pytest.raises(ArgumentError, match="must have no gate on 'weight' yet"):
         mw.nn.attach(layer, TopK(0.5))
-    with pytest.raises(ArgumentError, match=r"attach: `gate` must belong to no weight yet.*Hint: TopK\(\.\.\.\) anew"):
+    with pytest.raises(ArgumentError, match=r"attach: `gate` must belong to no weight yet.*Hint: a new TopK\(\.\.\.\)"):
         mw.nn.attach(nn.Linear(3, 2), gate)
     with pytest.raises(ArgumentError, match="MaskedLinear: `gate` must belong to no weight yet"):
         mw.nn.MaskedLinear(3, 2, gate=gate)

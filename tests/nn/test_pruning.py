@@ -127,7 +127,7 @@ def test_what_is_left_out_is_listed_with_the_reason():
     assert {each.name: each.reason for each in report.left_out} == {
         "net.embed.weight": "a table that is looked up, not multiplied",
         "net.head.weight": "it has no gate",
-        "routed.positions": "prune does not know it for a weight; mw.nn.attach(module, gate, 'positions') gates it",
+        "routed.positions": "prune does not recognize it as a weight; mw.nn.attach(module, gate, 'positions') gates it",
     }
     first = report.left_out[0]
     assert (first.layer, first.shape, first.total) == ("Embedding", (10, 8), 80)

@@ -19,5 +19,11 @@ def test_the_version_is_the_newest_one_in_the_changelog():
     assert metadata("maskwise")["Version"] == newest
 
 
+def test_the_citation_is_of_this_version():
+    text = (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {metadata('maskwise')['Version']}\n" in text
+    assert f"\nlicense: {metadata('maskwise')['License-Expression']}\n" in text
+
+
 def test_setup_builds_only_the_extension_and_stays_short():
     assert len((ROOT / "setup.py").read_text().splitlines()) < 80

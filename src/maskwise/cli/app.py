@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from maskwise.errors import MaskwiseError
 
-__all__ = ["app"]
+__all__ = ["Command", "app", "guarded"]
 
 INTERRUPTED = 130
-"""What a shell expects of a program that Ctrl-C ended."""
-
+"""The exit code that a shell expects after Ctrl-C."""
 
 #: Where the benchmarks and the examples are, in a checkout; an installed package has neither.
 ROOT = Path(__file__).parents[3]
@@ -38,8 +37,28 @@ def guarded(invoke: Callable[[], Any]) -> Any:
         raise typer.Exit(1) from error
 
 
+def _without_types(params: list[Any]) -> list[Any]:
+    # Typer prints `<bool>` beside a flag, as if it took a value.
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return params
+
+
+class Command(TyperCommand):
+    """A command whose help shows flags without a type."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the options and arguments."""
+        return _without_types(super().get_params(ctx))
+
+
 class Commands(TyperGroup):
     """The commands, guarded."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the options and arguments."""
+        return _without_types(super().get_params(ctx))
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""
@@ -52,13 +71,13 @@ app = typer.Typer(
     epilog="Exit codes: 0 all is well, 1 a check failed, 2 wrong usage, 130 interrupted.",
     help="Mask-aware computing for PyTorch: what is masked out costs nothing and never leaks.",
     no_args_is_help=True,
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",
     pretty_exceptions_show_locals=False,
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, and nothing else there.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, to standard output.")]
 
 
 def _version(wanted: bool) -> None:
@@ -72,18 +91,17 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     pass
 
 
-@app.command()
+@app.command(cls=Command)
 def doctor(json: Json = False) -> None:
-    """Print what a bug report needs.
+    """Print versions, CPU, threads, devices and the state of the C++ extension, for a bug report.
 
-    Versions, processor, threads, devices, and whether the C++ extension is built and loaded. The exit code is 1 when an
-    extension is there and cannot be loaded.
+    The exit code is 1 when the extension is installed and fails to load.
     """
     from maskwise.cli import doctor as command
 
@@ -93,9 +111,9 @@ def doctor(json: Json = False) -> None:
 Train = Annotated[bool, typer.Option("--train", hidden=True)]
 
 
-@app.command()
+@app.command(cls=Command)
 def demo(*, json: Json = False, train: Train = False) -> None:
-    """Show in some seconds what Maskwise does: draw a mask, stop a leak, time a sum, a model and a pruned block."""
+    """Show what Maskwise does, in seconds: draw a mask, stop a leak, time a sum, a model and a pruned block."""
     if train:
         raise MaskwiseError(
             "demo: training with every gate is an example of the repository, not a part of the installed package. "
@@ -106,9 +124,11 @@ def demo(*, json: Json = False, train: Train = False) -> None:
     raise typer.Exit(command.run(json=json))
 
 
-@app.command(add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+@app.command(
+    cls=Command, add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
+)
 def bench(ctx: typer.Context) -> None:
-    """Run the benchmarks: in a checkout of the repository only, where `python -m benchmarks` is the same."""
+    """Run the benchmarks, in a clone of the repository; the same as `python -m benchmarks`."""
     if not (ROOT / "benchmarks" / "command.py").exists():
         raise MaskwiseError(
             "bench: the benchmarks are in the repository, not in the installed package. "
@@ -120,39 +140,46 @@ def bench(ctx: typer.Context) -> None:
     raise typer.Exit(benchmarks.app(ctx.args, prog_name="maskwise bench", standalone_mode=False) or 0)
 
 
-Open = Annotated[bool, typer.Option("--open", help="Open the picture that --plot draws.")]
+Open = Annotated[bool, typer.Option("--open", help="Open the picture that --plot writes.")]
 Expression = Annotated[str, typer.Argument(help='A mask, such as "causal(16) & lengths(5, 9)".', show_default=False)]
-Drawing = Annotated[Path | None, typer.Option("--plot", dir_okay=False, help="Draw a picture, too: .png or .svg.")]
+Drawing = Annotated[Path | None, typer.Option("--plot", dir_okay=False, help="Also write a picture: .png or .svg.")]
 
 
-@app.command()
+@app.command(cls=Command)
 def draw(expression: Expression, *, json: Json = False, plot: Drawing = None, open_: Open = False) -> None:
     """Draw a mask on the terminal.
 
-    Masks: causal(16)  window(16, 3, right=1)  segments(0, 0, 1, 1, -1)  lengths(5, 9, max_len=16, side=left)
-    indices(2, 5, 7, size=10)  values([[7, 0, 3], [0, 0, 5]], 0)  full(3, 5)  none(3, 5)
+    Masks:
 
-    Operators, as in Python: & both, | either, ^ one of them, - the first without the second, ~ what is dropped,
-    .T the last two dims exchanged; and parentheses.
+    - `causal(16)`
+    - `window(16, 3, right=1)`
+    - `segments(0, 0, 1, 1, -1)`
+    - `lengths(5, 9, max_len=16, side=left)`
+    - `indices(2, 5, 7, size=10)`
+    - `values([[7, 0, 3], [0, 0, 5]], 0)`
+    - `full(3, 5)`
+    - `none(3, 5)`
 
-    Lengths without max_len are as long as the masks around them; beside causal, window or segments they are the
-    lengths of keys, one for each entry of a batch.
+    Operators, as in Python: `&` and, `|` or, `^` xor, `-` difference, `~` not, `.T` transpose; and parentheses.
+
+    `lengths` without max_len takes the length of the other masks. Combined with `causal`, `window` or `segments`, it
+    gives key lengths, one per batch entry.
     """
     from maskwise.cli import draw as command
 
     raise typer.Exit(command.run(command.Options(expression, json=json, plot=plot, open=open_)))
 
 
-Reset = Annotated[bool, typer.Option("--reset", help="Remove what was measured: built-in rates serve again.")]
-Show = Annotated[bool, typer.Option("--show", help="Show the rates in use, and measure nothing.")]
+Reset = Annotated[bool, typer.Option("--reset", help="Delete the measured rates and use the built-in ones.")]
+Show = Annotated[bool, typer.Option("--show", help="Print the rates in use without measuring.")]
 
 
-@app.command()
+@app.command(cls=Command)
 def calibrate(*, reset: Reset = False, show: Show = False, json: Json = False) -> None:
-    """Measure this machine for some seconds, so that plans are predicted from what it does.
+    """Measure this machine, in seconds, for the cost model that picks routes.
 
-    The rates (of calls, memory, rows and products) are kept in the user's cache directory, for this processor, number
-    of threads, torch and maskwise; MASKWISE_CACHE_DIR puts them elsewhere. A GPU is measured too, if there is one.
+    The rates (call overhead, memory bandwidth, gathers, FLOPs) are cached in the user's cache directory, or in
+    MASKWISE_CACHE_DIR, keyed by CPU, number of threads, torch and maskwise. A GPU is measured too, if there is one.
     """
     from maskwise.cli import calibrate as command
 

@@ -45,7 +45,7 @@ class Bench:
         return self._best(runs, None if self.on_host else synced_timer(self.device))
 
     def bulk(self, run: Callable[[], object]) -> float:
-        """Microseconds that the device is busy with a large piece of work."""
+        """Microseconds of device time of a large call."""
         return self._best({"": run}, None if self.on_host else event_timer(self.device))[""]
 
     def rand(self, *shape: int) -> Tensor:
@@ -181,8 +181,8 @@ def measure_rates(bench: Bench, on_step: Callable[[str], None] = lambda name: No
 # -- the command -------------------------------------------------------------------------------------------------------
 MEANINGS = {
     "plain_call": ("a torch operation on a tiny tensor", "µs"),
-    "bare_call": ("one of our functions, without a gradient", "µs"),
-    "fused_call": ("one of our functions, with a gradient to come", "µs"),
+    "bare_call": ("one of our functions, without grad", "µs"),
+    "fused_call": ("one of our functions, with grad", "µs"),
     "plain_backward": ("the gradient of the plain idiom", "µs"),
     "fused_backward": ("the gradient of one of our functions", "µs"),
     "streamed": ("memory that the allocator reuses", "GB/s"),

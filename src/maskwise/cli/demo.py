@@ -76,7 +76,7 @@ class Comparison:
 
 
 def run(*, json: bool = False) -> int:
-    """Run the walk and return the exit code."""
+    """Run the demo and return the exit code."""
     torch.manual_seed(0)
     mask = mw.Mask.from_lengths(LENGTHS, max_len=5)
     leak = _leak(mask)

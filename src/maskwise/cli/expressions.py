@@ -199,7 +199,7 @@ class _Parser:
         while self.token.text == ".":
             dot = self.take()
             if self.token.text != "T":
-                raise self.fail("only `.T` can stand here", ".T exchanges the last two dims")
+                raise self.fail("only `.T` is allowed here", ".T transposes the last two dims")
             tree = Transposed(tree, (dot.span[0], self.take().span[1]))
         return tree
 

@@ -136,7 +136,7 @@ def _unite(left: Structure, right: Structure) -> Structure | None:
 
 
 def _segments_and_intervals(segments: Structure, intervals: Structure) -> Structure | None:
-    """Packed sequences stand in one run each, so causal attention within them is one interval per row."""
+    """Each packed sequence is one run, so causal attention within them is one interval per row."""
     assert isinstance(segments, Segments)
     runs = None if is_tracing() else segments.runs
     return None if runs is None else _intersect(runs, intervals)

@@ -24,7 +24,7 @@ __all__ = ["from_block_mask", "to_block_mask"]
 
 
 def from_block_mask(cls: type[Mask], block_mask: BlockMask) -> Mask:
-    """Take a FlexAttention block mask: what its blocks and its mask_mod let through.
+    """Convert a FlexAttention block mask: its blocks and its mask_mod.
 
     >>> from maskwise import Mask
     >>> Mask.from_block_mask(Mask.causal(256).to_block_mask()).shape
@@ -65,7 +65,7 @@ def from_block_mask(cls: type[Mask], block_mask: BlockMask) -> Mask:
 def to_block_mask(mask: Mask, block_size: int = 128) -> BlockMask:
     """Return the FlexAttention block mask, full blocks apart from partial ones.
 
-    Unlike `create_block_mask` it looks at one row of blocks at a time, so it never needs all of Q x K.
+    Unlike `create_block_mask` it evaluates one row of blocks at a time, and never materializes all of Q x K.
 
     >>> from maskwise import Mask
     >>> block_mask = Mask.causal(512).to_block_mask()

@@ -63,8 +63,8 @@ def from_lengths(
 
     Args:
         lengths: (...) ints, as a tensor or as lists of any nesting.
-        max_len: the size of the new last dim; by default the longest length. A device tensor needs it, because finding
-            the longest would wait for the device.
+        max_len: the size of the new last dim; by default the longest length. Required for a device tensor, because
+            the maximum would take a host-device sync.
         side: where the padding is: "right" or "left".
         device: where the mask is used; by default where ``lengths`` is.
 
@@ -197,7 +197,7 @@ def from_segments(
     padding: int = -1,
     device: Device = None,
 ) -> Mask:
-    """Let each position see those of its own segment: a block diagonal for sequences packed into one row.
+    """Let each position attend to its own segment: a block diagonal, for sequences packed into one row.
 
     >>> from maskwise import Mask
     >>> print(Mask.from_segments([0, 0, 1, 1, 1, -1]))
@@ -212,7 +212,7 @@ def from_segments(
 
     Args:
         ids: (..., L) ints, the segment of each position.
-        padding: the id that sees nothing and is seen by nothing.
+        padding: the id of padding, which attends to nothing and is attended to by nothing.
         device: where the mask is used; by default where ``ids`` is.
 
     Returns:
@@ -269,7 +269,7 @@ def from_function(cls: type[Mask], fn: Callable[..., Tensor], shape: Shape, devi
 
 
 def causal(cls: type[Mask], q: int, k: int | None = None, *, offset: int = 0, device: Device = None) -> Mask:
-    """Let each query see the keys up to its own position, aligned at the top left as SDPA's ``is_causal``.
+    """Let each query attend to the keys up to its own position, aligned at the top left as SDPA's ``is_causal``.
 
     >>> from maskwise import Mask
     >>> print(Mask.causal(3, 5, offset=1))
@@ -301,7 +301,7 @@ def causal(cls: type[Mask], q: int, k: int | None = None, *, offset: int = 0, de
 
 
 def window(cls: type[Mask], q: int, left: int, right: int = 0, *, k: int | None = None, device: Device = None) -> Mask:
-    """Let each query see ``left`` keys before its position, itself, and ``right`` keys after it.
+    """Let each query attend to ``left`` keys before its position, itself, and ``right`` keys after it.
 
     >>> from maskwise import Mask
     >>> print(Mask.window(4, left=1))
@@ -314,8 +314,8 @@ def window(cls: type[Mask], q: int, left: int, right: int = 0, *, k: int | None 
 
     Args:
         q: how many queries there are.
-        left: how many keys before its own position a query sees.
-        right: how many keys after its own position a query sees; 0 is causal.
+        left: how many keys before its own position a query attends to.
+        right: how many keys after its own position a query attends to; 0 is causal.
         k: how many keys there are; by default as many as queries.
         device: where the mask is used.
 

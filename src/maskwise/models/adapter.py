@@ -45,7 +45,7 @@ class UnsupportedModelError(MaskwiseError, TypeError):
 
 @runtime_checkable
 class Adapter(Protocol):
-    """How one kind of module runs on kept tokens only. Write one, and hand it to `maskwise.models.register`.
+    """How one kind of module runs on kept tokens only. Write one, and pass it to `maskwise.models.register`.
 
     An adapter has no state of its own: one object serves every module of its kind. What it has to keep about a module
     it leaves on the module, in a form that survives ``copy.deepcopy`` and ``pickle``.

@@ -64,7 +64,7 @@ class Packing:
 
         Args:
             keep: True where a token is real.
-            watch_first: also compute the first token of each row, where it is dropped, without letting it be seen.
+            watch_first: also compute the first token of each row, where it is dropped; no token attends to it.
         """
         lengths: list[int] = keep.sum(1).tolist()
         if watch_first and not bool(keep[:, 0].all()):
@@ -86,7 +86,7 @@ class Packing:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """Where each sequence lies."""
+        """The rows of each sequence."""
         rows, start = [], 0
         for index, length in enumerate(self.lengths):
             extra = int(index in self.watched)
@@ -111,12 +111,12 @@ class Packing:
 
 @dataclass(frozen=True, eq=False)
 class PackedMask:
-    """What stands for a (B, 1, L, L) attention mask when the tokens are packed.
+    """The replacement of a (B, 1, L, L) attention mask for packed tokens.
 
     Attributes:
-        packing: where the sequences lie.
-        is_causal: whether a token sees only itself and those before it.
-        seen: for each row what its queries see, a bool or additive (..., queries, keys), or None where that is all;
+        packing: the positions of the sequences.
+        is_causal: whether a token attends only to itself and those before it.
+        seen: for each row the mask of its queries, a bool or additive (..., queries, keys), or None where that is all;
             None altogether where no row needs one.
     """
 
@@ -163,7 +163,7 @@ class PackedMask:
         return torch.cat(outputs)
 
     def _seen(self, index: int, row: Row, bias: Tensor | None) -> Tensor | None:
-        """The mask of one row, (1 or H, queries, keys), or None where each query sees every key alike."""
+        """The mask of one row, (1 or H, queries, keys), or None where each query attends to every key."""
         seen = self.seen[index] if self.seen is not None else None
         columns = self.packing.columns
         queries, keys = columns[row.start : row.stop], columns[row.first_key : row.stop]

@@ -31,8 +31,8 @@ class ForwardAdapter:
     Attributes:
         kind: the class in torch.nn.
         reason: why a module of that kind cannot run packed, or nothing.
-        forward: what stands in front of the module's own forward; it gets the module before its arguments.
-        parts: the modules that it calls with packed tokens, each with what stands in front of its own forward.
+        forward: the wrapper around the module's own forward; it gets the module before its arguments.
+        parts: the modules that it calls with packed tokens, each with the wrapper around its own forward.
     """
 
     kind: type[nn.Module]
@@ -242,7 +242,7 @@ def _packed_attention(
 
 
 def _is_one(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether all three are one tensor, also where a backward hook stands between: it makes three views of one."""
+    """Whether all three are one tensor, also after a backward hook, which makes three views of one."""
     if query is key and key is value:
         return True
     given = (query, key, value)

@@ -67,7 +67,7 @@ def unpad(model: Model) -> Model:
         part = model.get_submodule(path)
         setattr(part, REFUSED, str(reason))
         if _takes_padding(part) and not any(hasattr(each, MARK) for each in part.modules()):
-            warn_once(part, reason, "help(maskwise.models.Adapter) shows how to serve it")
+            warn_once(part, reason, "help(maskwise.models.Adapter) shows how to support it")
     return model
 
 

@@ -105,7 +105,7 @@ def detach(module: M, keep: Literal["masked", "original"] = "masked", name: str 
 
     A weight that another module holds as well, such as that of an embedding which a language model's head is tied to,
     stays what it is there: with ``keep="masked"`` the module gets a parameter of its own, and a warning says so.
-    Whatever ties them again (``tie_weights()``, loading a file that has them once) undoes the masking.
+    Tying them again (``tie_weights()``, loading a file that stores them once) undoes the masking.
 
     Args:
         module: a module that `attach` has changed. Its children are left alone.

@@ -156,7 +156,7 @@ CALLS = 40.0
 
 
 class _Convolution(NamedTuple):
-    """What the routes look at."""
+    """What routes read."""
 
     #: How many pixels the output has, over the batch.
     pixels: float

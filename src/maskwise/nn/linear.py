@@ -189,7 +189,7 @@ def _report(plan: Plan, found: EffectiveWeight, weight: Tensor, gate: Gate) -> P
 
 
 def evaluated(gate: Gate, weight: Tensor) -> Tensor:
-    """The effective weight as evaluation has it, whatever the mode of the gate is."""
+    """The effective weight in evaluation mode, for any mode of the gate."""
     training = gate.training
     gate.eval()
     try:

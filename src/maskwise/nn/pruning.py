@@ -50,11 +50,11 @@ def prune(
     (19, 19)
 
     With ``TopK(density, scope="global")`` the largest weights of all these layers together are kept, exactly
-    ``round(density * all weights)`` of them. Other gates see to their own layer.
+    ``round(density * all weights)`` of them. Other gates select within their own layer.
 
     Weights are what an input is multiplied by: those of linear layers, convolutions, recurrent layers, the projections
     of ``nn.MultiheadAttention``, the ``Conv1D`` of transformers (GPT-2), and experts, whose weights have three dims.
-    Tables of embeddings and whatever else has two dims or more are left out, and `mw.nn.report` lists them with the
+    Embedding tables and other parameters of two or more dims are left out, and `mw.nn.report` lists them with the
     reason. A weight that is tied to an embedding is masked where it is multiplied, and not where it is looked up.
 
     ``NM`` takes the dims as the weight holds them: the input of a Conv1D is dim 0.
@@ -304,7 +304,7 @@ def ungated(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, tuple[int, 
             elif isinstance(module, _TABLES):
                 reason = "a table that is looked up, not multiplied"
             else:
-                reason = f"prune does not know it for a weight; mw.nn.attach(module, gate, {name!r}) gates it"
+                reason = f"prune does not recognize it as a weight; mw.nn.attach(module, gate, {name!r}) gates it"
             yield f"{module_name}.{name}" if module_name else name, module, name, tuple(tensor.shape), reason
 
 

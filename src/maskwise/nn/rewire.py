@@ -101,7 +101,7 @@ class SET(Rewire):
         model: a module, of which every SparseLinear is rewired, or the layers themselves.
         optimizer: the one that trains them; its state follows the weights.
         fraction: the share of live weights that is exchanged the first time; it falls along a cosine.
-        every: how many steps lie between exchanges.
+        every: the number of steps between exchanges.
         until: the step after which nothing is exchanged any more.
 
     Raises:
@@ -120,14 +120,14 @@ class RigL(Rewire):
     >>> optimizer.step(); rewire.step()
     True
 
-    The gradient of all weights, living or not, is computed only in steps that end with an exchange; the hooks that see
-    to it are taken off by `close`. Call `step` after each ``optimizer.step()``.
+    The gradient of all weights, living or not, is computed only in steps that end with an exchange; `close`
+    removes the hooks that do this. Call `step` after each ``optimizer.step()``.
 
     Args:
         model: a module, of which every SparseLinear is rewired, or the layers themselves.
         optimizer: the one that trains them; its state follows the weights.
         fraction: the share of live weights that is exchanged the first time; it falls along a cosine.
-        every: how many steps lie between exchanges.
+        every: the number of steps between exchanges.
         until: the step after which nothing is exchanged any more.
 
     Raises:

@@ -70,7 +70,7 @@ def cubic(end: float, steps: int, start: float = 1.0, begin: int = 0) -> Schedul
         begin: the step at which it begins to fall.
 
     Returns:
-        A Schedule: call it with a step, or hand it to `DensityScheduler`.
+        A Schedule: call it with a step, or pass it to `DensityScheduler`.
 
     Raises:
         ArgumentError: a density is not between 0 and 1, or steps are not a number of steps.
@@ -93,7 +93,7 @@ def linear(end: float, steps: int, start: float = 1.0, begin: int = 0) -> Schedu
         begin: the step at which it begins to fall.
 
     Returns:
-        A Schedule: call it with a step, or hand it to `DensityScheduler`.
+        A Schedule: call it with a step, or pass it to `DensityScheduler`.
 
     Raises:
         ArgumentError: a density is not between 0 and 1, or steps are not a number of steps.
@@ -114,7 +114,7 @@ def constant(density: float, steps: int = 0) -> Schedule:
         steps: for how many steps a `DensityScheduler` goes on choosing.
 
     Returns:
-        A Schedule: call it with a step, or hand it to `DensityScheduler`.
+        A Schedule: call it with a step, or pass it to `DensityScheduler`.
 
     Raises:
         ArgumentError: the density is not between 0 and 1, or steps are not a number of steps.
@@ -141,7 +141,7 @@ class DensityScheduler:
     Args:
         model: a model with gates, at least one of which has a density.
         schedule: `cubic`, `linear`, `constant`, or a `Schedule` of your own.
-        every: how many steps lie between two choices. The last step of the schedule is always one.
+        every: the number of steps between two selections. The last step of the schedule is always one.
 
     Raises:
         DtypeError: ``model`` is not a module.

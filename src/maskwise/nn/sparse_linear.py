@@ -57,8 +57,8 @@ class SparseLinear(nn.Module):
     Values and indices belong together. A complete copy of all parameters and buffers, as DistributedDataParallel makes
     at its start, is taken with its topology. An average (``torch.optim.swa_utils.AveragedModel``) mixes the values of
     two layers place by place, and copies the indices: after the layer was rewired, that is a mix of different weights.
-    The averaged layer then raises a StaleMaskError; ``averaged_layer.set_mask(layer.mask)`` before the next update lets
-    it follow.
+    The averaged layer then raises a StaleMaskError; call ``averaged_layer.set_mask(layer.mask)`` before the next
+    update.
 
     Args:
         in_features: the size of each input.
@@ -128,7 +128,7 @@ class SparseLinear(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw values and bias anew, as torch.nn.Linear does for as many inputs as an output has on average."""
+        """Draw new values and bias, as torch.nn.Linear does for as many inputs as an output has on average."""
         bound = 1.0 / math.sqrt(max(1.0, self.values.numel() / max(1, self.out_features)))
         with torch.no_grad():
             self.values.uniform_(-bound, bound)
@@ -277,7 +277,7 @@ class SparseLinear(nn.Module):
         return self.layout.to_bool().sum().item() / total if total else math.nan
 
     def set_mask(self, mask: MaskLike, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Let other weights live: values that stay keep value, gradient and optimizer state; new ones start at 0.
+        """Replace the mask: weights in both keep value, gradient and optimizer state; new ones start at 0.
 
         Args:
             mask: a Mask or a bool tensor of the weight's shape, (out_features, in_features); True means keep.
@@ -313,7 +313,7 @@ class SparseLinear(nn.Module):
 
     @torch.no_grad()
     def regrow(self, count: int, optimizer: torch.optim.Optimizer | None = None, scores: Tensor | None = None) -> int:
-        """Let this many weights (or blocks) more live, with value 0; returns how many there were to add.
+        """Add this many weights (or blocks), with value 0; returns how many were added.
 
         Args:
             count: how many.

@@ -113,14 +113,14 @@ def rates_for(device: str) -> Rates:
         if found.fault is not None:
             warnings.warn(
                 f"maskwise: the measured rates in {path()} cannot be read ({found.fault}), so built-in rates are used. "
-                "Hint: `maskwise calibrate` measures anew, `maskwise calibrate --reset` removes them.",
+                "Hint: `maskwise calibrate` measures again, `maskwise calibrate --reset` removes them.",
                 stacklevel=2,
             )
     return _loaded.get(device) or _loaded["cpu"]
 
 
 def reload() -> None:
-    """Read the file anew when the next plan is made."""
+    """Read the file again when the next plan is made."""
     global _loaded
     _loaded = None
 

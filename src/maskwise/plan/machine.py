@@ -16,7 +16,7 @@ __all__ = ["cpu_model", "identity"]
 
 @cache
 def cpu_model() -> str:
-    """Return the processor's name as the operating system knows it."""
+    """Return the processor's name as the operating system reports it."""
     try:
         if platform.system() == "Linux":
             with Path("/proc/cpuinfo").open() as lines:

@@ -134,7 +134,7 @@ def test_a_layer_with_hooks_stays_and_its_hooks_run(prefer):
     model, seen = feed_forward(), []
     model[0].register_forward_hook(lambda module, args, out: seen.append(tuple(module.weight.shape)))
     compressed, report = mw.compress(model, torch.randn(4, 256))
-    assert report["0"].reason == "it has hooks, which may look at its weight"
+    assert report["0"].reason == "it has hooks, which may read its weight"
     assert type(compressed[2]) is mw.nn.SparseLinear
     seen.clear()
     run(compressed, torch.randn(4, 256))

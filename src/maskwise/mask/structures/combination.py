@@ -56,7 +56,7 @@ class Combination(Structure):
         return lines.along if is_same else None
 
     def _lines_and_rows(self) -> tuple[Structure, Structure]:
-        """The part whose runs lie along the last dim of both, and the other."""
+        """The part whose runs are along the last dim of both, and the other."""
         assert self.left.along is not None
         assert self.right.along is not None
         return (self.left, self.right) if self.left.along > self.right.along else (self.right, self.left)

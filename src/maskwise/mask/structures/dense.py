@@ -55,8 +55,8 @@ class Dense(Structure):
         """Return the bits, or raise StaleMaskError if they were changed after the mask was made."""
         if self.version is not None and not is_tracing() and self.bits._version != self.version:
             raise StaleMaskError(
-                "Mask: the bool tensor behind this mask was changed in place after the mask was made, so what the mask "
-                "knows (count, lengths, ...) is no longer true. Hint: Mask(t.clone()) before changing t."
+                "Mask: the bool tensor behind this mask was changed in place after the mask was made, so its cached "
+                "count, lengths and structure are stale. Hint: Mask(t.clone()) before changing t."
             )
         return self.bits
 

@@ -17,7 +17,7 @@ __all__ = ["Indices"]
 
 @dataclass(frozen=True, eq=False)
 class Indices(Structure):
-    """The kept positions as flat int64 indices, sorted and unique. They lie on the CPU, whatever the device is."""
+    """The kept positions as flat int64 indices, sorted and unique. They are stored on the CPU for every device."""
 
     kind: ClassVar[str] = "indices"
     leaves: ClassVar[tuple[str, ...]] = ("flat",)

@@ -19,7 +19,7 @@ __all__ = ["Segments"]
 
 @dataclass(frozen=True, eq=False)
 class Segments(Structure):
-    """Position q sees k where both have the same segment id, and that id is not the padding id."""
+    """Position q attends to k where both have the same segment id, and that id is not the padding id."""
 
     kind: ClassVar[str] = "segments"
     leaves: ClassVar[tuple[str, ...]] = ("ids",)
@@ -72,7 +72,7 @@ class Segments(Structure):
 
     @cached_property
     def runs(self) -> Intervals | None:
-        """The same mask as Intervals where every id stands in one run; None where not, or on a device."""
+        """The same mask as Intervals where every id is one run; None where not, or on a device."""
         ids = self.ids
         if is_tracing() or type(ids) is not Tensor or ids.device.type != "cpu" or not ids.numel():
             return None

@@ -145,7 +145,7 @@ def _choose_alone(model: _Inspected, seconds: float) -> dict[nn.Module, Choice]:
             continue
         x, fixed = model.records[module].x, None
         if has_hooks(module):
-            fixed = "it has hooks, which may look at its weight"
+            fixed = "it has hooks, which may read its weight"
         elif any(holders[id(parameter)] > 1 for parameter in module.parameters()):
             fixed = "its weight or its bias is shared with another layer"
         elif x is None:

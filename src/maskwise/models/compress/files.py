@@ -424,7 +424,7 @@ def _construct(kind: str, arguments: dict[str, Any]) -> nn.Module:
         return _classes()[kind](**{name: _to_tuples(value) for name, value in arguments.items()})
     except Exception as error:
         must, got = f"have the arguments of its {kind}", f"{str(arguments)[:80]}: {error}"
-        raise ArgumentError(say(LOAD, "path", must=must, got=got, hint=f"{_SAVE_AGAIN} anew")) from error
+        raise ArgumentError(say(LOAD, "path", must=must, got=got, hint=f"{_SAVE_AGAIN} again")) from error
 
 
 def _to_tuples(value: Any) -> Any:

@@ -1,6 +1,6 @@
 """Constant folding of units: those whose output is constant, and those that the next layer does not read.
 
-A unit without a kept weight outputs its bias, whatever the input. In the next layer that is a constant, which is added
+A unit without a kept weight outputs its bias for every input. In the next layer that is a constant, which is added
 to the bias there. A unit that the next layer does not read is removed altogether.
 """
 

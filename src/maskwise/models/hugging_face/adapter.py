@@ -46,7 +46,7 @@ class HuggingFaceAdapter:
             # Which has its own reasons.
             return False, ""
         if (name := implementation(base.config)) not in ORIGINALS:
-            return False, f"its attention is {name!r}; model.set_attn_implementation('sdpa') can be served"
+            return False, f"its attention is {name!r}; model.set_attn_implementation('sdpa') is supported"
         if family_of(base) is None and of_home(base, "ALL_ATTENTION_FUNCTIONS") is None:
             return False, "its attention does not go through transformers.AttentionInterface"
         return True, ""
@@ -81,7 +81,7 @@ class HuggingFaceAdapter:
             return False
         parts = packed_parts(module)
         if not parts and takes(module, "input_ids") and takes(module, "attention_mask"):
-            raise UnsupportedModelError("nothing in it that takes its attention_mask is served")
+            raise UnsupportedModelError("no module that takes its attention_mask is supported")
         if not parts:
             return False
         cover(module, State(state_of(parts[0]).implementation, base=False))

@@ -121,8 +121,8 @@ class Family:
 
     Attributes:
         names: their classes.
-        methods: what is replaced: modules, the names of their methods, and what stands in front of each.
-        eager: whether a query that finds no key reads dropped ones, whatever attention the config names.
+        methods: what is replaced: modules, the names of their methods, and the function that wraps each.
+        eager: whether a query that finds no key reads dropped ones, for any attention in the config.
     """
 
     names: frozenset[str]

@@ -55,7 +55,7 @@ class State:
         empty_windows: whether there are windows in which a query may find none.
         computes_first: whether a dropped first token, which heads read all the same, comes out as it does padded.
         routers: whether router logits do.
-        kinds: how its outputs lie when they are packed, by their paths.
+        kinds: the layout of its packed outputs, by their paths.
         checked: whether it was compared with the padded model; a model without weights is, at its first call.
     """
 
@@ -98,7 +98,7 @@ def original(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def layout_for(state: State, mask: Tensor) -> Layout:
-    """Where the tokens that a mask keeps lie in a packed call."""
+    """The positions of the tokens that a mask keeps, in a packed call."""
     return Layout.of(Packing.of(mask != 0, watch_first=not state.causal), limit=state.limit, spare=state.spare)
 
 
@@ -115,8 +115,8 @@ class Frame:
     """One call of an unpadded module.
 
     Attributes:
-        layout: where the tokens lie, if they are packed.
-        padded: why whatever the call contains must run padded.
+        layout: the positions of the tokens, if they are packed.
+        padded: why everything in the call must run padded.
         labelled: whether the call computes a loss.
     """
 
@@ -175,7 +175,7 @@ def running() -> Frame | None:
 
 
 def layout_of() -> Layout | None:
-    """Where the tokens of the innermost call lie, or None where it is not packed."""
+    """The layout of the innermost call's tokens, or None where it is not packed."""
     frame = running()
     return frame.layout if frame is not None else None
 

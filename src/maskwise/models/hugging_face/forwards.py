@@ -1,4 +1,4 @@
-"""The forwards that stand before a model's own: pack a call at its entry, and unpack what comes out.
+"""Wrappers around a model's forward: pack a call's inputs, and unpack its outputs.
 
 Not hooks, because SentenceTransformer calls ``model.forward`` itself; and with the signature of the model's own, which
 tokenizers and trainers inspect.
@@ -195,7 +195,7 @@ def check_once(module: nn.Module) -> bool:
     if reason is None:
         return True
     adapters()[vars(module)[MARK]].undo(module)
-    warn_once(module, reason, "help(maskwise.models.Adapter) shows how to serve it")
+    warn_once(module, reason, "help(maskwise.models.Adapter) shows how to support it")
     return False
 
 
@@ -209,7 +209,7 @@ class UnpackOutput:
 
 
 class UnpackInput:
-    """Before a pooler that no encoder stands before: it must find each row's first token."""
+    """Before a pooler without an encoder before it: it must find each row's first token."""
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """The pooler's arguments in the padded layout."""

@@ -1,4 +1,4 @@
-"""How packed tokens lie in the arguments and outputs of a Hugging Face model: as rows, folded from one sequence."""
+"""The layout of packed tokens in the arguments and outputs of a Hugging Face model: rows, folded from one sequence."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Layout:
         return self.packing.unpack(flat(x, self.tokens))
 
     def holds(self, x: Tensor) -> bool:
-        """Whether a tensor lies in this layout, by its shape."""
+        """Whether a tensor has this layout, by its shape."""
         return x.dim() >= 2 and x.shape[:2] == (self.rows, self.width)
 
 
@@ -195,7 +195,7 @@ def padded_reason(module: Any, named: dict[str, Any]) -> Padded | None:
     if is_tracing():
         return Padded("a graph that is being traced has no sizes that depend on data", "trace mw.models.repad(model)")
     if is_transformed():
-        return Padded("torch.func looks through the call", "torch.autograd.grad, or mw.models.repad(model)")
+        return Padded("a torch.func transform is active", "torch.autograd.grad, or mw.models.repad(model)")
     if (cache := named.get("past_key_values")) is not None and (
         not hasattr(cache, "get_seq_length") or cache.get_seq_length()
     ):
@@ -334,7 +334,7 @@ def _map(output: Any, function: Callable[[str, Tensor], Tensor], path: str = "")
 
 
 def kind_of(padded: Tensor, packed: Tensor, layout: Layout) -> str | None:
-    """How an output lies, from the shapes that it has padded and packed; None if that cannot be unpacked."""
+    """The layout of an output, from its shapes padded and packed; None if that cannot be unpacked."""
     batch, length = layout.packing.keep.shape
     if padded.dim() >= 2 and padded.shape[:2] == (batch, length) and layout.holds(packed):
         return TOKENS
@@ -348,8 +348,8 @@ def unpacked(output: Any, layout: Layout, kinds: dict[str, str]) -> Any:
 
     Args:
         output: what the packed call gave.
-        layout: where its tokens lie.
-        kinds: how each tensor lies, by its path; one that is not named counts as by token if it looks so.
+        layout: the positions of its tokens.
+        kinds: the layout of each tensor, by its path; one that is not named counts as by token if it looks so.
     """
 
     def unpack(path: str, value: Tensor) -> Tensor:

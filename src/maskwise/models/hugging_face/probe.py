@@ -52,7 +52,7 @@ class NoReference(str):
 def check(module: Any) -> str | None:
     """Compare a covered model, packed and padded: every output, right-padded, left-padded, with holes and full.
 
-    What the comparison finds (how outputs lie, whether first tokens and router logits come out the same) goes into the
+    What the comparison finds (output layouts, whether first tokens and router logits agree) goes into the
     model's state. The weights are random ones, of a size at which mixed tokens show, unless the model is large.
 
     Returns:
@@ -154,7 +154,7 @@ def _is_first_same(padded: Any, packed: Any, state: State) -> bool:
 
 
 def _are_routers_same(base: Any, named: dict[str, Any], layout: Layout, keep: Tensor) -> bool:
-    """Whether router logits come out the same; stores how they lie."""
+    """Whether router logits are the same; stores their layout."""
     state, padded = state_of(base), _reference(base, named)
     if isinstance(padded, NoReference):
         return False
@@ -223,7 +223,7 @@ def _packed(run: Callable[[], Any], width: int | None = None) -> tuple[Any, str 
     except Exception as error:
         why = f"a small batch of text, packed, raised {type(error).__name__}: {error}"
         if "PackedMask" in str(error):
-            why = "it reads its attention mask itself, beside transformers' interface"
+            why = "it reads its attention mask itself, outside of transformers' interface"
     return output, why if watch.found is None else f"{watch.found}, across the sequences of a batch"
 
 
@@ -316,7 +316,7 @@ def _accepts(model: nn.Module, name: str) -> bool:
 
 
 def _kinds(padded: Any, packed: Any, layout: Layout | None) -> dict[str, str] | str:
-    """How each output lies, by its path; or why they cannot be unpacked."""
+    """The layout of each output, by its path; or why they cannot be unpacked."""
     wanted, found = dict(leaves(padded)), dict(leaves(packed))
     if wanted.keys() != found.keys():
         names = ", ".join(sorted(wanted.keys() ^ found.keys()))

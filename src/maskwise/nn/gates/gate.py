@@ -314,7 +314,7 @@ def check_unbound(op: str, gate: Gate) -> None:
     if gate.bound:
         kind = type(gate).__name__
         must = "belong to no weight yet, since it holds the topology of one"
-        raise ArgumentError(say(op, "gate", must=must, got=f"a {kind} that is attached", hint=f"{kind}(...) anew"))
+        raise ArgumentError(say(op, "gate", must=must, got=f"a {kind} that is attached", hint=f"a new {kind}(...)"))
 
 
 # -- checks ------------------------------------------------------------------------------------------------------------

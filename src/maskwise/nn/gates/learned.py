@@ -118,7 +118,7 @@ class HardConcrete(_Learned):
     >>> bool((gate.logits.grad != 0).all())
     True
 
-    In training the opening is drawn anew at every call from a concrete distribution that is stretched beyond 0 and 1
+    In training the opening is sampled at every call from a concrete distribution that is stretched beyond 0 and 1
     and cut off there (Louizos, Welling and Kingma, 2018). In evaluation it is its deterministic middle.
 
     Args:

@@ -235,7 +235,7 @@ class Block(Selecting):
         return full[: matrix.shape[0], : matrix.shape[1]].reshape(weight.shape)
 
     def _sums(self, matrix: Tensor) -> Tensor:
-        """The sum of each block; what lies over the edge is 0."""
+        """The sum of each block; values beyond the edge are 0."""
         rows, columns = self.size
         padded = F.pad(matrix, (0, -matrix.shape[1] % columns, 0, -matrix.shape[0] % rows))
         return padded.reshape(padded.shape[0] // rows, rows, padded.shape[1] // columns, columns).sum((1, 3))

@@ -52,7 +52,7 @@ class Sizes(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """What the routes look at beside the sizes: the ``detail`` of the `Facts`."""
+    """What routes read besides sizes: the ``detail`` of the `Facts`."""
 
     kv_heads: int
     features: int

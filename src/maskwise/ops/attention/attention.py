@@ -87,11 +87,11 @@ def attention(
         k: the keys, (B, Hkv, Lk, D), H being a multiple of Hkv; Packed where q is.
         v: the values, (B, Hkv, Lk, Dv); packed by k's mask where k is Packed.
         mask: a Mask or a bool tensor; True means keep. (B, Lk) for the keys of each batch entry, or anything that
-            broadcasts to (B, H, Lq, Lk). What is known of its structure (lengths, causal, window, segments) is used.
+            broadcasts to (B, H, Lq, Lk). Its structure (lengths, causal, window, segments) is used.
         query_mask: a Mask or a bool tensor of the queries, (B, Lq) or (B, H, Lq), sizes of 1 included: a query that is
             dropped gives 0, has no gradient, and is not read. For tensors only: a Packed q has no other queries than
             those that are kept.
-        is_causal: whether a query sees only the keys up to its own position, counted from the top left; together with
+        is_causal: whether a query attends only to keys up to its own position, counted from the top left; together with
             a mask, both must keep a key.
         dropout_p: the probability with which a weight is dropped, also outside of training: pass 0.0 there.
         scale: what the scores are multiplied by; by default 1 / sqrt(D).

@@ -109,7 +109,7 @@ class Block(NamedTuple):
 
 
 class BlockCount(NamedTuple):
-    """What the dispatcher knows of a call's blocks."""
+    """A call's blocks, as dispatch counts them."""
 
     blocks: int
     #: Pairs of a query and a key, of all heads.
@@ -310,7 +310,7 @@ def split(mask: Mask | Tensor | None, is_causal: bool, sizes: Sizes) -> list[Blo
 
     Args:
         mask: with four dims, each of size 1 or the call's, the keys always of the call's.
-        is_causal: whether a query sees only the keys up to its own position, too.
+        is_causal: whether a query also attends only to keys up to its own position.
         sizes: the call's.
     """
     bounds = _bounds(mask, is_causal, sizes)

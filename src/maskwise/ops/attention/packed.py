@@ -198,7 +198,7 @@ def attend(
         lengths: how many tokens each sequence has, on the host; they add up to N.
         key_lengths: how many keys each sequence has, where they are not as many as its queries; they add up to the
             rows of k. A sequence without keys gives zeros.
-        is_causal: whether a query sees only the keys up to its own position in the sequence.
+        is_causal: whether a query attends only to keys up to its own position in the sequence.
         dropout_p: the probability with which a weight is dropped; only the caller knows of training and eval.
         scale: what the scores are multiplied by; by default 1 / sqrt(D).
 

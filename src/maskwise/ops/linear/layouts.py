@@ -35,7 +35,7 @@ class Transposed:
 
 @dataclass(frozen=True, eq=False)
 class SparseLayout:
-    """Kept weights in rows of blocks. The values of a block lie together, row by row of the block.
+    """Kept weights in rows of blocks. The values of a block are contiguous, row by row of the block.
 
     >>> import torch
     >>> layout = SparseLayout.from_mask(torch.tensor([[True, False, True], [False, True, False]]))

@@ -187,7 +187,7 @@ _GATHERED, _FILLED, _COPIED = 600.0, 4000.0, 700.0
 
 
 class Product(NamedTuple):
-    """What the routes look at beside the kept count: `Facts.detail`."""
+    """What routes read besides the kept count: `Facts.detail`."""
 
     batch: int
     inputs: int
@@ -248,7 +248,7 @@ def _sparse_work(facts: Facts) -> Work:
 
 
 # -- routes ------------------------------------------------------------------------------------------------------------
-_NEW = "the weight is new, and nothing is made of it before it is used again"
+_NEW = "the weight is new, and nothing is cached for it until it is used again"
 _TOO_SMALL = "too small a product for a kernel to pay"
 _NO_LAYOUT = "a layout would cost more than it has been worth so far"
 
@@ -261,7 +261,7 @@ def _serves_sparse(facts: Facts) -> str | None:
     if product.is_mixed:
         return "input and weight have different dtypes"
     if facts.device == "cuda" and product.block != (16, 16):
-        return "on a GPU the kernel serves blocks of 16 x 16"
+        return "on a GPU the kernel supports blocks of 16 x 16"
     return why_not_served("linear", facts.device, facts.dtype)
 
 

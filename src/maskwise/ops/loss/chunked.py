@@ -89,14 +89,14 @@ class ChunkedLoss:
 
 
 def _part(x: Tensor, place: Place) -> Tensor:
-    """The part of x that lies at ``place``."""
+    """The part of x at ``place``."""
     if isinstance(place, Tensor):
         return x.index_select(0, place)
     return x[place] if len(place) == 1 else x[place[0], ..., place[1]]
 
 
 def _write_part(x: Tensor, place: Place, values: Tensor) -> None:
-    """Write the part of x that lies at ``place``."""
+    """Write the part of x at ``place``."""
     if isinstance(place, Tensor):
         x.index_copy_(0, place, values)
     else:
@@ -113,7 +113,7 @@ def chunk(aligned: AlignedLoss, reduction: str) -> ChunkedLoss | None:
 
 
 def _as_rows(aligned: AlignedLoss) -> ChunkedLoss | None:
-    """The call as rows, by views alone; None where the mask decides within rows, or memory lies otherwise."""
+    """The call as rows, by views alone; None where the mask varies within rows, or memory has another layout."""
     keep, shape = aligned.keep, aligned.shape
     lead = len(shape)
     tensors = list(aligned.tensors)
@@ -337,7 +337,7 @@ def _run_filled(prepared: Prepared, operands: tuple[Tensor, ...], bits: Tensor, 
 def _serves_rows(facts: Facts) -> str | None:
     if facts.detail.chunks == "cells":
         return NOT_APPLICABLE
-    return why_not_on_cpu(facts) or (None if facts.detail.chunks else "memory does not lie in pieces")
+    return why_not_on_cpu(facts) or (None if facts.detail.chunks else "memory is not contiguous in chunks")
 
 
 def _serves_cells(facts: Facts) -> str | None:

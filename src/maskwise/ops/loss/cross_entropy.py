@@ -1,6 +1,6 @@
 """Cross entropy with a class for each position as target, as a registered op, and nll_loss by torch.
 
-The kernel reads a kept position once in each direction, and a dropped one never where its classes lie together.
+The kernel reads a kept position once in each direction, and a dropped one never if its classes are contiguous.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ def _mean_of_rows(out: Tensor, valid: Tensor, mask: MaskLike) -> Tensor:
 
 
 def _skips(x: Tensor, mask: MaskLike) -> Skips:
-    """The kernel of cross entropy passes over a position that is dropped, if its classes lie side by side."""
+    """The kernel of cross entropy skips a dropped position, if its classes are contiguous."""
     return Skips.READING if x.stride(1) == 1 else Skips.NOTHING
 
 

@@ -1,6 +1,6 @@
-"""torch's functional losses: what is known of each, and a call of one with its operands lined up with its mask.
+"""torch's functional losses: the properties of each, and a call of one with its operands lined up with its mask.
 
-A loss that is not in `LOSSES`, such as one that a user wrote, is served too: see `maskwise.ops.loss.reference`.
+A loss that is not in `LOSSES`, such as one that a user wrote, is supported too: see `maskwise.ops.loss.reference`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
 # -- what is known of each ---------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class LossSpec:
-    """What is known of one loss."""
+    """The properties of one loss."""
 
     #: How the unreduced loss lines up. "elements": all operands broadcast together, and so does the loss. "classes":
     #: the first operand has the classes in dim 1, which the loss has not. "rows": the first operand has a last dim that
@@ -112,7 +112,7 @@ class Prepared(NamedTuple):
 
 
 class LossFacts(NamedTuple):
-    """What the routes look at beside x: `Facts.detail`."""
+    """What routes read besides x: `Facts.detail`."""
 
     fn: Callable[..., Any]
     #: Why plain torch operations alone can serve the call, or None.

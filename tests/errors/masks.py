@@ -143,4 +143,5 @@ ROWS = [
     Row("Mask.__delattr__", lambda: delattr(MASK, "shape"), AttributeError, "del mask"),
     Row("tree_unflatten", unflatten_leaves_of_another_rank, ShapeError, "pass mask.to_bool() to vmap"),
     Row("maskwise", lambda: mw.summ, AttributeError, "maskwise.sum"),
+    Row("maskwise", lambda: mw.masked_fill, AttributeError, "maskwise.fill(x, mask, value)"),
 ]

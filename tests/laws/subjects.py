@@ -157,6 +157,14 @@ SELECTION = [
     Subject("pack-capacity", ((5, 7, 3),), (5, 7), lambda x, m: mw.pack(x[0], m, capacity=35).values, rows),
     Subject("unpack", ((5, 7, 3),), (5, 7), lambda x, m: mw.pack(x[0], m).unpack(), rows, maps=False),
 ]
+#: Other names for the ops of the registry's functions.
+NAMES = [
+    Subject("where", ((5, 7),), (5, 7), lambda x, m: mw.where(m, x[0], 0.0), lambda m: (~m,)),
+    Subject("mul", ((5, 7),), (5, 7), lambda x, m: mw.mul(x[0], m), lambda m: (~m,)),
+    Subject("max", ((5, 7),), (5, 7), lambda x, m: mw.max(x[0], m, empty=0.0), lambda m: (~m,)),
+    Subject("max-dim", ((5, 7),), (5, 7), lambda x, m: mw.max(x[0], m, -1, empty=0.0).values, lambda m: (~m,)),
+    Subject("min-dim", ((5, 7),), (5, 7), lambda x, m: mw.min(x[0], m, 0, True, empty=0.0).values, lambda m: (~m,)),
+]
 LINEAR = [
     Subject(
         "linear", ((5, 40), (24, 40)), (24, 40), lambda x, m: mw.linear(x[0], x[1], m), lambda m: (None, ~m), maps=False
@@ -223,4 +231,4 @@ LAYER_SUBJECTS = [
     Subject("SparseLinear", ((7, 6), (5, 6)), (5, 6), sparse_linear, lambda m: (None, ~m), maps=False),
 ]
 
-SUBJECTS = [*ATTENTION, *SELECTION, *LINEAR, *LAYER_SUBJECTS]
+SUBJECTS = [*ATTENTION, *NAMES, *SELECTION, *LINEAR, *LAYER_SUBJECTS]

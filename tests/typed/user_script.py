@@ -118,6 +118,12 @@ def functions(x: Tensor, mask: Mask) -> None:
         mw.cumprod(x, mask, dim=-1),
         mw.logcumsumexp(x, mask, dim=-1),
         mw.fill(x, mask, -1.0),
+        mw.where(mask, x, 0.0),
+        mw.where(mask.to_bool(), 1, x),
+        mw.mul(x, mask),
+        mw.max(x, mask),
+        mw.max(x, mask, dim=-1).values,
+        mw.min(x, mask, -1, True).indices,
         mw.loss(F.mse_loss, x, torch.zeros_like(x), mask, reduction="sequence"),
         mw.linear(x, torch.randn(3, x.shape[-1]), torch.ones(3, x.shape[-1], dtype=torch.bool)),
     ):

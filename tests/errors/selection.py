@@ -11,7 +11,7 @@ from torch import nn
 
 import maskwise as mw
 from maskwise import Mask, Packed
-from maskwise.errors import ArgumentError, DeviceError, DtypeError, ShapeError
+from maskwise.errors import ArgumentError, DeviceError, DtypeError, OutOfRangeError, ShapeError
 from maskwise.ops.attention import attend
 from maskwise.ops.linear import SparseLayout
 from tests.errors.row import Row
@@ -126,6 +126,15 @@ ROWS = [
     ),
     Row("Packed.to_nested", mw.pack(X, BITS[:, 0]).to_nested, ShapeError, "pack with a (sequences, positions) mask"),
     Row("Packed.to_sparse_csr", mw.pack(X, BITS[:, 0]).to_sparse_csr, ShapeError, "(sequences, positions) mask"),
+    Row("Packed.from_list", lambda: Packed.from_list(X), DtypeError, "[t1, t2]"),
+    Row("Packed.from_list", lambda: Packed.from_list([]), ArgumentError, "torch.empty(0, 8)"),
+    Row("Packed.from_list", lambda: Packed.from_list([1]), DtypeError, "torch.as_tensor(t)"),
+    Row("Packed.from_list", lambda: Packed.from_list([X.to_sparse()]), ArgumentError, "tensors.to_dense()"),
+    Row("Packed.from_list", lambda: Packed.from_list([torch.tensor(1.0)]), ShapeError, "t[None]"),
+    Row("Packed.from_list", lambda: Packed.from_list([X, X[..., None]]), ShapeError, "(length, features) each"),
+    Row("Packed.from_list", lambda: Packed.from_list([X, X.double()]), DtypeError, "t.to(torch.float32)"),
+    Row("Packed.from_list", lambda: Packed.from_list([X, X.to("meta")]), DeviceError, 't.to("cpu")'),
+    Row("Packed.from_list", lambda: Packed.from_list([X, X], max_len=1), OutOfRangeError, "max_len=max(lengths)"),
     Row("Packed.from_sparse", lambda: Packed.from_sparse(X), DtypeError, "sparse.to_sparse()"),
     Row("Packed.from_nested", lambda: Packed.from_nested([X]), DtypeError, "layout=torch.jagged"),
     Row("Packed.from_packed_sequence", lambda: Packed.from_packed_sequence(X), DtypeError, "rnn.pack_sequence(parts"),

@@ -27,6 +27,9 @@ def masks() -> Mask:
         Mask.from_lengths(torch.tensor([2, 4])),
         Mask.from_indices([2, 5, 7], size=10),
         Mask.from_indices([[0, 1]], size=(2, 3)),
+        Mask.from_indices([[0, 2], [1]], size=3),
+        Mask.from_indices(torch.ones(2, 3).nonzero(as_tuple=True), size=(2, 3)),
+        Mask.random((2, 3), 0.5, generator=torch.Generator()),
         Mask.from_values(torch.arange(4), [0, 3]),
         Mask.from_values(torch.arange(4), 2),
         Mask.from_segments(torch.tensor([0, 0, 1, -1])),
@@ -72,6 +75,14 @@ def masks() -> Mask:
     assert_type(mask.cu_seqlens, Tensor)
     assert_type(mask.indices(), Tensor)
     assert_type(mask.equal(mask), bool)
+    assert_type(mask.equals(mask), bool)
+    assert_type(mask == mask.clone(), Mask)
+    assert_type(mask != other, Mask)
+    assert_type(mask.sum(), Tensor)
+    assert_type(mask.any(-1), Tensor)
+    assert_type(mask.all(dim=(0, 1), keepdim=True), Tensor)
+    assert_type(mask.float(), Tensor)
+    assert mask.tolist() == mask.to_bool().tolist()
     assert_type(mask.shape, torch.Size)
     assert_type(mask.size(), torch.Size)
     assert_type(mask.size(0), int)
@@ -162,6 +173,7 @@ def selection(x: Tensor, mask: Mask) -> None:
         packed.last(),
     )
     assert_type(packed.softmax(), Packed)
+    assert_type(Packed.from_list([x[0], x[1, :2]]), Packed)
     assert_type(Packed.from_sparse(packed.to_sparse_coo()), Packed)
     assert_type(Packed.from_nested(packed.to_nested()), Packed)
     sequence = mw.pack(x[..., None], mask).to_packed_sequence()

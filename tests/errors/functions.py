@@ -81,6 +81,7 @@ ROWS = [
     *wrong(ALONG_ONE, X, BITS, 4, error=OutOfRangeError, hint="dim=-1 for the last"),
     *wrong(ALONG_ONE, X, BITS, (0, 1), error=DtypeError, hint="dim=-1"),
     *wrong(("sort", "argsort"), X, BITS, (0, 1), error=DtypeError, hint="dim=-1, or x.flatten() for all"),
+    *wrong(("softmax",), torch.ones(2, 4, 3, 3), BITS, -1, error=ShapeError, hint="mask[:, None, None, :]"),
     # -- dtypes
     *wrong(("mean",), INTS, BITS, error=DtypeError, hint="mw.mean(x, "),
     *wrong(("var", "std", "norm"), INTS, BITS, error=DtypeError, hint="float"),

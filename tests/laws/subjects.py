@@ -130,6 +130,14 @@ ATTENTION = [
         lambda m: (~tokens(m), None, None),
     ),
     Subject("attention-pairs", QKV, (B, 1, L, L), lambda x, m: mw.attention(*x, m), lost),
+    # The bias of a pair that is dropped is dropped, too.
+    Subject(
+        "attention-bias",
+        (*QKV, (B, H, L, L)),
+        (B, 1, L, L),
+        lambda x, m: mw.attention(*x[:3], m, bias=x[3]),
+        lambda m: (*lost(m), ~m),
+    ),
     Subject("attention-packed", QKV, (B, L), packed_attention, everywhere, maps=False),
 ]
 

@@ -181,6 +181,8 @@ def selection(x: Tensor, mask: Mask) -> None:
     q = torch.randn(3, 2, 5, 4)
     assert_type(mw.attention(q, q, q, mask, is_causal=True), Tensor)
     assert_type(mw.attention(q, q, q, mask, query_mask=mask), Tensor)
+    assert_type(mw.attention(q, q, q, mask, bias=torch.zeros(2, 5, 5)), Tensor)
+    assert_type(mw.attention(q, q, q, attn_mask=torch.ones(5, 5, dtype=torch.bool)), Tensor)
     rows = mw.pack(q.transpose(1, 2), mask)
     assert_type(mw.attention(rows, rows, rows), Packed)
     sampler = mw.TokenBudgetSampler([3, 6, 4], budget=9, method="bucket")

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
 from torch.utils.weak import WeakIdKeyDictionary
 
 from maskwise.errors import ArgumentError, say
@@ -305,6 +306,8 @@ def _rejection(fn: Any, rows: Rows, got: str) -> str:
     name = getattr(fn, "__name__", type(fn).__name__)
     must = f"take any number of rows, {shape}, and treat each by itself"
     hint = "mw.pack(x, mask).map(fn) for a function of all kept rows, mw.mean(x, mask, dim) for their statistics"
+    if isinstance(fn, _ConvNd):
+        hint = "fn(mw.mul(x, mask[..., None]).mT).mT for a convolution along the sequence"
     return say("apply", "fn", must=must, got=f"{name}: {got}", hint=hint)
 
 

@@ -246,10 +246,10 @@ def sum(mask: Mask, dim: int | Sequence[int] | None = None, keepdim: bool = Fals
     dims = _dims("Mask.sum", mask, dim)
     if dims and len(dims) < mask.ndim:
         return count(mask, dims, keepdim).to(mask.device)
-    if _reads_bits(mask):
-        total = mask.to_bool().sum()
-    else:
+    if _is_on_host(mask):
         total = torch.tensor(mask.count(), dtype=torch.int64, device=mask.device)
+    else:
+        total = mask.to_bool().sum()
     return total.reshape((1,) * mask.ndim) if keepdim else total
 
 
@@ -271,7 +271,7 @@ def any(mask: Mask, dim: int | Sequence[int] | None = None, keepdim: bool = Fals
 
     """
     dims = _dims("Mask.any", mask, dim) or list(range(mask.ndim))
-    if _reads_bits(mask):
+    if mask._bits is not None or not _is_on_host(mask):
         return mask.to_bool().any(dims, keepdim=keepdim) if dims else mask.to_bool().clone()
     return sum(mask, dims, keepdim) > 0
 
@@ -294,7 +294,7 @@ def all(mask: Mask, dim: int | Sequence[int] | None = None, keepdim: bool = Fals
 
     """
     dims = _dims("Mask.all", mask, dim) or list(range(mask.ndim))
-    if _reads_bits(mask):
+    if mask._bits is not None or not _is_on_host(mask):
         return mask.to_bool().all(dims, keepdim=keepdim) if dims else mask.to_bool().clone()
     return sum(mask, dims, keepdim) == prod([mask.shape[d] for d in dims])
 
@@ -309,11 +309,9 @@ def _dims(op: str, mask: Mask, dim: int | Sequence[int] | None) -> list[int]:
     return dims
 
 
-def _reads_bits(mask: Mask) -> bool:
-    """Whether counting reads bits: those of a mask that is no intervals, or whose bounds are not on the host."""
-    if is_tracing() or not mask.facts.on_host:
-        return True
-    return mask._along is None and mask._structure.known_count is None
+def _is_on_host(mask: Mask) -> bool:
+    """Whether counting takes no host-device sync, and is not to become a part of a graph."""
+    return not is_tracing() and mask.facts.on_host
 
 
 def indices(mask: Mask) -> Tensor:

@@ -140,8 +140,9 @@ def _where_tensors(mask: MaskLike, x: Tensor, other: Tensor | complex) -> Tensor
     """The same where x is a tensor."""
     if is_tracing():
         # Dynamo cannot trace result_type; in a graph torch's own operation promotes and broadcasts.
-        check("where", x.new_empty(mask.shape), as_bits(mask))
-        return torch.where(as_bits(mask), x, other)
+        bits = as_bits(mask)
+        check("where", bits, bits)
+        return torch.where(bits, x, other)
     dtype = torch.result_type(x, other)
     if x.dtype is not dtype:
         x = x.to(dtype)

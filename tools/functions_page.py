@@ -24,6 +24,8 @@ HEAD = """# Functions
 Each function takes torch's arguments under torch's names, and `mask`: a `Mask` or a bool tensor, True meaning keep,
 that broadcasts to `x`. The [guarantees](laws.md) hold for all of them: `tests/laws/` tests every function in this
 table, and `make bench` compares it with the idiom. `mw.count(mask, dim=None, keepdim=False)` counts kept positions.
+Torch's other names run the same ops: `mw.where(mask, x, other)` and `mw.mul(x, mask)` that of `fill`,
+`mw.max(x, mask, dim=None, keepdim=False)` and `mw.min` those of `amax`, `argmax`, `amin` and `argmin`.
 
 - **nothing kept**: the result of an empty slice. In reductions, `empty=` replaces it.
 - **CPU kernel**, **GPU kernel**: the dtypes that the fused kernel supports, in C++ or in [Triton](gpu.md); any other

@@ -34,11 +34,11 @@ __version__ = "0.2.0"
 # first use of a function imports all of them, because it may happen while a graph is traced, and the op registry must
 # not change during the trace. The documentation lists them in this order.
 _HOMES = {
-    "maskwise.ops.reduce": "sum prod mean var std norm amax amin argmax argmin logsumexp any all count",
+    "maskwise.ops.reduce": "sum prod mean var std norm amax amin max min argmax argmin logsumexp any all count",
     "maskwise.ops.softmax": "softmax log_softmax softmin normalize standardize",
     "maskwise.ops.scan": "cumsum cumprod cummax cummin logcumsumexp",
     "maskwise.ops.order": "median quantile sort argsort topk",
-    "maskwise.ops.fill": "fill",
+    "maskwise.ops.fill": "fill where mul",
     "maskwise.ops.loss": "loss",
     "maskwise.ops.select": "apply apply_ pack Packed",
     "maskwise.ops.attention": "attention",
@@ -57,11 +57,9 @@ __all__ = sorted(["Mask", "MaskwiseError", "__version__", "explain", "force", "p
 def __getattr__(name: str) -> Any:
     """Import a public name at its first use."""
     if name not in _HOME_OF and name not in _PACKAGES:
-        from difflib import get_close_matches
+        from maskwise.guesses import instead_of
 
-        near = get_close_matches(name, __all__, 1)
-        hint = f"maskwise.{near[0]}" if near else "dir(maskwise)"
-        raise AttributeError(f"module 'maskwise' has no attribute {name!r}. Hint: {hint}.")
+        raise AttributeError(f"module 'maskwise' has no attribute {name!r}. Hint: {instead_of(name, __all__)}.")
     for home, names in _HOMES.items():
         module = import_module(home)
         globals().update({each: getattr(module, each) for each in names.split()})

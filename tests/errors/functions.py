@@ -81,6 +81,7 @@ ROWS = [
     *wrong(ALONG_ONE, X, BITS, 4, error=OutOfRangeError, hint="dim=-1 for the last"),
     *wrong(ALONG_ONE, X, BITS, (0, 1), error=DtypeError, hint="dim=-1"),
     *wrong(("sort", "argsort"), X, BITS, (0, 1), error=DtypeError, hint="dim=-1, or x.flatten() for all"),
+    *wrong(("softmax",), torch.ones(2, 4, 3, 3), BITS, -1, error=ShapeError, hint="mask[:, None, None, :]"),
     # -- dtypes
     *wrong(("mean",), INTS, BITS, error=DtypeError, hint="mw.mean(x, "),
     *wrong(("var", "std", "norm"), INTS, BITS, error=DtypeError, hint="float"),
@@ -135,6 +136,27 @@ ROWS = [
     *wrong(
         ("fill",), INTS.to(torch.uint8), BITS, -(2**40), error=ArgumentError, hint="a value in the range of torch.uint8"
     ),
+    # -- other names of the same
+    *wrong(("mul",), X, None, error=DtypeError, hint="Mask.full(x.shape)"),
+    *wrong(("mul",), X, BITS.T, error=ShapeError, hint="mask.T"),
+    *wrong(("mul",), X, ON_META, error=DeviceError, hint="mask.to(x.device)"),
+    *wrong(("mul",), X.to_sparse(), BITS, error=ArgumentError, hint="x.to_dense()"),
+    *wrong(("where",), None, X, 0.0, error=DtypeError, hint="Mask.full(x.shape)"),
+    *wrong(("where",), X, X, 0.0, error=DtypeError, hint=CONVENTIONS),
+    *wrong(("where",), X, 0.0, X, error=DtypeError, hint=CONVENTIONS),
+    *wrong(("where",), BITS, X, "0", error=DtypeError, hint="torch.as_tensor(other)"),
+    *wrong(("where",), BITS, 1.0, 0.0, error=DtypeError, hint="torch.full(mask.shape, 1.0)"),
+    *wrong(("where",), BITS.T, X, 0.0, error=ShapeError, hint="mask[..., None] adds a dim"),
+    *wrong(("where",), BITS, X, X.to("meta"), error=DeviceError, hint="other.to(x.device)"),
+    *wrong(("where",), ON_META, X, 0.0, error=DeviceError, hint="mask.to(x.device)"),
+    *wrong(("where",), BITS, X.half(), 1e30, error=ArgumentError, hint="a value in the range of torch.float16"),
+    *wrong(("max", "min"), X, BITS, (0, 1), error=DtypeError, hint="(x, mask, (0, 1)), whose result has no indices"),
+    *wrong(("max", "min"), X, BITS.T, 1, error=ShapeError, hint="mask.T"),
+    *wrong(("max", "min"), X, ON_META, 1, error=DeviceError, hint="mask.to(x.device)"),
+    *wrong(("max", "min"), X, BITS, 4, error=OutOfRangeError, hint="dim=-1 for the last"),
+    *wrong(("max", "min"), X.to_sparse(), BITS, error=ArgumentError, hint="x.to_dense()"),
+    *wrong(("max", "min"), BITS, BITS, 1, error=DtypeError, hint="x.to(torch.uint8)"),
+    *wrong(("max", "min"), X, BITS, 1, empty="none", error=DtypeError, hint="empty=0.0"),
     # -- losses
     *wrong(("loss",), F.mse_loss, [1.0], X, BITS, error=DtypeError, hint="torch.as_tensor(input)"),
     *wrong(("loss",), F.mse_loss, X, [1.0], BITS, error=DtypeError, hint="torch.as_tensor(target)"),

@@ -271,6 +271,10 @@ ROWS = [
     Row("mw.nn.attach", attach(X, TopK(0.1)), DtypeError, "torch.nn.Sequential(...)"),
     Row("mw.nn.attach", attach(nn.Linear, TopK(0.1)), DtypeError, "Linear(...)"),
     Row("mw.nn.attach", attach(nn.Linear(3, 2), TopK), DtypeError, "TopK(...)"),
+    Row("mw.nn.attach", attach(nn.Linear(3, 2), BITS.T), ShapeError, "mask.T"),
+    Row("mw.nn.attach", attach(nn.Linear(3, 2), BITS.float()), DtypeError, "Binary(mask != 0)"),
+    Row("mw.nn.attach", attach(nn.Linear(3, 2), 0.9), DtypeError, "mw.nn.prune(module, 0.9) to drop that share"),
+    Row("mw.nn.attach", attach(nn.Linear(3, 2), "mask"), DtypeError, "Binary(mask)"),
     Row("mw.nn.attach", attach(OWN, TopK(0.1)), ArgumentError, "MaskedLinear(..., gate=gate)"),
     Row("mw.nn.attach", attach(GATED, TopK(0.1)), ArgumentError, "mw.nn.detach(module) first"),
     Row("mw.nn.attach", attach(nn.Linear(3, 2), ATTACHED), ArgumentError, "a new TopK(...)"),
@@ -284,7 +288,11 @@ ROWS = [
     Row("mw.nn.detach", with_another_parametrization, ArgumentError, "remove_parametrizations removes all of them"),
     # -- pruning
     Row("mw.nn.prune", prune(X, lambda: TopK(0.1)), DtypeError, "torch.nn.Sequential(...)"),
-    Row("mw.nn.prune", prune(nn.Linear(3, 2), TopK(0.1)), DtypeError, "lambda: TopK(...)"),
+    Row("mw.nn.prune", prune(nn.Linear(3, 2), TopK), DtypeError, "TopK(...)"),
+    Row("mw.nn.prune", prune(nn.Linear(3, 2), "0.9"), DtypeError, "mw.nn.prune(model, 0.9)"),
+    Row("mw.nn.prune", prune(nn.Linear(3, 2), BITS), DtypeError, "mw.nn.attach(layer, mask)"),
+    Row("mw.nn.prune", prune(nn.Linear(3, 2), 90), ArgumentError, "mw.nn.prune(model, 0.9)"),
+    Row("mw.nn.prune", prune(nn.Linear(3, 2), ATTACHED), ArgumentError, "TopK(...) anew"),
     Row(
         "mw.nn.prune",
         prune(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 3)), lambda: ONE),

@@ -40,6 +40,14 @@ ROWS = [
     Row("Mask.to", lambda: WITHOUT_DATA.to("cpu"), DeviceError, "before the mask goes to meta"),
     # -- not dense
     Row("Mask", lambda: Mask(BITS.to_sparse()), ArgumentError, "bits.to_dense()"),
+    Row(
+        "Mask.from_indices", lambda: Mask.from_indices([[0, 1], [2]], (3, 3)), ShapeError, "size=x.shape[-1] for a list"
+    ),
+    Row("Mask.from_indices", lambda: Mask.from_indices([[[0]], [[1]]], 3), ShapeError, "Mask.stack("),
+    Row("Mask.from_indices", lambda: Mask.from_indices((INTS, INTS), 3), ShapeError, "x.nonzero(as_tuple=True)"),
+    Row("Mask.random", lambda: Mask.random("ab", 0.5), DtypeError, "shape=x.shape"),
+    Row("Mask.random", lambda: Mask.random(3, "0.5"), DtypeError, "density=0.5"),
+    Row("Mask.random", lambda: Mask.random(3, 90), ArgumentError, "density=0.9"),
     Row("Mask.from_values", lambda: Mask.from_values(FLOATS.to_sparse(), 1), ArgumentError, "tokens.to_dense()"),
     Row("Mask.from_additive", lambda: Mask.from_additive(FLOATS.to_sparse()), ArgumentError, "to_dense()"),
     # -- how to make one
@@ -132,6 +140,19 @@ ROWS = [
     Row("Mask", stale, StaleMaskError, "Mask(t.clone())"),
     Row("Mask.count", lambda: MASK.count(4), OutOfRangeError, "dim=-1"),
     Row("Mask.count", lambda: MASK.count((0, 0)), ArgumentError, "dim=(0,)"),
+    *(
+        row
+        for name in ("sum", "any", "all")
+        for row in (
+            Row(f"Mask.{name}", lambda name=name: getattr(MASK, name)(4), OutOfRangeError, "dim=-1"),
+            Row(f"Mask.{name}", lambda name=name: getattr(MASK, name)((0, 0)), ArgumentError, "dim=(0,)"),
+        )
+    ),
+    Row("Mask.tolist", lambda: Mask(META.to_bool()).tolist(), DeviceError, "call it before the mask goes to meta"),
+    Row("Mask.__eq__", lambda: Mask.full((4, 3)) == MASK, ShapeError, "mask[..., None] adds a dim"),
+    Row("Mask.__ne__", lambda: MASK != META, DeviceError, "mask.to(other.device)"),
+    Row("Mask.equals", lambda: MASK.equals(FLOATS), DtypeError, "Mask(other.bool())"),
+    Row("Mask.equals", lambda: MASK.equals(META), DeviceError, "mask.to(other.device)"),
     Row("Mask.equal", lambda: MASK.equal(FLOATS), DtypeError, "Mask(other.bool())"),
     Row("Mask.equal", lambda: MASK.equal(META), DeviceError, "mask.to(other.device)"),
     Row("Mask.lengths", lambda: Mask.full(()).lengths, ShapeError, "mask[None]"),
@@ -143,4 +164,5 @@ ROWS = [
     Row("Mask.__delattr__", lambda: delattr(MASK, "shape"), AttributeError, "del mask"),
     Row("tree_unflatten", unflatten_leaves_of_another_rank, ShapeError, "pass mask.to_bool() to vmap"),
     Row("maskwise", lambda: mw.summ, AttributeError, "maskwise.sum"),
+    Row("maskwise", lambda: mw.masked_fill, AttributeError, "maskwise.fill(x, mask, value)"),
 ]

@@ -11,7 +11,7 @@ from torch import nn
 
 import maskwise as mw
 from maskwise import Mask, Packed
-from maskwise.errors import ArgumentError, DeviceError, DtypeError, ShapeError
+from maskwise.errors import ArgumentError, DeviceError, DtypeError, OutOfRangeError, ShapeError
 from maskwise.ops.attention import attend
 from maskwise.ops.linear import SparseLayout
 from tests.errors.row import Row
@@ -75,8 +75,8 @@ ROWS = [
     Row("mw.apply", apply_of(mixing_with_a_generator()), ArgumentError, "mw.pack(x, mask).map(fn)"),
     Row("mw.apply", apply_of(lambda rows: rows[: max(3, len(rows) - 1)]), ShapeError, "fn must be row-wise"),
     Row("mw.apply", apply_of(lambda rows: rows if len(rows) > 5 else rows[:1]), ArgumentError, "mw.pack(x, mask)"),
-    Row("mw.apply", apply_of(nn.Conv1d(4, 4, 1)), ArgumentError, "mw.pack(x, mask).map(fn)"),
-    Row("mw.apply", apply_of(nn.Conv1d(6, 6, 1)), ArgumentError, "mw.pack(x, mask).map(fn)"),
+    Row("mw.apply", apply_of(nn.Conv1d(4, 4, 1)), ArgumentError, "fn(mw.mul(x, mask[..., None]).mT).mT"),
+    Row("mw.apply", apply_of(nn.Conv1d(6, 6, 1)), ArgumentError, "fn(mw.mul(x, mask[..., None]).mT).mT"),
     Row("mw.apply", apply_of(nn.BatchNorm1d(4)), ArgumentError, "fn.eval()"),
     Row("mw.apply_", apply_of(lambda rows: rows - rows.mean(0), mw.apply_), ArgumentError, "mw.pack(x, mask).map(fn)"),
     Row("mw.apply_", lambda: mw.apply_(torch.Tensor.long, X, mask=BITS), ShapeError, "mw.apply, which returns a new"),
@@ -126,6 +126,15 @@ ROWS = [
     ),
     Row("Packed.to_nested", mw.pack(X, BITS[:, 0]).to_nested, ShapeError, "pack with a (sequences, positions) mask"),
     Row("Packed.to_sparse_csr", mw.pack(X, BITS[:, 0]).to_sparse_csr, ShapeError, "(sequences, positions) mask"),
+    Row("Packed.from_list", lambda: Packed.from_list(X), DtypeError, "[t1, t2]"),
+    Row("Packed.from_list", lambda: Packed.from_list([]), ArgumentError, "torch.empty(0, 8)"),
+    Row("Packed.from_list", lambda: Packed.from_list([1]), DtypeError, "torch.as_tensor(t)"),
+    Row("Packed.from_list", lambda: Packed.from_list([X.to_sparse()]), ArgumentError, "tensors.to_dense()"),
+    Row("Packed.from_list", lambda: Packed.from_list([torch.tensor(1.0)]), ShapeError, "t[None]"),
+    Row("Packed.from_list", lambda: Packed.from_list([X, X[..., None]]), ShapeError, "(length, features) each"),
+    Row("Packed.from_list", lambda: Packed.from_list([X, X.double()]), DtypeError, "t.to(torch.float32)"),
+    Row("Packed.from_list", lambda: Packed.from_list([X, X.to("meta")]), DeviceError, 't.to("cpu")'),
+    Row("Packed.from_list", lambda: Packed.from_list([X, X], max_len=1), OutOfRangeError, "max_len=max(lengths)"),
     Row("Packed.from_sparse", lambda: Packed.from_sparse(X), DtypeError, "sparse.to_sparse()"),
     Row("Packed.from_nested", lambda: Packed.from_nested([X]), DtypeError, "layout=torch.jagged"),
     Row("Packed.from_packed_sequence", lambda: Packed.from_packed_sequence(X), DtypeError, "rnn.pack_sequence(parts"),
@@ -140,6 +149,21 @@ ROWS = [
     Row("mw.attention", attention(Q, K, K[:, :, :4]), ShapeError, "only the last dim of v is its own"),
     Row("mw.attention", attention(Q[:, :3], K, K), ShapeError, "(B, heads, L, D), not (B, L, heads, D)"),
     Row("mw.attention", attention(Q, K, K, dropout_p=2.0), ArgumentError, "dropout_p=0.1"),
+    Row("mw.attention", attention(Q, K, K, bias=[0.0]), DtypeError, "torch.as_tensor(bias).float()"),
+    Row("mw.attention", attention(Q, K, K, bias=torch.ones(3, 5).bool()), DtypeError, "mask=bias"),
+    Row("mw.attention", attention(Q, K, K, bias=torch.zeros(2, 3, 5)), ShapeError, "bias[:, None] for (B, queries"),
+    Row("mw.attention", attention(Q, K, K, bias=torch.zeros(5, device="meta")), DeviceError, "bias.to(q.device)"),
+    Row("mw.attention", attention(Q, K, K, bias=torch.zeros(3, 5).to_sparse()), ArgumentError, "bias.to_dense()"),
+    Row("mw.attention", attention(ROWS_OF, ROWS_OF, ROWS_OF, bias=X), ArgumentError, "q.unpack().transpose(1, 2)"),
+    Row("mw.attention", attention(Q, K, K, attn_mask=[True]), DtypeError, "Mask(torch.as_tensor(mask))"),
+    Row(
+        "mw.attention",
+        attention(Q, K, K, attn_mask=torch.ones(2, 5).bool()),
+        ShapeError,
+        "mask=attn_mask for (B, keys)",
+    ),
+    Row("mw.attention", attention(Q, K, K, attn_mask=torch.ones(3, 5).long()), DtypeError, "Mask.from_attention_mask"),
+    Row("mw.attention", attention(Q, K, K, BITS, attn_mask=BITS), ArgumentError, "mask=mask, bias=bias"),
     Row("mw.attention", attention(Q, K, K, torch.ones(2, 5)), DtypeError, "Mask.from_additive(mask) for 0 and -inf"),
     Row("mw.attention", attention(Q, K, K, [True]), DtypeError, "Mask(torch.as_tensor(mask))"),
     Row("mw.attention", attention(Q, K, K, Mask.full((2, 5), device="meta")), DeviceError, "mask.to(q.device)"),

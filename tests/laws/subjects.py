@@ -137,6 +137,14 @@ ATTENTION = [
         lambda m: (~tokens(m), None, None),
     ),
     Subject("attention-pairs", QKV, (B, 1, L, L), lambda x, m: mw.attention(*x, m), lost),
+    # The bias of a pair that is dropped is dropped, too.
+    Subject(
+        "attention-bias",
+        (*QKV, (B, H, L, L)),
+        (B, 1, L, L),
+        lambda x, m: mw.attention(*x[:3], m, bias=x[3]),
+        lambda m: (*lost(m), ~m),
+    ),
     Subject("attention-packed", QKV, (B, L), packed_attention, everywhere, maps=False),
 ]
 
@@ -163,6 +171,14 @@ SELECTION = [
     Subject("pack", ((5, 7, 3),), (5, 7), lambda x, m: mw.pack(x[0], m).values, rows, maps=False),
     Subject("pack-capacity", ((5, 7, 3),), (5, 7), lambda x, m: mw.pack(x[0], m, capacity=35).values, rows),
     Subject("unpack", ((5, 7, 3),), (5, 7), lambda x, m: mw.pack(x[0], m).unpack(), rows, maps=False),
+]
+#: Other names for the ops of the registry's functions.
+NAMES = [
+    Subject("where", ((5, 7),), (5, 7), lambda x, m: mw.where(m, x[0], 0.0), lambda m: (~m,)),
+    Subject("mul", ((5, 7),), (5, 7), lambda x, m: mw.mul(x[0], m), lambda m: (~m,)),
+    Subject("max", ((5, 7),), (5, 7), lambda x, m: mw.max(x[0], m, empty=0.0), lambda m: (~m,)),
+    Subject("max-dim", ((5, 7),), (5, 7), lambda x, m: mw.max(x[0], m, -1, empty=0.0).values, lambda m: (~m,)),
+    Subject("min-dim", ((5, 7),), (5, 7), lambda x, m: mw.min(x[0], m, 0, True, empty=0.0).values, lambda m: (~m,)),
 ]
 LINEAR = [
     Subject(
@@ -253,7 +269,7 @@ LAYER_SUBJECTS = [
     Subject("SparseLinear", ((7, 6), (5, 6)), (5, 6), sparse_linear, lambda m: (None, ~m), maps=False),
 ]
 
-SUBJECTS = [*ATTENTION, *SELECTION, *LINEAR, *LOSSES, *LAYER_SUBJECTS]
+SUBJECTS = [*ATTENTION, *NAMES, *SELECTION, *LINEAR, *LOSSES, *LAYER_SUBJECTS]
 
 
 def trials(*, few: bool = False, maps: bool = False) -> list:

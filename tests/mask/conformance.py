@@ -21,6 +21,8 @@ OPERATORS = {
     "|": (operator.or_, operator.or_),
     "^": (operator.xor, operator.xor),
     "-": (operator.sub, lambda a, b: a & ~b),
+    "==": (operator.eq, operator.eq),
+    "!=": (operator.ne, operator.ne),
 }
 
 quick = settings(
@@ -221,6 +223,35 @@ class StructureConformance:
         assert got.dtype == torch.int64
         assert torch.equal(got, expected.sum(dims, keepdim=keepdim))
         assert torch.equal(mask.count(dims[0] - mask.ndim), expected.sum(dims[0]))
+        assert torch.equal(mask.sum(dims, keepdim), expected.sum(dims, keepdim=keepdim))
+        assert torch.equal(mask.any(dims, keepdim), expected.any(dims, keepdim=keepdim))
+        assert torch.equal(mask.all(dims, keepdim), expected.all(dims, keepdim=keepdim))
+
+    @quick
+    @given(st.data())
+    def test_sum_any_all_float_and_tolist_are_those_of_the_bool_tensor(self, data):
+        mask, expected = data.draw(self.cases())
+        for got, want in (
+            (mask.sum(), expected.sum()),
+            (mask.any(), expected.any()),
+            (mask.all(), expected.all()),
+            (mask.float(), expected.float()),
+        ):
+            assert got.dtype == want.dtype
+            assert torch.equal(got, want)
+        assert mask.sum(keepdim=True).shape == (1,) * mask.ndim
+        assert mask.any(keepdim=True).shape == mask.all(keepdim=True).shape == (1,) * mask.ndim
+        assert mask.tolist() == expected.tolist()
+
+    @quick
+    @given(st.data())
+    def test_masks_are_found_in_dicts_and_sets_by_identity(self, data):
+        mask, _ = data.draw(self.cases())
+        twin = mask.clone()
+        found = {mask: "mask", twin: "twin"}
+        assert (found[mask], found[twin]) == ("mask", "twin")
+        assert len({mask, twin, mask}) == 2
+        assert mask.equals(twin)
 
     @quick
     @given(st.data())

@@ -1,5 +1,6 @@
 """The ways to make a mask: values, and the structure that each one has."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -53,6 +54,39 @@ def test_indices_of_many_dims_have_one_column_a_dim():
     assert kept(mask) == [[0, 1, 0], [0, 0, 1]]
     assert mask.lengths.tolist() == [1, 1]
     assert mask.indices().tolist() == [[0, 1], [1, 2]]
+
+
+@pytest.mark.parametrize(
+    "rows", [[[0, -1], [1], []], [torch.tensor([0, 2]), torch.tensor([1, 1]), []], [(0, 2), (1,), ()]]
+)
+def test_a_list_of_lists_holds_the_positions_of_each_row(rows):
+    mask = Mask.from_indices(rows, size=3)
+    assert kept(mask) == [[1, 0, 1], [0, 1, 0], [0, 0, 0]]
+    assert mask.facts.count == 3
+
+
+def test_lists_of_one_length_are_rows_with_an_int_and_points_with_a_shape():
+    assert kept(Mask.from_indices([[0, 2], [1, 0]], size=3)) == [[1, 0, 1], [1, 1, 0]]
+    assert kept(Mask.from_indices([[0, 2], [1, 0]], size=(2, 3))) == [[0, 0, 1], [1, 0, 0]]
+    assert kept(Mask.from_indices([[0], [1]], size=3)) == [[1, 0, 0], [0, 1, 0]]
+    assert kept(Mask.from_indices([[], []], size=2)) == [[0, 0], [0, 0]]
+
+
+def test_a_tuple_of_a_tensor_for_each_dim_is_what_nonzero_returns():
+    bits = torch.tensor([[[True, False], [False, True]], [[False, False], [True, True]]])
+    assert Mask.from_indices(bits.nonzero(as_tuple=True), bits.shape).equal(bits)
+    assert Mask.from_indices(np.nonzero(bits.numpy()), bits.shape).equal(bits)
+    assert kept(Mask.from_indices(torch.tensor([0, 5, 0, 7]).nonzero(as_tuple=True), 4)) == [0, 1, 0, 1]
+
+
+def test_a_random_mask_follows_its_density_and_its_generator():
+    first, again = (Mask.random((200, 50), 0.3, generator=torch.Generator().manual_seed(1)) for _ in range(2))
+    assert first.equal(again)
+    # 10,000 draws with a deviation of 46.
+    assert abs(first.count() - 3000) < 250
+    assert Mask.random((4, 5), 0.0).is_empty
+    assert Mask.random((4, 5), 1).is_full
+    assert Mask.random(7, 0.5, device="meta").device.type == "meta"
 
 
 @pytest.mark.parametrize("values", [[0, 101], (0, 101), torch.tensor([0, 101])])

@@ -33,7 +33,7 @@ MISTAKES = [
     (lambda: Mask.from_indices([3], 3), IndexError, "Mask.from_indices: `indices` must hold only values from -3 to 2, got 3 at position 0. Hint: indices[indices < size]"),
     (lambda: Mask.from_indices([0, -4], 3), IndexError, "got -4 at position 1. Hint: size=3 has positions 0 to 2"),
     (lambda: Mask.from_indices([[0, 1, 2], [1, 2, 0]], (3, 3)), ValueError, "`indices` must be (n, 2) for a mask of 2 dims, got (2, 3). Hint: indices.T"),
-    (lambda: Mask.from_indices([[0, 1]], 3), ValueError, "`indices` must be (n,) for one dim, got (1, 2)"),
+    (lambda: Mask.from_indices(T([[0, 1]]), 3), ValueError, "`indices` must be (n,) for one dim, got (1, 2)"),
     (lambda: Mask.from_indices([0.5], 3), TypeError, "`indices` must be ints"),
     (lambda: Mask.from_indices([0], "x"), TypeError, "`size` must be an int or a tuple of ints, got 'x'. Hint: size=x.shape"),
     (lambda: Mask.from_values([1, 2], [1]), TypeError, "Mask.from_values: `tokens` must be a tensor, got list. Hint: torch.tensor(tokens)"),

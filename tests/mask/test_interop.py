@@ -120,14 +120,52 @@ def test_bool_of_one_position_is_that_position():
     assert not Mask.causal(3)[0, 2]
 
 
-def test_masks_are_hashable_and_equal_only_to_themselves():
+def test_masks_are_hashed_by_identity_and_compared_by_position():
     a, b = Mask.full(2), Mask.full(2)
-    assert a != b
-    assert a == a
     assert len({a, b}) == 2
+    assert (a == b).is_full
+    assert (a != b).is_empty
     assert a.equal(b)
+    assert a.equals(b)
     assert not a.equal(Mask.full(3))
     assert not a.equal(torch.tensor([True, False]))
+
+
+def test_masks_compare_with_numbers_and_tensors_as_bool_tensors_do():
+    mask = Mask.from_lengths([1, 3])
+    bits = mask.to_bool()
+    for other in (True, False, 0, 1, 1.0, 2, bits[:1], bits.int(), torch.tensor([0.5, 1.0, 0.0])):
+        for found, expected in ((mask == other, bits == other), (mask != other, bits != other)):
+            assert isinstance(found, Mask)
+            assert torch.equal(found.to_bool(), expected)
+    assert isinstance(bits.int() == mask, Mask)
+    assert mask != None  # noqa: E711 - as code that tests an optional mask may write
+    assert (mask == None) is False  # noqa: E711
+    assert (mask == "mask") is False
+
+
+def test_two_masks_of_intervals_compare_without_a_bool_tensor():
+    differing = Mask.causal(100_000) != Mask.window(100_000, left=1)
+    assert differing[5].to_bool()[:8].tolist() == [True] * 4 + [False] * 4
+
+
+def test_sum_any_and_all_of_intervals_come_from_their_bounds():
+    mask = Mask.causal(100_000)
+    assert mask.sum() == 100_000 * 100_001 // 2
+    assert torch.equal(mask.sum(0), torch.arange(100_000, 0, -1))
+    assert (bool(mask.any()), bool(mask.all())) == (True, False)
+    assert mask.all(0).nonzero().tolist() == [[0]]
+    assert mask.any(-1).all()
+
+
+def test_sum_any_all_and_float_trace_into_a_graph():
+    def call(mask):
+        return mask.sum(), mask.any(-1), mask.all(0, keepdim=True), mask.float()
+
+    torch._dynamo.reset()
+    mask = Mask.from_lengths([1, 3])
+    for found, expected in zip(torch.compile(call, fullgraph=True, backend="eager")(mask), call(mask), strict=True):
+        assert torch.equal(found, expected)
 
 
 def test_a_data_loader_stacks_masks():

@@ -86,6 +86,9 @@ def test_a_large_mask_is_counted_piece_by_piece(monkeypatch):
     mask = Mask.from_function(lambda q, k: (k < 10) & (q < 10), (1000, 1000))
     with Largest() as largest:
         assert mask.count() == 100
+        assert mask.sum() == 100
+        assert mask.any()
+        assert not mask.all()
     # A piece of bools, or the int64 indices and counts of the rows.
     assert largest.bytes <= max(1 << 12, 1000 * 8)
 
@@ -96,3 +99,11 @@ def test_block_masks_are_made_one_row_of_blocks_at_a_time():
     assert block_mask.sparsity() > 48
     # One row of blocks is 128 x 4096 bools; its column sums are int64.
     assert largest.bytes <= 128 * 4096
+
+
+def test_columns_of_intervals_are_counted_without_a_number_for_each_pair():
+    mask = Mask.causal(4096)
+    with Largest() as largest:
+        assert torch.equal(mask.sum(0), torch.arange(4096, 0, -1))
+        assert mask.any(0).all()
+    assert largest.bytes <= 2 * 4097 * 8

@@ -198,8 +198,8 @@ def test_what_cannot_be_gated_is_refused_and_left_as_it_was():
     layer = nn.Linear(3, 2)
     with pytest.raises(ArgumentError, match=r"attach: `name` must be a tensor of Linear, one of \['weight', 'bias'\]"):
         mw.nn.attach(layer, TopK(0.5), "weights")
-    with pytest.raises(DtypeError, match=r"attach: `gate` must be a gate of mw\.nn\.gates, got Tensor\. Hint: Binary"):
-        mw.nn.attach(layer, torch.ones(2, 3).bool())
+    with pytest.raises(DtypeError, match=r"attach: `gate` must be a gate of .*, or a mask, got list\. Hint: Binary"):
+        mw.nn.attach(layer, [[True] * 3] * 2)
     with pytest.raises(DtypeError, match=r"got type\. Hint: TopK\(\.\.\.\)"):
         mw.nn.attach(layer, TopK)
     with pytest.raises(DtypeError, match=r"attach: `module` must be a torch\.nn\.Module, got Tensor"):
@@ -300,3 +300,15 @@ def test_where_the_garbage_collector_is_blind_a_weight_is_not_masked_at_a_guess(
     finally:
         gc.unfreeze()
     assert int((mw.nn.detach(layer).weight != 0).sum()) == 4
+
+
+@pytest.mark.parametrize("wrap", [lambda bits: bits, mw.Mask], ids=["bool", "Mask"])
+def test_a_bare_mask_is_attached_as_a_binary_gate(wrap):
+    bits = torch.tensor([[True, False, True], [False, False, True]])
+    layer, other = nn.Linear(3, 2), nn.Linear(3, 2)
+    other.load_state_dict(layer.state_dict())
+    mw.nn.attach(layer, wrap(bits))
+    mw.nn.attach(other, mw.nn.gates.Binary(bits))
+    assert type(layer.parametrizations.weight[0]) is mw.nn.gates.Binary
+    assert torch.equal(layer.weight, other.weight)
+    assert torch.equal(layer.weight != 0, bits)

@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune as torch_prune
 
 import maskwise as mw
 from maskwise.errors import ArgumentError, DtypeError, ShapeError
@@ -53,6 +54,26 @@ def test_linears_and_convolutions_get_gates_by_default():
 )
 def test_types_and_patterns_of_names_choose(include, exclude, expected):
     assert names(mw.nn.prune(Net(), lambda: TopK(0.5), include=include, exclude=exclude)) == expected
+
+
+@pytest.mark.parametrize(("pruned", "kept"), [(0.9, 0.1), (0.75, 0.25), (0, 1.0), (1, 0.0)])
+def test_a_number_is_the_share_of_each_layer_that_is_pruned(pruned, kept):
+    by_number, by_gate = mw.nn.prune(Net(), pruned), mw.nn.prune(Net(), lambda: TopK(kept))
+    for mine, theirs in zip(mw.nn.report(by_number), mw.nn.report(by_gate), strict=True):
+        assert (mine.name, mine.kept) == (theirs.name, theirs.kept)
+    layer = nn.Linear(20, 10)
+    torch_pruned = torch_prune.l1_unstructured(copy.deepcopy(layer), "weight", amount=float(pruned))
+    assert torch.equal(mw.nn.prune(layer, pruned).weight != 0, torch_pruned.weight_mask.bool())
+
+
+@pytest.mark.parametrize("gate", [TopK(0.25), TopK(0.25, scope="global"), Block((1, 1), 0.25), Sigmoid()])
+def test_each_layer_gets_a_copy_of_a_gate(gate):
+    model = mw.nn.prune(Net(), gate, include=nn.Linear)
+    found = [model.encoder[0].parametrizations.weight[0], model.head.parametrizations.weight[0]]
+    assert all(type(each) is type(gate) and each is not gate for each in found)
+    assert found[0] is not found[1]
+    assert not gate.bound
+    assert model(torch.arange(10).reshape(2, 5)).shape == (2, 5, 3)
 
 
 class Experts(nn.Module):
@@ -295,8 +316,9 @@ def test_a_report_of_a_plain_model_is_empty():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda m: mw.nn.prune(m, TopK(0.1)), DtypeError, r"prune: `gate_factory` .* Hint: lambda: TopK\(\.\.\.\)"),
-        (lambda m: mw.nn.prune(m, lambda: 3), DtypeError, "must be a gate of mw.nn.gates, got int"),
+        (lambda m: mw.nn.prune(m, TopK), DtypeError, r"prune: `gate_factory` .* Hint: TopK\(\.\.\.\)"),
+        (lambda m: mw.nn.prune(m, 90), ArgumentError, r"the share that is pruned, got 90. Hint: .*prune\(model, 0.9\)"),
+        (lambda m: mw.nn.prune(m, lambda: 3), DtypeError, "must be a gate of mw.nn.gates, or a mask, got int"),
         (lambda m: mw.nn.prune(m, lambda: TopK(0.1), include="decoder.*"), ArgumentError, "match the name of a module"),
         (lambda m: mw.nn.prune(m, lambda: TopK(0.1), exclude="heads"), ArgumentError, "prune: `exclude`"),
         (lambda m: mw.nn.prune(m, lambda: TopK(0.1), include=nn.Conv3d), ArgumentError, "have a layer to gate"),

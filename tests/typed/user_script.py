@@ -27,6 +27,9 @@ def masks() -> Mask:
         Mask.from_lengths(torch.tensor([2, 4])),
         Mask.from_indices([2, 5, 7], size=10),
         Mask.from_indices([[0, 1]], size=(2, 3)),
+        Mask.from_indices([[0, 2], [1]], size=3),
+        Mask.from_indices(torch.ones(2, 3).nonzero(as_tuple=True), size=(2, 3)),
+        Mask.random((2, 3), 0.5, generator=torch.Generator()),
         Mask.from_values(torch.arange(4), [0, 3]),
         Mask.from_values(torch.arange(4), 2),
         Mask.from_segments(torch.tensor([0, 0, 1, -1])),
@@ -72,6 +75,14 @@ def masks() -> Mask:
     assert_type(mask.cu_seqlens, Tensor)
     assert_type(mask.indices(), Tensor)
     assert_type(mask.equal(mask), bool)
+    assert_type(mask.equals(mask), bool)
+    assert_type(mask == mask.clone(), Mask)
+    assert_type(mask != other, Mask)
+    assert_type(mask.sum(), Tensor)
+    assert_type(mask.any(-1), Tensor)
+    assert_type(mask.all(dim=(0, 1), keepdim=True), Tensor)
+    assert_type(mask.float(), Tensor)
+    assert mask.tolist() == mask.to_bool().tolist()
     assert_type(mask.shape, torch.Size)
     assert_type(mask.size(), torch.Size)
     assert_type(mask.size(0), int)
@@ -118,6 +129,12 @@ def functions(x: Tensor, mask: Mask) -> None:
         mw.cumprod(x, mask, dim=-1),
         mw.logcumsumexp(x, mask, dim=-1),
         mw.fill(x, mask, -1.0),
+        mw.where(mask, x, 0.0),
+        mw.where(mask.to_bool(), 1, x),
+        mw.mul(x, mask),
+        mw.max(x, mask),
+        mw.max(x, mask, dim=-1).values,
+        mw.min(x, mask, -1, True).indices,
         mw.loss(F.mse_loss, x, torch.zeros_like(x), mask, reduction="sequence"),
         mw.linear(x, torch.randn(3, x.shape[-1]), torch.ones(3, x.shape[-1], dtype=torch.bool)),
     ):
@@ -156,6 +173,7 @@ def selection(x: Tensor, mask: Mask) -> None:
         packed.last(),
     )
     assert_type(packed.softmax(), Packed)
+    assert_type(Packed.from_list([x[0], x[1, :2]]), Packed)
     assert_type(Packed.from_sparse(packed.to_sparse_coo()), Packed)
     assert_type(Packed.from_nested(packed.to_nested()), Packed)
     sequence = mw.pack(x[..., None], mask).to_packed_sequence()
@@ -163,6 +181,8 @@ def selection(x: Tensor, mask: Mask) -> None:
     q = torch.randn(3, 2, 5, 4)
     assert_type(mw.attention(q, q, q, mask, is_causal=True), Tensor)
     assert_type(mw.attention(q, q, q, mask, query_mask=mask), Tensor)
+    assert_type(mw.attention(q, q, q, mask, bias=torch.zeros(2, 5, 5)), Tensor)
+    assert_type(mw.attention(q, q, q, attn_mask=torch.ones(5, 5, dtype=torch.bool)), Tensor)
     rows = mw.pack(q.transpose(1, 2), mask)
     assert_type(mw.attention(rows, rows, rows), Packed)
     sampler = mw.TokenBudgetSampler([3, 6, 4], budget=9, method="bucket")
@@ -235,6 +255,9 @@ def layers(mask: Mask) -> nn.Module:
         assert_type(mw.nn.detach(layer, keep="masked"), nn.Linear)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
     pruned = mw.nn.prune(model, lambda: gates.TopK(0.5, scope="global"), exclude="2")
+    mw.nn.prune(nn.Linear(8, 4), 0.9)
+    mw.nn.prune(nn.Linear(8, 4), gates.TopK(0.1))
+    mw.nn.attach(nn.Linear(8, 4), torch.ones(4, 8, dtype=torch.bool))
     scheduler = schedule.DensityScheduler(model, schedule.cubic(end=0.25, steps=4))
     scheduler.step()
     scheduler.load_state_dict(scheduler.state_dict())

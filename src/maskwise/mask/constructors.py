@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from typing_extensions import TypeIs
 
 from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
 from maskwise.mask.checks import (
@@ -39,6 +40,7 @@ __all__ = [
     "from_values",
     "full",
     "none",
+    "random",
     "window",
 ]
 
@@ -103,7 +105,7 @@ def from_lengths(
 
 def from_indices(
     cls: type[Mask],
-    indices: Tensor | Sequence[Any],  # (n,) or (n, ndim)
+    indices: Tensor | Sequence[Any],  # (n,) or (n, ndim), a list of each row, or a tuple of a tensor a dim
     size: Shape,
     *,
     device: Device = None,
@@ -115,25 +117,34 @@ def from_indices(
     [0, 0, 1, 0, 0, 1, 0, 1]
     >>> Mask.from_indices([[0, 0], [1, 2]], size=(2, 3)).to_bool().int().tolist()
     [[1, 0, 0], [0, 0, 1]]
+    >>> Mask.from_indices([[0, 2], [1]], size=3).to_bool().int().tolist()
+    [[1, 0, 1], [0, 1, 0]]
 
     Args:
         indices: (n,) ints where ``size`` has one dim, else (n, ndim). Negative ones count from the end, as in Python;
-            any order, duplicates and none at all are fine.
-        size: the mask's size, or its shape.
+            any order, duplicates and none at all are fine. With an int as ``size``, also a list of lists or of tensors,
+            of any lengths: the kept positions of each row. With a shape, also a tuple of one tensor for each dim, as
+            ``nonzero(as_tuple=True)`` returns it.
+        size: the mask's size, or its shape; for a list of rows the size of a row.
         device: where the mask is used; by default where ``indices`` is.
 
     Returns:
-        A mask of shape ``size``. The values of a device tensor are not read, so they are not checked.
+        A mask of shape ``size``; for a list of rows (rows, size). The values of a device tensor are not read, so they
+        are not checked.
 
     Raises:
         DtypeError: the indices are not ints, or the size is neither an int nor a sequence.
-        ShapeError: the indices do not have one column a dim.
+        ShapeError: the indices do not have one column a dim, or rows come with a shape instead of an int.
         OutOfRangeError: an index is outside of its dim.
         ArgumentError: a size is negative.
 
     """
     op = "Mask.from_indices"
     shape = as_shape(op, "size", size)
+    if _is_rows(indices):
+        indices, shape = _points_of_rows(op, indices, size)
+    elif isinstance(indices, tuple) and indices and all(hasattr(each, "dtype") for each in indices):
+        indices = _points_of_columns(op, indices, shape)
     where = device_of(device, indices)
     points = as_ints(op, "indices", indices)
     if not points.numel() and points.ndim < 2:
@@ -157,6 +168,42 @@ def from_indices(
     # How many differ is not known without reading them, so duplicates are left to fall on the same bit.
     bits = torch.zeros(prod(shape), dtype=torch.bool, device=where).index_fill_(0, flat.to(where), True)
     return cls._wrap(Dense(bits.view(shape)))
+
+
+def _is_rows(indices: Any) -> TypeIs[list[Any]]:
+    """Whether each entry may be the indices of a row: lists, or tensors of one dim."""
+    if not isinstance(indices, list) or not indices:
+        return False
+    return all(isinstance(each, (list, tuple)) or (isinstance(each, Tensor) and each.ndim == 1) for each in indices)
+
+
+def _points_of_rows(op: str, rows: list[Any], size: Shape) -> tuple[Any, tuple[int, ...]]:
+    """The points (n, 2) of rows, and the shape of their mask; with a shape as size they are points already."""
+    if not isinstance(size, (int, torch.SymInt)):
+        if len({len(row) for row in rows}) > 1 or any(isinstance(row, Tensor) for row in rows):
+            must, hint = "be points of equal length where size is a shape", "size=x.shape[-1] for a list of each row"
+            raise ShapeError(say(op, "indices", must=must, got=f"{len(rows)} lists", hint=hint))
+        return rows, tuple(size)
+    columns = [as_ints(op, "indices", row) for row in rows]
+    for column in columns:
+        if column.ndim != 1:
+            must, hint = "be one list of ints for each row", "Mask.stack([Mask.from_indices(each, size), ...])"
+            raise ShapeError(say(op, "indices", must=must, got=f"a row of {column.ndim} dims", hint=hint))
+    lengths = torch.tensor([len(column) for column in columns])
+    row = torch.repeat_interleave(torch.arange(len(columns)), lengths).to(columns[0].device)
+    return torch.stack([row, torch.cat(columns)], -1), (len(rows), size)
+
+
+def _points_of_columns(op: str, columns: tuple[Any, ...], shape: tuple[int, ...]) -> Tensor:
+    """The points (n, ndim) of one tensor for each dim."""
+    found = [
+        as_ints(op, "indices", column if isinstance(column, Tensor) else torch.as_tensor(column)) for column in columns
+    ]
+    sizes = [tuple(column.shape) for column in found]
+    if len(found) != len(shape) or len(sizes[0]) != 1 or len(set(sizes)) > 1:
+        must = f"be {len(shape)} tensors of one dim and one length, one for each dim of the mask"
+        raise ShapeError(say(op, "indices", must=must, got=sizes, hint="x.nonzero(as_tuple=True) with size=x.shape"))
+    return torch.stack(found, -1)
 
 
 def from_values(cls: type[Mask], tokens: Tensor, values: Tensor | Sequence[Any] | float) -> Mask:
@@ -370,6 +417,43 @@ def none(cls: type[Mask], shape: Shape, device: Device = None) -> Mask:
         ArgumentError: a size is negative.
     """
     return cls._wrap(Constant(as_shape("Mask.none", "shape", shape), device_of(device, None), False))
+
+
+def random(
+    cls: type[Mask],
+    shape: Shape,
+    density: float,
+    *,
+    generator: torch.Generator | None = None,
+    device: Device = None,
+) -> Mask:
+    """Keep each position with a probability of ``density``, independently of the others.
+
+    >>> import torch
+    >>> from maskwise import Mask
+    >>> mask = Mask.random((1000, 1000), 0.25, generator=torch.Generator().manual_seed(0))
+    >>> round(mask.density, 2)
+    0.25
+
+    Args:
+        shape: the mask's shape.
+        density: the probability with which a position is kept, from 0 to 1.
+        generator: the generator to draw from; by default torch's own.
+        device: where the mask is used; by default where the generator is.
+
+    Raises:
+        DtypeError: the shape is neither an int nor a sequence, or the density is not a number.
+        ArgumentError: a size is negative, or the density is not between 0 and 1.
+    """
+    op = "Mask.random"
+    sizes = as_shape(op, "shape", shape)
+    if not isinstance(density, (int, float)) or isinstance(density, bool):
+        raise DtypeError(say(op, "density", must="be a number", got=type(density).__name__, hint="density=0.5"))
+    if not 0.0 <= density <= 1.0:
+        hint = f"density={density / 100:g}" if 1.0 < density <= 100.0 else "density=0.5"
+        raise ArgumentError(say(op, "density", must="be between 0 and 1", got=density, hint=hint))
+    where = generator.device if device is None and generator is not None else device_of(device, None)
+    return cls._wrap(Dense(torch.rand(sizes, generator=generator, device=where) < density))
 
 
 def _home(device: torch.device) -> torch.device:

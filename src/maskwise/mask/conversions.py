@@ -37,7 +37,9 @@ __all__ = [
     "to_additive",
     "to_attention_mask",
     "to_cu_seqlens",
+    "to_float",
     "to_key_padding",
+    "to_list",
     "to_masked_array",
     "to_numpy",
 ]
@@ -134,6 +136,32 @@ def from_attention_mask(
         hint = "Mask.from_additive(t) for 0 and -inf, Mask.from_segments(t) for ids, Mask.from_lengths(t) for lengths"
         _refuse(op, "attention_mask", attention_mask, odd=odd, must="hold only 0 (drop) and 1 (keep)", hint=hint)
     return _of_rows(cls, attention_mask != 0)
+
+
+def to_float(mask: Mask) -> Tensor:
+    """Return a float32 tensor of 1 where kept and 0 where dropped, as ``float()`` of a bool tensor.
+
+    >>> from maskwise import Mask
+    >>> Mask.from_lengths([2], max_len=3).float()
+    tensor([[1., 1., 0.]])
+    """
+    return mask.to_bool().float()
+
+
+def to_list(mask: Mask) -> Any:
+    """Return nested lists of bools, as ``tolist()`` of a bool tensor.
+
+    >>> from maskwise import Mask
+    >>> Mask.from_lengths([1, 2]).tolist()
+    [[True, False], [True, True]]
+
+    Raises:
+        DeviceError: the mask is on the meta device, which holds no values.
+
+    """
+    need_data("Mask.tolist", mask._local.device)
+    bits = mask._local.materialize() if mask._seen is None else mask._seen
+    return bits.tolist()
 
 
 def to_attention_mask(mask: Mask, dtype: torch.dtype = torch.int64) -> Tensor:
@@ -375,6 +403,9 @@ _ALGEBRA: dict[Callable[..., Any], Callable[..., Any]] = {
     Tensor.__or__: lambda cls, left, right: cls._coerce(left, "|") | right,
     Tensor.__xor__: lambda cls, left, right: cls._coerce(left, "^") ^ right,
     Tensor.sub: lambda cls, left, right: cls._coerce(left, "-") - right,
+    # Both are symmetric, so the mask may come first.
+    Tensor.eq: lambda cls, left, right: left == right if isinstance(left, cls) else right == left,
+    Tensor.ne: lambda cls, left, right: left != right if isinstance(left, cls) else right != left,
 }
 
 

@@ -22,7 +22,20 @@ from maskwise.ops.torch_private import is_tracing
 if TYPE_CHECKING:
     from maskwise.mask.mask import Mask
 
-__all__ = ["Facts", "count", "count_all", "cumulative", "equal", "facts", "indices", "is_prefix", "row_counts"]
+__all__ = [
+    "Facts",
+    "all",
+    "any",
+    "count",
+    "count_all",
+    "cumulative",
+    "equal",
+    "facts",
+    "indices",
+    "is_prefix",
+    "row_counts",
+    "sum",
+]
 
 # Larger masks are looked at piece by piece, so that counting never takes more than this many bytes.
 _PIECE = 1 << 26
@@ -107,11 +120,14 @@ def count_lines(bounds: Tensor, along: int, shape: Sequence[int], dims: list[int
         kept = (ends - starts).clamp(min=0)
         kept = kept.sum(others, keepdim=True) if others else kept
     else:
-        # One more from each start on, and one less from each end on.
-        edges = starts.new_zeros([size + 1 if d == line else s for d, s in enumerate(starts.shape)])
-        one = torch.ones_like(starts)
-        edges.scatter_add_(line, starts, one).scatter_add_(line, torch.maximum(starts, ends), -one)
-        kept = (edges.sum(others, keepdim=True) if others else edges).cumsum(line).narrow(line, 0, size)
+        # One more from each start on, and one less from each end on, of all lines that are added up.
+        order = [d for d in range(len(shape)) if d != line and d not in others] + others + [line]
+        sizes = [starts.shape[d] for d in order[: len(shape) - len(others) - 1]]
+        starts, ends = (b.permute(order).reshape(*sizes, prod(b.shape[d] for d in others)) for b in (starts, ends))
+        edges, one = starts.new_zeros((*sizes, size + 1)), torch.ones_like(starts)
+        edges.scatter_add_(-1, starts, one).scatter_add_(-1, torch.maximum(starts, ends), -one)
+        kept = edges.cumsum(-1).narrow(-1, 0, size).reshape(*sizes, *[1] * len(others), size)
+        kept = kept.permute(sorted(range(len(shape)), key=order.__getitem__))
     return (kept * repeated).expand([1 if d in dims else s for d, s in enumerate(shape)])
 
 
@@ -195,10 +211,7 @@ def count(mask: Mask, dim: int | Sequence[int] | None = None, keepdim: bool = Fa
     """
     if dim is None:
         return mask._once("count", lambda: count_all(mask._local, mask._seen))
-    dims = sorted(normalize_dim("Mask.count", d, mask.ndim) for d in ([dim] if isinstance(dim, int) else dim))
-    if len(set(dims)) < len(dims):
-        hint = f"dim={tuple(sorted(set(dims)))}"
-        raise ArgumentError(say("Mask.count", "dim", must="name each dim once", got=dim, hint=hint))
+    dims = _dims("Mask.count", mask, dim)
     if not dims:
         return mask.to_bool().to(torch.int64)
     if mask._along is not None and mask.device.type == "cpu":
@@ -211,6 +224,94 @@ def count(mask: Mask, dim: int | Sequence[int] | None = None, keepdim: bool = Fa
         total = mask.to_bool().sum(dims, keepdim=True)
     # The caller owns what is returned, so it is never the cached tensor itself.
     return total.clone() if keepdim else total.squeeze(dims).clone()
+
+
+def sum(mask: Mask, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
+    """Return how many are kept as an int64 tensor, as the sum of a bool tensor does; `Mask.count` returns an int.
+
+    >>> from maskwise import Mask
+    >>> mask = Mask.from_lengths([2, 4])
+    >>> mask.sum(), mask.sum(-1)
+    (tensor(6), tensor([2, 4]))
+
+    Args:
+        dim: the dim or dims to add up; None for all.
+        keepdim: whether these dims stay, with size 1.
+
+    Raises:
+        OutOfRangeError: there is no such dim.
+        ArgumentError: a dim is named twice.
+
+    """
+    dims = _dims("Mask.sum", mask, dim)
+    if dims and len(dims) < mask.ndim:
+        return count(mask, dims, keepdim).to(mask.device)
+    if _is_on_host(mask):
+        total = torch.tensor(mask.count(), dtype=torch.int64, device=mask.device)
+    else:
+        total = mask.to_bool().sum()
+    return total.reshape((1,) * mask.ndim) if keepdim else total
+
+
+def any(mask: Mask, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
+    """Return whether something is kept as a bool tensor, in all or along ``dim``.
+
+    >>> from maskwise import Mask
+    >>> mask = Mask.from_lengths([2, 0], max_len=4)
+    >>> mask.any(), mask.any(-1)
+    (tensor(True), tensor([ True, False]))
+
+    Args:
+        dim: the dim or dims to look along; None for all.
+        keepdim: whether these dims stay, with size 1.
+
+    Raises:
+        OutOfRangeError: there is no such dim.
+        ArgumentError: a dim is named twice.
+
+    """
+    dims = _dims("Mask.any", mask, dim) or list(range(mask.ndim))
+    if mask._bits is not None or not _is_on_host(mask):
+        return mask.to_bool().any(dims, keepdim=keepdim) if dims else mask.to_bool().clone()
+    return sum(mask, dims, keepdim) > 0
+
+
+def all(mask: Mask, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
+    """Return whether everything is kept as a bool tensor, in all or along ``dim``.
+
+    >>> from maskwise import Mask
+    >>> mask = Mask.from_lengths([2, 4])
+    >>> mask.all(), mask.all(-1)
+    (tensor(False), tensor([False,  True]))
+
+    Args:
+        dim: the dim or dims to look along; None for all.
+        keepdim: whether these dims stay, with size 1.
+
+    Raises:
+        OutOfRangeError: there is no such dim.
+        ArgumentError: a dim is named twice.
+
+    """
+    dims = _dims("Mask.all", mask, dim) or list(range(mask.ndim))
+    if mask._bits is not None or not _is_on_host(mask):
+        return mask.to_bool().all(dims, keepdim=keepdim) if dims else mask.to_bool().clone()
+    return sum(mask, dims, keepdim) == prod([mask.shape[d] for d in dims])
+
+
+def _dims(op: str, mask: Mask, dim: int | Sequence[int] | None) -> list[int]:
+    """Dims, not negative, sorted and unique; none of them for None."""
+    given = [] if dim is None else [dim] if isinstance(dim, int) else dim
+    dims = sorted(normalize_dim(op, d, mask.ndim) for d in given)
+    if len(set(dims)) < len(dims):
+        hint = f"dim={tuple(sorted(set(dims)))}"
+        raise ArgumentError(say(op, "dim", must="name each dim once", got=dim, hint=hint))
+    return dims
+
+
+def _is_on_host(mask: Mask) -> bool:
+    """Whether counting takes no host-device sync, and is not to become a part of a graph."""
+    return not is_tracing() and mask.facts.on_host
 
 
 def indices(mask: Mask) -> Tensor:
@@ -243,7 +344,7 @@ def indices(mask: Mask) -> Tensor:
 
 
 def equal(mask: Mask, other: Mask | Tensor) -> bool:
-    """Return whether two masks have the same shape and keep the same positions.
+    """Return whether two masks have the same shape and keep the same positions; ``==`` compares each position.
 
     >>> from maskwise import Mask
     >>> Mask.causal(3).equal(Mask.from_lengths([1, 2, 3]))

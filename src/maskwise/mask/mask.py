@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, Iterator, Sequence
 from math import nan, prod
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
@@ -38,8 +39,9 @@ class Mask:
     tensor([0., 1., 2., 3., 0.])
 
     A mask holds a structure (lengths, indices, a function, ...) and becomes a bool tensor only when one is needed.
-    ``==`` compares identity, so masks are hashable; `Mask.equal` compares what is kept. ``len()`` is refused, because
-    torch would take a mask with a length for a sequence of indices in ``x[mask]``.
+    ``==`` and ``!=`` compare each position and give a Mask, as they do with tensors; `Mask.equal` compares two masks as
+    wholes. Masks are hashable by identity, as tensors are. ``len()`` is refused, because torch would take a mask with a
+    length for a sequence of indices in ``x[mask]``.
 
     Args:
         bits: a bool tensor of any shape. It is not copied; a mask whose tensor was changed in place afterwards raises
@@ -102,6 +104,7 @@ class Mask:
     causal = classmethod(constructors.causal)
     window = classmethod(constructors.window)
     full = classmethod(constructors.full)
+    random = classmethod(constructors.random)
     none = classmethod(constructors.none)
     cat = classmethod(algebra.cat)
     stack = classmethod(algebra.stack)
@@ -120,6 +123,8 @@ class Mask:
     from_numpy = classmethod(conversions.from_numpy)
     to_numpy = conversions.to_numpy
     to_masked_array = conversions.to_masked_array
+    float = conversions.to_float
+    tolist = conversions.to_list
 
     # -- views and moves -----------------------------------------------------------------------------------------------
     __getitem__ = indexing.subscript
@@ -245,9 +250,13 @@ class Mask:
     count = _facts.count
     indices = _facts.indices
     equal = _facts.equal
+    equals = _facts.equal
+    sum = _facts.sum
+    any = _facts.any
+    all = _facts.all
 
     @property
-    def density(self) -> float:
+    def density(self) -> builtins.float:
         """The share that is kept, between 0 and 1; NaN for a mask of no positions.
 
         >>> Mask.from_lengths([2, 4]).density
@@ -335,6 +344,28 @@ class Mask:
     def __sub__(self, other: Mask | Tensor) -> Mask:
         """Keep what this mask keeps and the other drops."""
         return self._combine("and", self._coerce(other, "-").logical_not(), "-")
+
+    def __eq__(self, other: object) -> Mask:  # type: ignore[override]
+        """Keep the positions at which both agree."""
+        different = self._differs(other, "==")
+        return NotImplemented if different is None else different.logical_not()
+
+    def __ne__(self, other: object) -> Mask:  # type: ignore[override]
+        """Keep the positions at which both differ."""
+        different = self._differs(other, "!=")
+        return NotImplemented if different is None else different
+
+    # By identity: what was defined with __eq__ takes the default away.
+    __hash__ = object.__hash__
+
+    def _differs(self, other: object, symbol: str) -> Mask | None:
+        """Return where this mask differs from another, or from a number; None for what cannot be compared."""
+        if isinstance(other, (bool, int, builtins.float)):
+            return self if other == 0 else self.logical_not() if other == 1 else self.full(self.shape, self.device)
+        if isinstance(other, Tensor) and other.dtype is not torch.bool:
+            need_dense(f"Mask {symbol}", "other", other)
+            return self._wrap(Dense(self.to_bool() != other))
+        return self._combine("xor", other, symbol) if isinstance(other, (Mask, Tensor)) else None
 
     # `tensor & mask` reaches these through __torch_function__ too; both give a Mask.
     __rand__ = __and__

@@ -15,20 +15,21 @@ from torch.nn.utils import parametrize
 from maskwise.errors import ArgumentError, DtypeError, say
 from maskwise.mask import Mask
 from maskwise.nn.arguments import check_initialized, check_module
-from maskwise.nn.gates import Gate
+from maskwise.nn.gates import Binary, Gate
 from maskwise.nn.gates.gate import check_unbound
+from maskwise.ops.arguments import MaskLike
 
 __all__ = ["Gated", "attach", "chains_of", "check_attach", "detach", "gated", "leave_effective", "own_gate"]
 
 M = TypeVar("M", bound=nn.Module)
 
 
-def attach(module: M, gate: Gate, name: str = "weight") -> M:
+def attach(module: M, gate: Gate | MaskLike, name: str = "weight") -> M:
     """Gate a weight of a module: from now on ``module.weight`` is the effective weight.
 
     >>> import torch, maskwise as mw
     >>> layer = torch.nn.Linear(3, 2)
-    >>> _ = mw.nn.attach(layer, mw.nn.gates.Binary(mw.Mask.from_lengths([1, 2], max_len=3)))
+    >>> _ = mw.nn.attach(layer, mw.Mask.from_lengths([1, 2], max_len=3))
     >>> (layer.weight != 0).tolist()
     [[True, False, False], [True, True, False]]
     >>> list(layer.state_dict())
@@ -42,19 +43,21 @@ def attach(module: M, gate: Gate, name: str = "weight") -> M:
 
     Args:
         module: any module that has a parameter or a buffer of this name: Linear, Conv, Embedding, an RNN, ...
-        gate: a gate of `mw.nn.gates`, one for each weight.
+        gate: a gate of `mw.nn.gates`, one for each weight; or a Mask or a bool tensor, True meaning keep, which becomes
+            ``Binary(mask)``.
         name: the name of the tensor, such as ``"weight_hh_l0"`` of an LSTM.
 
     Returns:
         The module, changed in place.
 
     Raises:
-        DtypeError: ``module`` is not a module, ``gate`` is not a gate, or the weight is not of floats.
+        DtypeError: ``module`` is not a module, ``gate`` is neither a gate nor a mask, or the weight is not of floats.
         ArgumentError: there is no such tensor, it is not initialized (a lazy module), it has a gate already, or
             the gate belongs to another weight.
         ShapeError: the gate does not fit the weight; the hint says what would.
         DeviceError: the gate's mask is on another device.
     """
+    gate = Binary(gate) if isinstance(gate, (Mask, Tensor)) else gate
     weight = check_attach(module, gate, name)
     gate.bind(weight)
     try:
@@ -71,7 +74,10 @@ def check_attach(module: nn.Module, gate: Gate, name: str) -> Tensor:
     check_module("attach", module, "module")
     if not isinstance(gate, Gate):
         hint = "Binary(mask)" if not isinstance(gate, type) else f"{gate.__name__}(...)"
-        raise DtypeError(say("attach", "gate", must="be a gate of mw.nn.gates", got=type(gate).__name__, hint=hint))
+        if isinstance(gate, (int, float)):
+            hint = f"mw.nn.prune(module, {gate}) to drop that share, mw.nn.attach(module, TopK({gate})) to keep it"
+        must = "be a gate of mw.nn.gates, or a mask"
+        raise DtypeError(say("attach", "gate", must=must, got=type(gate).__name__, hint=hint))
     if own_gate(module) is not None and name == "weight":
         kind = type(module).__name__
         hint = f"{kind}(..., gate=gate)"

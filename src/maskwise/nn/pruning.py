@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from math import nan, prod
@@ -17,9 +19,11 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from maskwise.errors import ArgumentError, DtypeError, say
+from maskwise.mask import Mask
 from maskwise.nn.arguments import check_module
 from maskwise.nn.attaching import Gated, attach, chains_of, check_attach, gated
 from maskwise.nn.gates import Gate, Selecting, TopK
+from maskwise.nn.gates.gate import check_unbound
 from maskwise.nn.gates.selecting import check_density, largest, scores_of, share
 from maskwise.nn.sparse_linear import SparseLinear
 from maskwise.plan.explain import Tabular
@@ -35,7 +39,7 @@ Pattern: TypeAlias = str | type[nn.Module]
 
 def prune(
     model: M,
-    gate_factory: Callable[[], Gate],
+    gate_factory: float | Gate | Callable[[], Gate],
     include: Pattern | Sequence[Pattern] | None = None,
     exclude: Pattern | Sequence[Pattern] = (),
     name: str | None = None,
@@ -45,10 +49,15 @@ def prune(
     >>> import torch, maskwise as mw
     >>> from torch import nn
     >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
-    >>> _ = mw.nn.prune(model, lambda: mw.nn.gates.TopK(0.1, scope="global"))
+    >>> _ = mw.nn.prune(model, 0.9)                          # drops 90 % of each weight, and keeps the largest 10 %
+    >>> [row.kept for row in mw.nn.report(model)]
+    [13, 6]
+    >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    >>> _ = mw.nn.prune(model, mw.nn.gates.TopK(0.1, scope="global"))
     >>> mw.nn.report(model).kept, round(0.1 * (8 * 16 + 16 * 4))
     (19, 19)
 
+    A number is what is pruned, as the ``amount`` of ``torch.nn.utils.prune``; the density of a gate is what is kept.
     With ``TopK(density, scope="global")`` the largest weights of all these layers together are kept, exactly
     ``round(density * all weights)`` of them. Other gates select within their own layer.
 
@@ -61,7 +70,9 @@ def prune(
 
     Args:
         model: any module; it may itself be a layer.
-        gate_factory: called without arguments for each layer, and returns a new gate.
+        gate_factory: the share that is pruned, between 0 and 1: 0.9 is ``TopK(0.1)`` for each layer; or a gate, of
+            which each layer gets a copy; or a function that is called without arguments for each layer, and returns a
+            new gate.
         include: which modules: types, or patterns of their names such as ``"encoder.*.linear?"``; each must match one.
             By default, every one with weights.
         exclude: which of these not, likewise.
@@ -72,19 +83,16 @@ def prune(
         The model, changed in place; if one layer cannot be gated, none is.
 
     Raises:
-        DtypeError: ``model`` is not a module, the factory cannot be called or does not return a gate, or a pattern is
-            neither a name nor a type.
-        ArgumentError: a pattern matches nothing, no layer is left, or a layer has a gate already or is a lazy one that
-            is not initialized.
+        DtypeError: ``model`` is not a module, the factory is neither a number nor a gate, cannot be called or does not
+            return a gate, or a pattern is neither a name nor a type.
+        ArgumentError: the share is not between 0 and 1, the gate belongs to a weight, a pattern matches nothing, no
+            layer is left, or a layer has a gate already or is a lazy one that is not initialized.
         ShapeError: a gate does not fit a layer's weight.
     """
     check_module("prune", model)
-    if isinstance(gate_factory, Gate) or not callable(gate_factory):
-        kind = type(gate_factory).__name__
-        must = "be a function that makes a gate, since each layer needs its own"
-        raise DtypeError(say("prune", "gate_factory", must=must, got=kind, hint=f"lambda: {kind}(...)"))
+    make = _factory(gate_factory)
     chosen = _chosen(model, include, exclude, name)
-    gates = [gate_factory() for _ in chosen]
+    gates = [make() for _ in chosen]
     # Everything is tried before anything is changed.
     weights = [check_attach(module, gate, tensor) for (module, tensor), gate in zip(chosen, gates, strict=True)]
     if len({id(gate) for gate in gates}) < len(gates):
@@ -101,6 +109,42 @@ def prune(
         attach(module, gate, tensor)
     _select_together(model)
     return model
+
+
+def _factory(given: object) -> Callable[[], Gate]:
+    """A function that makes a new gate at every call, of whatever `prune` was given."""
+    if isinstance(given, (int, float)) and not isinstance(given, bool):
+        # Written so that NaN fails too.
+        if not 0.0 <= given <= 1.0:
+            hint = f"mw.nn.prune(model, {given / 100:g})" if 1.0 < given <= 100.0 else "mw.nn.prune(model, 0.9)"
+            must = "be between 0 and 1, the share that is pruned"
+            raise ArgumentError(say("prune", "gate_factory", must=must, got=given, hint=hint))
+        # Without the digits that a subtraction of floats leaves.
+        density = round(1.0 - given, 12)
+        return lambda: TopK(density)
+    if isinstance(given, Gate):
+        check_unbound("prune", given)
+        return lambda: deepcopy(given)
+    if callable(given) and not _needs_arguments(given):
+        return given
+    must, hint = "be a share to prune, a gate, or a function that makes one", "mw.nn.prune(model, 0.9)"
+    if isinstance(given, (Mask, Tensor)):
+        hint = "mw.nn.attach(layer, mask) for one layer"
+    elif isinstance(given, type):
+        hint = f"{given.__name__}(...)"
+    got = given.__name__ if isinstance(given, type) else type(given).__name__
+    raise DtypeError(say("prune", "gate_factory", must=must, got=got, hint=hint))
+
+
+def _needs_arguments(make: Callable[..., object]) -> bool:
+    try:
+        inspect.signature(make).bind()
+    except TypeError:
+        return True
+    except ValueError:
+        # A builtin without a signature.
+        return False
+    return False
 
 
 def reselect(model: nn.Module, density: float | None = None) -> None:

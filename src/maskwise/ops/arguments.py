@@ -97,10 +97,14 @@ def shape_hint(mask: tuple[int, ...], x: tuple[int, ...]) -> str:
 
     >>> shape_hint((8, 128), (8, 128, 64)), shape_hint((5, 3), (3, 5)), shape_hint((8, 4), (1, 4))
     ('mask[..., None]', 'mask.T', 'x.expand(8, 4)')
+    >>> shape_hint((8, 128), (8, 4, 128, 128))
+    'mask[:, None, None, :]'
     """
     missing = len(x) - len(mask)
     if missing > 0 and fits((*mask, *[1] * missing), x):
         return f"mask[..., {', '.join(['None'] * missing)}]"
+    if missing > 0 and len(mask) == 2 and fits((mask[0], *[1] * missing, mask[1]), x):
+        return f"mask[:, {', '.join(['None'] * missing)}, :]"
     if len(mask) == 2 and fits(mask[::-1], x):
         return "mask.T"
     if missing == 0 and fits(x, mask):

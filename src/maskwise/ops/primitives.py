@@ -37,6 +37,7 @@ __all__ = [
     "lowest",
     "masked_sum",
     "number",
+    "number_for",
     "replace_empty",
     "save_mask",
     "sum_gradient",
@@ -139,7 +140,7 @@ _WIDE = (torch.float32, torch.float64, torch.bfloat16)
 _LARGEST = torch.finfo(torch.bfloat16).max
 
 
-def _value_for(x: Tensor, value: float | complex) -> Tensor:
+def number_for(x: Tensor, value: float | complex, op: str = "fill", argument: str = "value") -> Tensor:
     """A number as a 0-d tensor of x's dtype; torch checks that it fits."""
     # It stays on the host: a kernel argument is cheaper than a launch to write it.
     device = "cpu" if x.device.type == "cuda" and not is_tracing() else x.device
@@ -151,20 +152,20 @@ def _value_for(x: Tensor, value: float | complex) -> Tensor:
     except RuntimeError:
         pass
     hint = f"a value in the range of {x.dtype}, or x.to({torch.result_type(x, value)})"
-    raise ArgumentError(say("fill", "value", must=f"fit x's dtype {x.dtype}", got=value, hint=hint))
+    raise ArgumentError(say(op, argument, must=f"fit x's dtype {x.dtype}", got=value, hint=hint))
 
 
 def _fill_run(route: str, run: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Adapts the op, which takes tensors and no dims, to `Operation`, which passes dims, and perhaps a number."""
 
     def call(x: Tensor, mask: Tensor, dims: list[int], value: float | complex | Tensor, along: int = 0) -> Tensor:
-        return run(x, mask, value if isinstance(value, Tensor) else _value_for(x, value), along)
+        return run(x, mask, value if isinstance(value, Tensor) else number_for(x, value), along)
 
     def plain(x: Tensor, mask: Tensor, dims: list[int], value: float | complex | Tensor) -> Tensor:
         # A number that certainly fits goes to torch as a scalar, which halves the time of a tiny call.
         if type(value) is float and fits_dtype(value, x.dtype):
             return torch.where(mask, x, value)
-        return run(x, mask, value if isinstance(value, Tensor) else _value_for(x, value))
+        return run(x, mask, value if isinstance(value, Tensor) else number_for(x, value))
 
     return plain if route == "plain" else call
 
@@ -183,7 +184,7 @@ def _fill_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor 
     """The gradient of kept elements goes to x, that of dropped ones to the value."""
     (mask,) = ctx.saved_tensors
     of_x = of_value = None
-    zero = _value_for(grad, 0.0)
+    zero = number_for(grad, 0.0)
     if ctx.needs_input_grad[0]:
         # With autograd for a double backward.
         ops = torch.ops.maskwise

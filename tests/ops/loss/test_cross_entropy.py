@@ -1,5 +1,6 @@
 """The kernel of cross entropy, forward and backward: dtypes, layouts, weights, threads, SIMD levels, special values."""
 
+import contextlib
 import math
 
 import pytest
@@ -208,3 +209,48 @@ def test_nll_loss_of_a_kept_nan_is_nan_and_of_nothing_is_zero():
     assert mw.loss(F.nll_loss, x, target, torch.zeros(4, dtype=torch.bool)) == 0
     x[0, 0] = math.nan
     assert mw.loss(F.nll_loss, x, target, mask).isnan()
+
+
+# -- classes last ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("route", [None, "kernel", "plain"])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none", "sequence"])
+@pytest.mark.parametrize("fn", [F.cross_entropy, F.nll_loss])
+@pytest.mark.parametrize("shape", [(3, 5, 9), (2, 4, 3, 7), (4, 6, 4)])
+def test_logits_with_the_classes_last_give_what_torchs_layout_gives(shape, fn, reduction, route):
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(shape, generator=generator)
+    target = torch.randint(shape[-1], shape[:-1], generator=generator)
+    keep = torch.rand(shape[:-1], generator=generator) < 0.6
+    logits[~keep], target[~keep] = torch.nan, 10**6
+    weight = torch.rand(shape[-1], generator=generator)
+    # torch's own has no gradient of other strides there.
+    copies = fn is F.nll_loss and len(shape) == 4
+    for options in ({}, {"ignore_index": 1}, {"weight": weight}):
+        for mask in (keep, mw.Mask(keep)):
+            found = []
+            for move in (lambda x: x, lambda x: x.movedim(-1, 1).contiguous() if copies else x.movedim(-1, 1)):
+                leaf = logits.clone().requires_grad_()
+                with mw.force(route) if route else contextlib.nullcontext():
+                    out = mw.loss(fn, move(leaf), target, mask, reduction, **options)
+                found += [out, *torch.autograd.grad(out.sum(), leaf)]
+            assert torch.equal(found[0], found[2])
+            assert torch.equal(found[1], found[3])
+            assert torch.equal(found[1][~keep], torch.zeros_like(found[1][~keep]))
+
+
+def test_logits_that_could_be_both_are_torchs():
+    logits, target = torch.randn(2, 5, 5), torch.randint(5, (2, 5))
+    keep = torch.rand(2, 5) < 0.5
+    expected = F.cross_entropy(logits, target, reduction="none")
+    torch.testing.assert_close(mw.loss(F.cross_entropy, logits, target, keep, "none"), torch.where(keep, expected, 0.0))
+
+
+def test_logits_with_the_classes_last_compile_without_a_break():
+    torch._dynamo.reset()
+    logits, target, keep = torch.randn(2, 5, 7), torch.randint(7, (2, 5)), torch.rand(2, 5) < 0.5
+
+    def call(x, y, mask):
+        return mw.loss(F.cross_entropy, x, y, mask)
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(logits, target, keep), call(logits, target, keep))

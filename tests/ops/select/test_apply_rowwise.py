@@ -78,6 +78,12 @@ def test_a_rejection_is_repeated_and_names_the_reason(route):
     assert NORM.num_batches_tracked == 0
 
 
+def test_a_convolution_is_told_how_it_runs_along_the_sequence():
+    conv = nn.Conv1d(8, 8, 3, padding=1)
+    with pytest.raises(ArgumentError, match=r"got Conv1d: .* Hint: fn\(mw.mul\(x, mask\[..., None\]\).mT\).mT"):
+        mw.apply(conv, X, mask=MASK)
+
+
 ROWWISE = {
     "linear": nn.Linear(8, 3),
     "network": nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8), nn.LayerNorm(8)),

@@ -330,3 +330,17 @@ def test_it_supports_pytree_pickle_and_deepcopy(x, mask):
 
 def test_its_repr_shows_shape_dtype_and_mask(x, mask):
     assert repr(mw.pack(x, mask)) == "Packed(values=(10, 3) torch.float32, mask=(4, 5))"
+
+
+def test_a_list_of_sequences_is_packed_as_it_is():
+    parts = [torch.randn(length, 3, requires_grad=True) for length in (2, 0, 4)]
+    packed = mw.Packed.from_list(parts)
+    assert packed.lengths.tolist() == [2, 0, 4]
+    assert packed.mask.facts.kind == "intervals"
+    assert torch.equal(packed.values, torch.cat(parts))
+    padded = torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
+    assert torch.equal(packed.unpack(), padded)
+    assert packed.unpack().shape == (3, 4, 3)
+    assert mw.Packed.from_list(parts, max_len=6).unpack().shape == (3, 6, 3)
+    packed.sum().square().sum().backward()
+    assert torch.equal(parts[0].grad, (2 * parts[0].sum(0)).expand(2, 3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -24,8 +25,10 @@ __all__ = [
     "Index",
     "Scores",
     "Sizes",
+    "as_mask_and_bias",
     "bits_of",
     "check",
+    "check_bias",
     "drop_queries",
     "is_autocast",
     "kept_of",
@@ -63,6 +66,8 @@ class Scores(NamedTuple):
     is_structured: bool
     #: Whether the mask is one of pairs: queries of a head may keep different keys.
     has_pairs: bool
+    #: Whether a bias is added to the scores.
+    has_bias: bool = False
     #: The blocks that the mask keeps, once they were looked for.
     blocks: BlockCount | None = None
 
@@ -182,6 +187,44 @@ def drop_queries(q: Any, k: Any, v: Any, mask: MaskLike | None, query_mask: Mask
     if isinstance(kept, Mask) or isinstance(rows, Mask):
         return (kept if isinstance(kept, Mask) else Mask(kept)) & (rows if isinstance(rows, Mask) else Mask(rows))
     return kept & rows
+
+
+def as_mask_and_bias(q: Any, k: Any, v: Any, attn_mask: Any) -> tuple[MaskLike, Tensor | None]:
+    """The mask, and the bias, of what torch's SDPA takes as ``attn_mask``: a mask of pairs, or floats that it adds."""
+    sizes = _check_tensors(q, k, v)
+    if not isinstance(attn_mask, (Mask, Tensor)):
+        must, hint = "be a Mask, a bool tensor, or a floating one that is added", mask_hint(attn_mask)
+        raise DtypeError(say(OP, "attn_mask", must=must, got=type(attn_mask).__name__, hint=hint))
+    shape = tuple(attn_mask.shape)
+    if not fits(shape, sizes):
+        must = f"broadcast to (B, heads, queries, keys) = {tuple(sizes)}, as in torch"
+        hint = "mask=attn_mask for (B, keys)" if shape == (sizes.batch, sizes.keys) else _hint(shape, sizes)
+        raise ShapeError(say(OP, "attn_mask", must=must, got=shape, hint=hint))
+    # Two dims are queries and keys, whatever the batch size is.
+    four = attn_mask[(None,) * (4 - len(shape))]
+    if isinstance(four, Tensor) and four.is_floating_point():
+        check_bias(four, q, sizes, "attn_mask")
+        # What -inf drops may be NaN in the keys and values, too.
+        return four.detach() != -inf, four
+    return four, None
+
+
+def check_bias(bias: Any, q: Tensor, sizes: Sizes, name: str = "bias") -> None:
+    """Raise unless this can be added to the scores."""
+    need_dense(OP, name, bias)
+    if not isinstance(bias, Tensor) or not bias.is_floating_point():
+        got = bias.dtype if isinstance(bias, Tensor) else type(bias).__name__
+        is_mask = isinstance(bias, Mask) or (isinstance(bias, Tensor) and bias.dtype is torch.bool)
+        hint = f"mask={name}" if is_mask else f"torch.as_tensor({name}).float()"
+        raise DtypeError(say(OP, name, must="be a floating tensor", got=got, hint=hint))
+    shape = tuple(bias.shape)
+    if not fits(shape, sizes):
+        must = f"broadcast to (B, heads, queries, keys) = {tuple(sizes)}"
+        hint = _hint(shape, sizes).replace("mask", name)
+        raise ShapeError(say(OP, name, must=must, got=shape, hint=hint))
+    if bias.device != q.device:
+        must, hint = f"be on q's device {q.device}", f"{name}.to(q.device)"
+        raise DeviceError(say(OP, name, must=must, got=bias.device, hint=hint))
 
 
 def _check_mask(name: str, mask: MaskLike, q: Tensor) -> None:

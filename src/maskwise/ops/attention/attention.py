@@ -18,8 +18,10 @@ from maskwise.ops.attention.arguments import (
     OP,
     Call,
     Scores,
+    as_mask_and_bias,
     bits_of,
     check,
+    check_bias,
     drop_queries,
     is_autocast,
     kept_of,
@@ -47,6 +49,8 @@ def attention(
     mask: MaskLike | None = None,
     *,
     query_mask: MaskLike | None = None,
+    bias: Tensor | None = None,
+    attn_mask: MaskLike | None = None,
     is_causal: bool = False,
     dropout_p: float = 0.0,
     scale: float | None = None,
@@ -59,6 +63,8 @@ def attention(
     mask: MaskLike | None = None,
     *,
     query_mask: MaskLike | None = None,
+    bias: Tensor | None = None,
+    attn_mask: MaskLike | None = None,
     is_causal: bool = False,
     dropout_p: float = 0.0,
     scale: float | None = None,
@@ -70,6 +76,8 @@ def attention(
     mask: MaskLike | None = None,
     *,
     query_mask: MaskLike | None = None,
+    bias: Tensor | None = None,
+    attn_mask: MaskLike | None = None,
     is_causal: bool = False,
     dropout_p: float = 0.0,
     scale: float | None = None,
@@ -91,6 +99,11 @@ def attention(
         query_mask: a Mask or a bool tensor of the queries, (B, Lq) or (B, H, Lq), sizes of 1 included: a query that is
             dropped gives 0, has no gradient, and is not read. For tensors only: a Packed q has no other queries than
             those that are kept.
+        bias: floats that are added to the scores after ``scale``, such as those of ALiBi and T5: anything that
+            broadcasts to (B, H, Lq, Lk). It may require grad; that of a pair that is dropped is not read. For tensors
+            only.
+        attn_mask: torch's spelling, instead of ``mask`` and ``bias``: bools of pairs, True means keep, or floats that
+            are added, of which -inf drops. It broadcasts to (B, H, Lq, Lk) from the right, so two dims are (Lq, Lk).
         is_causal: whether a query attends only to keys up to its own position, counted from the top left; together with
             a mask, both must keep a key.
         dropout_p: the probability with which a weight is dropped, also outside of training: pass 0.0 there.
@@ -102,9 +115,9 @@ def attention(
 
     Raises:
         ShapeError: shapes do not fit each other.
-        ArgumentError: the mask is (n, Lk) where n is both B and Lq, so that it could mean either; or there is a
-            query_mask with Packed tokens.
-        DtypeError, DeviceError: dtypes or devices differ, or a mask is not bool.
+        ArgumentError: the mask is (n, Lk) where n is both B and Lq, so that it could mean either; there is a query_mask
+            or a bias with Packed tokens; or an attn_mask together with a mask or a bias.
+        DtypeError, DeviceError: dtypes or devices differ, a mask is not bool, or a bias not floating.
 
     A key that no query keeps is not read, or has no influence: it may be NaN. What is not finite in a key that some
     queries keep reaches only those, on the CPU outside of compiled graphs. A query takes no part in the backward pass
@@ -114,7 +127,15 @@ def attention(
     """
     if not 0.0 <= dropout_p <= 1.0:
         raise ArgumentError(say(OP, "dropout_p", must="be between 0 and 1", got=dropout_p, hint="dropout_p=0.1"))
+    if attn_mask is not None:
+        if mask is not None or bias is not None:
+            must, hint = "come without `mask` and `bias`, which it stands for", "mask=mask, bias=bias"
+            raise ArgumentError(say(OP, "attn_mask", must=must, got="several", hint=hint))
+        mask, bias = (attn_mask, None) if isinstance(q, Packed) else as_mask_and_bias(q, k, v, attn_mask)
     if isinstance(q, Packed) or isinstance(k, Packed) or isinstance(v, Packed):
+        if bias is not None:
+            must, hint = "be None for Packed tokens", "mw.attention(q.unpack().transpose(1, 2), ..., bias=bias)"
+            raise ArgumentError(say(OP, "bias", must=must, got=type(bias).__name__, hint=hint))
         if query_mask is not None:
             must, hint = "be None for Packed tokens, which are the queries that are kept", "mw.pack(q, query_mask)"
             raise ArgumentError(say(OP, "query_mask", must=must, got=type(query_mask).__name__, hint=hint))
@@ -123,30 +144,34 @@ def attention(
         mask = drop_queries(q, k, v, mask, query_mask)
     # Inside of a graph the choice must be a constant of it.
     if is_tracing():
-        return _in_graph(q, k, v, mask, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
+        return _in_graph(q, k, v, mask, bias, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
     try:
         device = q.device
         lower = _autocast_dtype(device.type) if is_autocast(device.type) else None
         kind = Mask if mask is None or isinstance(mask, Mask) else (mask.dtype, mask.layout)
         of_mask = None if mask is None else (mask.shape, mask.device, kind)
+        of_bias, learns = None, q.requires_grad or k.requires_grad or v.requires_grad
+        if bias is not None:
+            of_bias, learns = (bias.shape, bias.dtype, bias.device, bias.layout), learns or bias.requires_grad
         # fmt: off
         key = (
             OP, q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, device, k.device, v.device, q.layout, k.layout,
-            v.layout, of_mask, lower, is_causal, dropout_p > 0.0,
-            (q.requires_grad or k.requires_grad or v.requires_grad) and _is_grad_enabled(),
+            v.layout, of_mask, of_bias, lower, is_causal, dropout_p > 0.0, learns and _is_grad_enabled(),
             is_transformed(), _is_any_forced() and _forced(),
         )
         # fmt: on
         decision = _cached(key)
     except (AttributeError, TypeError, RuntimeError):
         # Not tensors, or nested ones without a shape, which the checks report in full.
-        check(q, k, v, mask)
+        sizes, _ = check(q, k, v, mask)
+        if bias is not None:
+            check_bias(bias, q, sizes)
         if not has_dispatch_modes():
             raise
         # Sizes that are symbols: a graph is made of the call, as by make_fx.
-        return _in_graph(q, k, v, mask, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
+        return _in_graph(q, k, v, mask, bias, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
     if decision is None:
-        call = _check(key, q, k, v, mask)
+        call = _check(key, q, k, v, mask, bias)
         decision = dispatch.cache[key] = decide(call.facts, _ROUTES, call)
     call = decision.prepared
     if call.is_autocast:
@@ -155,13 +180,19 @@ def attention(
         decision, call = _decide_by_blocks(mask, call)
     if _is_any_observing() and (planned := _report(decision.plan, q, k, v, mask, call)):
         return planned  # type: ignore[return-value]
-    return decision.run(q, k, v, mask, call, dropout_p, scale)  # type: ignore[no-any-return]
+    if bias is None:
+        return decision.run(q, k, v, mask, call, dropout_p, scale)  # type: ignore[no-any-return]
+    return decision.run(q, k, v, mask, call, dropout_p, scale, bias.to(q.dtype))  # type: ignore[no-any-return]
 
 
-def _in_graph(q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, **options: Any) -> Tensor:
+def _in_graph(q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, bias: Tensor | None, **options: Any) -> Tensor:
     """Make the call a part of a graph."""
     sizes, index = check(q, k, v, mask)
-    return sdpa.attend_without_sync(*to_autocast(q, k, v), bits_of(mask, index, sizes), **options)
+    if bias is not None:
+        check_bias(bias, q, sizes)
+    q, k, v = to_autocast(q, k, v)
+    added = None if bias is None else bias.to(q.dtype)
+    return sdpa.attend_without_sync(q, k, v, bits_of(mask, index, sizes), bias=added, **options)
 
 
 # -- the routes --------------------------------------------------------------------------------------------------------
@@ -179,9 +210,17 @@ def _why_whole(facts: Facts) -> str:
 
 
 def _run_plain(
-    q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, call: Call, dropout_p: float, scale: float | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: MaskLike | None,
+    call: Call,
+    dropout_p: float,
+    scale: float | None,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    return reference.attention(q, k, v, bits_of(mask, call.mask_index, call.sizes), call.is_causal, dropout_p, scale)
+    bits = bits_of(mask, call.mask_index, call.sizes)
+    return reference.attention(q, k, v, bits, call.is_causal, dropout_p, scale, bias)
 
 
 def _flops(facts: Facts) -> int:
@@ -244,13 +283,24 @@ _ROUTES = (
 )
 
 
-def _check(key: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None) -> Call:
+def _check(key: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, bias: Tensor | None) -> Call:
     """Check a call that was not made before, and collect its facts."""
     sizes, index = check(q, k, v, mask)
+    if bias is not None:
+        check_bias(bias, q, sizes)
     *_, lower, is_causal, has_dropout, grad, transformed, _ = key
     dtype = q.dtype if lower is None or q.dtype is torch.float64 else lower
     has_pairs = mask is not None and index != KEYS and mask.ndim > 1 and mask.shape[-2] != 1
-    scores = Scores(k.shape[1], q.shape[-1], v.shape[-1], is_causal, has_dropout, isinstance(mask, Mask), has_pairs)
+    scores = Scores(
+        k.shape[1],
+        q.shape[-1],
+        v.shape[-1],
+        is_causal,
+        has_dropout,
+        is_structured=isinstance(mask, Mask),
+        has_pairs=has_pairs,
+        has_bias=bias is not None,
+    )
     facts = Facts(
         OP, sizes, dtype, q.device.type, grad, transformed, mask="none" if mask is None else "bits", detail=scores
     )

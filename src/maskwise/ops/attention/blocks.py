@@ -137,6 +137,8 @@ def _count(mask: MaskLike | None, is_causal: bool, sizes: Sizes) -> tuple[tuple[
 def serves(facts: Facts) -> str | None:
     """Why torch's CPU kernel cannot serve the blocks of a call, or None."""
     scores = facts.detail
+    if scores.has_bias:
+        return kernel.BIAS
     if facts.device != "cpu":
         return f"the blocks are for the CPU, not for {facts.device}"
     if _forward is None or _backward is None:

@@ -33,6 +33,7 @@ def attention(
     is_causal: bool = False,
     dropout_p: float = 0.0,
     scale: float | None = None,
+    bias: Tensor | None = None,  # broadcasts to (B, H, Lq, Lk)
 ) -> Tensor:
     """Attention over what is kept; what is not finite reaches the queries that keep it, as NaN, and no others.
 
@@ -46,7 +47,7 @@ def attention(
     k, v = repeat_heads(q, k, v)
     sound_v = v.isfinite()
     v = where_kept(v, sound_v, 0.0)
-    scores = _scores(q, k, kept, scale)
+    scores = _scores(q, k, kept, scale, bias)
     # A row that keeps nothing, or whose softmax is NaN, takes part with all its scores made 0: 0 * NaN is no gradient.
     some, sound = kept.any(-1, keepdim=True), _has_softmax(scores, kept)
     weights = where_kept(torch.softmax(where_kept(scores, sound, 0.0), -1), kept, 0.0)
@@ -57,13 +58,15 @@ def attention(
     return where_kept(out, some, 0.0)
 
 
-def _scores(q: Tensor, k: Tensor, kept: Tensor, scale: float | None) -> Tensor:
-    """The scores of what is kept, -inf elsewhere: (B, H, Lq, Lk)."""
+def _scores(q: Tensor, k: Tensor, kept: Tensor, scale: float | None, bias: Tensor | None = None) -> Tensor:
+    """The scores of what is kept, with the bias added, and -inf elsewhere: (B, H, Lq, Lk)."""
     # A product with something that is not finite is NaN also where its weight is zero, so the products get none.
     sound_q, sound_k = q.isfinite(), k.isfinite()
     q, k = where_kept(q, sound_q, 0.0), where_kept(k, sound_k, 0.0)
     scores = (q @ k.mT) * (1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else scale)
     scores = where_kept(scores, sound_q.all(-1)[..., None] & sound_k.all(-1)[..., None, :], math.nan)
+    if bias is not None:
+        scores = scores + bias
     return where_kept(scores, kept, -math.inf)
 
 

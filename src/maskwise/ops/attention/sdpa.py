@@ -81,10 +81,19 @@ def is_small(facts: Facts) -> bool:
 
 # -- one call with a mask ----------------------------------------------------------------------------------------------
 def run(
-    q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, call: Call, dropout_p: float, scale: float | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: MaskLike | None,
+    call: Call,
+    dropout_p: float,
+    scale: float | None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """One call of SDPA for all pairs."""
     bits, is_causal = bits_of(mask, call.mask_index, call.sizes), call.is_causal
+    if bias is not None:
+        return _with_bias(q, k, v, bits, bias, is_causal, dropout_p, scale)
     attend, kept = _with_mask(bits, call, dropout_p, scale)
     out = attend(q, k, v)
     drops = kept is not None or is_causal
@@ -122,11 +131,18 @@ def _with_mask(bits: Tensor | None, call: Call, dropout_p: float, scale: float |
 
 # -- without a host-device sync ----------------------------------------------------------------------------------------
 def run_without_sync(
-    q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, call: Call, dropout_p: float, scale: float | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: MaskLike | None,
+    call: Call,
+    dropout_p: float,
+    scale: float | None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """For devices, and for graphs: the values of a result are not looked at, so what is dropped is zero beforehand."""
     kept = bits_of(mask, call.mask_index, call.sizes)
-    return attend_without_sync(q, k, v, kept, is_causal=call.is_causal, dropout_p=dropout_p, scale=scale)
+    return attend_without_sync(q, k, v, kept, is_causal=call.is_causal, dropout_p=dropout_p, scale=scale, bias=bias)
 
 
 def attend_without_sync(
@@ -138,9 +154,10 @@ def attend_without_sync(
     is_causal: bool,
     dropout_p: float,
     scale: float | None,
+    bias: Tensor | None = None,  # broadcasts to (B, H, Lq, Lk)
 ) -> Tensor:
     """SDPA with a mask, leak-proof: nothing of what no query keeps, or of a query without keys, is read."""
-    if kept is None and not is_causal:
+    if kept is None and not is_causal and bias is None:
         gqa = q.shape[1] != k.shape[1]
         return scaled_dot_product_attention(q, k, v, None, dropout_p, scale=scale, enable_gqa=gqa)
     kept = reference.expand_kept(q, k, kept, is_causal)
@@ -149,12 +166,51 @@ def attend_without_sync(
     k, v = reference.repeat_heads(q, k, v)
     # torch.jit.trace serves inputs with a gradient and without; a compiled graph is for one of them.
     is_traced = not torch.compiler.is_compiling() and is_tracing()
-    if not is_traced and not requires_grad(q, k, v):
+    if bias is None and not is_traced and not requires_grad(q, k, v):
         return where_kept(scaled_dot_product_attention(q, k, v, kept | ~some, dropout_p, scale=scale), some, 0.0)
-    finite = reference.finite_rows(q)
+    finite, added = reference.finite_rows(q), kept | ~some
+    if bias is not None:
+        added, has_softmax = _masked_bias(bias, kept, some)
+        finite = finite & has_softmax
     q = where_kept(q, finite, 0.0)
-    out = scaled_dot_product_attention(q, k, v, kept | ~some, dropout_p, scale=scale)
+    out = scaled_dot_product_attention(q, k, v, added, dropout_p, scale=scale)
     return where_kept(reference.with_nan(out, ~finite), some, 0.0)
+
+
+# -- a bias ------------------------------------------------------------------------------------------------------------
+def _masked_bias(bias: Tensor, kept: Tensor, some: Tensor) -> tuple[Tensor, Tensor]:
+    """The bias with -inf for what is dropped, and the queries that have a softmax with it: bool (B, H, Lq, 1).
+
+    A query without keys, or without a softmax, has zeros: it computes something finite, which is replaced later.
+    """
+    clean = torch.where(kept, bias, 0.0)
+    there = clean.detach()
+    has_softmax = ~(there.isnan() | (there == math.inf)).any(-1, keepdim=True)
+    has_softmax = has_softmax & ((there > -math.inf) & kept).any(-1, keepdim=True) | ~some
+    return torch.where(kept | ~some, where_kept(clean, has_softmax, 0.0), -math.inf), has_softmax
+
+
+def _with_bias(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bits: Tensor | None,  # bool, broadcasts to (B, H, Lq, Lk)
+    bias: Tensor,
+    is_causal: bool,
+    dropout_p: float,
+    scale: float | None,
+) -> Tensor:
+    """SDPA with a bias; the reference where something that is kept is not finite, or scores are too large for it."""
+    kept = reference.expand_kept(q, k, bits, is_causal)
+    clean_q, clean_k, clean_v = (x.detach() for x in reference.fill_dropped_inputs(q, k, v, kept))
+    sizes = where_kept(bias.detach().abs(), kept & (bias.detach() > -math.inf), 0.0)
+    largest = float(sizes.amax()) if sizes.numel() else 0.0
+    # The weights are recomputed in the backward pass from scores, which the bias is a part of.
+    is_small_bias = largest * torch.finfo(_accumulates_in(q)).eps <= 1e-3
+    is_finite_input = is_finite(clean_k) and is_finite(clean_v)
+    if is_small_bias and is_finite_input and scores_fit(clean_q.nan_to_num(), clean_k, scale, recomputes=True):
+        return attend_without_sync(q, k, v, kept, is_causal=False, dropout_p=dropout_p, scale=scale, bias=bias)
+    return reference.attention(q, k, v, kept, False, dropout_p, scale, bias)
 
 
 # -- results that are not finite ---------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ _is_any_forced, _is_any_observing, _forced = dispatch.is_any_forced, dispatch.is
 
 def loss(
     fn: Callable[..., Tensor],
-    input: Tensor | Sequence[Tensor],  # (N, ...), for cross_entropy (N, C, ...)
+    input: Tensor | Sequence[Tensor],  # (N, ...), for cross_entropy (N, C, ...) or (N, ..., C)
     target: Tensor | None,  # (N, ...)
     mask: MaskLike,  # broadcasts to the unreduced loss
     reduction: str = "mean",
@@ -66,10 +66,11 @@ def loss(
             its own elements of input and target only (for cross_entropy and such: on its own row of them).
         input: what ``fn`` takes first; or several tensors, for a loss of several inputs: ``(input1, input2)`` of
             margin_ranking_loss and cosine_embedding_loss, ``(anchor, positive)`` of triplet_margin_loss, whose
-            ``negative`` is the target here.
+            ``negative`` is the target here. For cross_entropy and nll_loss with classes as target, logits may be
+            (N, L, C) as models return them; where C and L are equal, they are torch's (N, C, L).
         target: what ``fn`` takes next; None for a loss without one.
         mask: a Mask or a bool tensor that broadcasts to the unreduced loss; True means keep. For cross_entropy with
-            input (N, C, L) that is (N, L).
+            input (N, C, L) or (N, L, C) that is (N, L).
         reduction: "none" gives the unreduced loss, with 0 where it is dropped; "sum"; "mean" divides by how many are
             kept, or as torch does by their weights, where classes (or for mse_loss and l1_loss elements) have them;
             "sequence" is the mean of each row, which is an index of dim 0 with all further dims, and then the mean of
@@ -93,6 +94,10 @@ def loss(
     """
     if isinstance(fn, functools.partial) and not fn.args:
         return loss(fn.func, input, target, mask, reduction, **{**fn.keywords, **kwargs})
+    if (fn is F.cross_entropy or fn is F.nll_loss) and _is_classes_last(input, target):
+        input = input.movedim(-1, 1)  # type: ignore[union-attr]
+        # torch's nll_loss of four dims has no gradient of other strides.
+        input = input.contiguous() if fn is F.nll_loss and input.dim() == 4 else input
     traced = is_tracing()
     along, kept = None, mask
     if isinstance(mask, Mask):
@@ -131,6 +136,19 @@ def loss(
         return planned  # type: ignore[return-value]
     out: Tensor = decision.run(decision.prepared, operands, kept, kwargs)
     return out
+
+
+def _is_classes_last(x: object, target: object) -> bool:
+    """Whether logits are (N, ..., C) for a target (N, ...) of classes, and cannot be torch's (N, C, ...).
+
+    >>> target = torch.zeros(2, 5)
+    >>> _is_classes_last(torch.zeros(2, 5, 9), target), _is_classes_last(torch.zeros(2, 5, 5), target)
+    (True, False)
+    """
+    if not isinstance(x, Tensor) or not isinstance(target, Tensor) or x.is_nested or target.is_nested:
+        return False
+    shape, classes = x.shape, target.shape
+    return len(shape) > 2 and shape[:-1] == classes and shape[2:] != classes[1:]
 
 
 def _key(

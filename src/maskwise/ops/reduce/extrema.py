@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, overload
+
 import torch
 from torch import Tensor
 
 from maskwise.errors import DtypeError, say
-from maskwise.ops.arguments import Dim, MaskLike, need_ordered
+from maskwise.ops.arguments import Dim, MaskLike, dims_of, need_ordered, number
 from maskwise.ops.backends import FLOATING, INTEGRAL
 from maskwise.ops.primitives import (
     accumulate_dtype,
@@ -27,7 +31,7 @@ from maskwise.ops.reduce.reduction import (
     works,
 )
 
-__all__ = ["amax", "amin", "argmax", "argmin"]
+__all__ = ["amax", "amin", "argmax", "argmin", "max", "min"]
 
 
 def amax(
@@ -196,6 +200,149 @@ def argmin(
     return out
 
 
+@overload
+def max(
+    x: Tensor, mask: MaskLike, dim: None = None, keepdim: bool = False, *, empty: float | None = None
+) -> Tensor: ...
+@overload
+def max(
+    x: Tensor, mask: MaskLike, dim: int, keepdim: bool = False, *, empty: float | None = None
+) -> torch.return_types.max: ...
+def max(
+    x: Tensor,  # (...)
+    mask: MaskLike,  # broadcasts to x
+    dim: int | None = None,
+    keepdim: bool = False,
+    *,
+    empty: float | None = None,
+) -> Tensor | torch.return_types.max:
+    """The maximum of what the mask keeps; along a dim the values and their indices, as torch.max returns them.
+
+    >>> import torch, maskwise as mw
+    >>> x = torch.tensor([[1.0, 2.0, float("nan")], [4.0, 5.0, 6.0]])
+    >>> mask = torch.tensor([[True, True, False], [False, False, False]])
+    >>> mw.max(x, mask)
+    tensor(2.)
+    >>> values, indices = mw.max(x, mask, dim=1)
+    >>> values, indices
+    (tensor([2., -inf]), tensor([ 1, -1]))
+
+    Args:
+        x: any shape; floating or integer, and without a dim also bool.
+        mask: a Mask or a bool tensor that broadcasts to ``x``; True means keep.
+        dim: the dim to reduce; None for all. `mw.amax` takes several.
+        keepdim: whether to retain the reduced dim with size 1.
+        empty: the value of a slice with nothing kept, instead of -inf (for integers: the minimum of the dtype).
+
+    Returns:
+        Without a dim the maximum, as `mw.amax`; with one ``torch.return_types.max``: the maxima (``values``) and
+        the index of the first of each (``indices``, always a kept position, or -1 where nothing is kept). A kept NaN
+        counts as the maximum. The gradient of values goes to the elements at the indices; without a dim it is split
+        evenly among ties.
+
+    Raises:
+        ShapeError: the mask does not broadcast to x.
+        DtypeError: the mask is not bool, x is complex or one of uint16, uint32 and uint64 (or with a dim bool), or dim
+            is neither an int nor None.
+        DeviceError: the mask is on another device.
+        OutOfRangeError: a dim is out of range for x.
+        ArgumentError: x or the mask is sparse.
+    """
+    need_ordered("max", x, or_bool=dim is None)
+    if isinstance(dim, (tuple, list)):
+        hint = f"mw.amax(x, mask, {dim}), whose result has no indices"
+        raise DtypeError(say("max", "dim", must="be an int or None", got=dim, hint=hint))
+    if dim is None:
+        then = None if empty is None else replace_empty("max", x, mask, dim, keepdim, empty)
+        out: Tensor = _max(x, mask, None, keepdim, then=then)
+        return out
+    nothing = lowest if empty is None else lambda dtype: number("max", "empty", empty)
+    pairs = _at_indices("max", x, dim, keepdim, nothing, torch.return_types.max)
+    pair: torch.return_types.max = _max_along(x, mask, dim, True, then=pairs)
+    return pair
+
+
+@overload
+def min(
+    x: Tensor, mask: MaskLike, dim: None = None, keepdim: bool = False, *, empty: float | None = None
+) -> Tensor: ...
+@overload
+def min(
+    x: Tensor, mask: MaskLike, dim: int, keepdim: bool = False, *, empty: float | None = None
+) -> torch.return_types.min: ...
+def min(
+    x: Tensor,  # (...)
+    mask: MaskLike,  # broadcasts to x
+    dim: int | None = None,
+    keepdim: bool = False,
+    *,
+    empty: float | None = None,
+) -> Tensor | torch.return_types.min:
+    """The minimum of what the mask keeps; along a dim the values and their indices, as torch.min returns them.
+
+    >>> import torch, maskwise as mw
+    >>> x = torch.tensor([[1.0, 2.0, float("nan")], [4.0, 5.0, 6.0]])
+    >>> mask = torch.tensor([[True, True, False], [False, False, False]])
+    >>> mw.min(x, mask)
+    tensor(1.)
+    >>> values, indices = mw.min(x, mask, dim=1)
+    >>> values, indices
+    (tensor([1., inf]), tensor([ 0, -1]))
+
+    Args:
+        x: any shape; floating or integer, and without a dim also bool.
+        mask: a Mask or a bool tensor that broadcasts to ``x``; True means keep.
+        dim: the dim to reduce; None for all. `mw.amin` takes several.
+        keepdim: whether to retain the reduced dim with size 1.
+        empty: the value of a slice with nothing kept, instead of inf (for integers: the maximum of the dtype).
+
+    Returns:
+        Without a dim the minimum, as `mw.amin`; with one ``torch.return_types.min``: the minima (``values``) and
+        the index of the first of each (``indices``, always a kept position, or -1 where nothing is kept). A kept NaN
+        counts as the minimum. The gradient of values goes to the elements at the indices; without a dim it is split
+        evenly among ties.
+
+    Raises:
+        ShapeError: the mask does not broadcast to x.
+        DtypeError: the mask is not bool, x is complex or one of uint16, uint32 and uint64 (or with a dim bool), or dim
+            is neither an int nor None.
+        DeviceError: the mask is on another device.
+        OutOfRangeError: a dim is out of range for x.
+        ArgumentError: x or the mask is sparse.
+    """
+    need_ordered("min", x, or_bool=dim is None)
+    if isinstance(dim, (tuple, list)):
+        hint = f"mw.amin(x, mask, {dim}), whose result has no indices"
+        raise DtypeError(say("min", "dim", must="be an int or None", got=dim, hint=hint))
+    if dim is None:
+        then = None if empty is None else replace_empty("min", x, mask, dim, keepdim, empty)
+        out: Tensor = _min(x, mask, None, keepdim, then=then)
+        return out
+    nothing = highest if empty is None else lambda dtype: number("min", "empty", empty)
+    pairs = _at_indices("min", x, dim, keepdim, nothing, torch.return_types.min)
+    pair: torch.return_types.min = _min_along(x, mask, dim, True, then=pairs)
+    return pair
+
+
+def _at_indices(
+    op: str, x: Tensor, dim: int, keepdim: bool, nothing: Callable[[torch.dtype], float], pair: Callable[[Any], Any]
+) -> Callable[[Tensor], Any]:
+    """A function that makes a pair of values and indices out of indices; their dim has size 1."""
+
+    def values_and_indices(indices: Tensor) -> Any:
+        (d,) = dims_of(op, x, dim) or (0,)
+        fill = nothing(x.dtype)
+        if x.dim() and not x.shape[d]:
+            values = full(x, [d], True, fill)
+        else:
+            # An empty slice reads its first element, and neither returns it nor has a gradient.
+            values = torch.where(indices < 0, fill, x.gather(d, indices.clamp(min=0)))
+        found = (values, indices) if keepdim else (values.squeeze(d), indices.squeeze(d))
+        return pair(found)
+
+    return values_and_indices
+
+
 def need_one_dim(op: str, dim: object) -> None:
     """Raise unless dim is one dim or None: an index into several dims is not a single number."""
     if isinstance(dim, (tuple, list)):
@@ -291,3 +438,6 @@ _argmin = reduction(
     dtypes=(*FLOATING, *INTEGRAL),
     work=works(calls=8, copies=2),
 )
+#: The same ops and the same routes, under the names that errors and plans report.
+_max, _max_along = replace(_amax, name="max"), replace(_argmax, name="max")
+_min, _min_along = replace(_amin, name="min"), replace(_argmin, name="min")

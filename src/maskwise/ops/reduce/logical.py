@@ -129,7 +129,7 @@ def count(
             positions = torch.zeros((), dtype=torch.bool, device=mask.device).expand(mask.shape)
             if planned := record(_COUNTS_ITSELF, positions, mask):
                 return planned  # type: ignore[return-value]
-        return _count_structure(mask, dim, keepdim)
+        return mask.sum(dim, keepdim)
     if type(mask) is not Tensor or mask.dtype is not torch.bool:
         need_dense("count", "mask", mask)
         if not isinstance(mask, Tensor) or mask.dtype is not torch.bool:
@@ -138,16 +138,6 @@ def count(
     everything = _EVERYTHING if type(mask) is Tensor and mask.is_cpu else mask.new_ones(())
     out: Tensor = _count(mask, everything, dim, keepdim)
     return out
-
-
-def _count_structure(mask: Mask, dim: Dim, keepdim: bool) -> Tensor:
-    """Count a Mask by its structure."""
-    # An empty sequence of dims means all, as in torch.
-    if dim is None or (not isinstance(dim, int) and not len(dim)):
-        total = torch.tensor(mask.count(), dtype=torch.int64, device=mask.device)
-        return total.reshape((1,) * mask.ndim) if keepdim else total
-    out: Tensor = mask.count(dim, keepdim)
-    return out.to(mask.device)
 
 
 def any_reference(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:

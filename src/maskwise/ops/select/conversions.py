@@ -5,19 +5,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
+from maskwise.errors import ArgumentError, DeviceError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
+from maskwise.mask.checks import need_dense
 
 if TYPE_CHECKING:
     from maskwise.ops.select.packed import Packed
 
 __all__ = [
+    "from_list",
     "from_nested",
     "from_packed_sequence",
     "from_sparse",
@@ -79,6 +82,57 @@ def from_sparse(cls: type[Packed], sparse: Tensor) -> Packed:
     lead = tuple(coo.shape[: coo.sparse_dim()])
     places = coo.indices()[0] if len(lead) == 1 else coo.indices().T
     return cls(coo.values(), Mask.from_indices(places, size=lead if len(lead) > 1 else lead[0]))
+
+
+def from_list(cls: type[Packed], tensors: Sequence[Tensor], max_len: int | None = None) -> Packed:
+    """From the sequences themselves, one tensor for each; nothing is padded.
+
+    >>> import torch, maskwise as mw
+    >>> packed = mw.Packed.from_list([torch.tensor([1.0, 2.0]), torch.tensor([3.0])])
+    >>> packed.values, packed.unpack()
+    (tensor([1., 2., 3.]), tensor([[1., 2.],
+            [3., 0.]]))
+
+    Args:
+        tensors: (length, *rest) each, of any lengths, 0 included.
+        max_len: the size of the mask's last dim; by default the longest length.
+
+    Raises:
+        DtypeError: they are not tensors of one dtype.
+        ArgumentError: there are none, or one is sparse.
+        ShapeError: a tensor has no dim, or their dims after the first differ.
+        DeviceError: they are on several devices.
+        OutOfRangeError: one is longer than max_len.
+    """
+    op = "Packed.from_list"
+    if not isinstance(tensors, Sequence):
+        raise DtypeError(say(op, "tensors", must="be a list of tensors", got=type(tensors).__name__, hint="[t1, t2]"))
+    parts = list(tensors)
+    if not parts:
+        raise ArgumentError(say(op, "tensors", must="hold at least one tensor", got="none", hint="[torch.empty(0, 8)]"))
+    for part in parts:
+        _check_part(op, part, parts[0])
+    lengths = [len(part) for part in parts]
+    mask = Mask.from_lengths(lengths, max_len=max_len, device=parts[0].device)
+    return cls(torch.cat(parts), mask)
+
+
+def _check_part(op: str, part: object, first: Tensor) -> None:
+    """Raise unless a tensor fits behind the first one of a list."""
+    if not isinstance(part, Tensor):
+        hint = "[torch.as_tensor(t) for t in tensors]"
+        raise DtypeError(say(op, "tensors", must="hold tensors", got=type(part).__name__, hint=hint))
+    need_dense(op, "tensors", part)
+    if not part.dim():
+        raise ShapeError(say(op, "tensors", must="have at least one dim", got=(), hint="t[None] for each of them"))
+    if part.shape[1:] != first.shape[1:]:
+        must = f"all have rows of {tuple(first.shape[1:])}"
+        raise ShapeError(say(op, "tensors", must=must, got=tuple(part.shape[1:]), hint="(length, features) each"))
+    if part.dtype != first.dtype:
+        raise DtypeError(say(op, "tensors", must=f"all be {first.dtype}", got=part.dtype, hint=f"t.to({first.dtype})"))
+    if part.device != first.device:
+        hint = f'[t.to("{first.device}") for t in tensors]'
+        raise DeviceError(say(op, "tensors", must=f"all be on {first.device}", got=part.device, hint=hint))
 
 
 def to_nested(self: Packed) -> Tensor:

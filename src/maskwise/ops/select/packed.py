@@ -238,6 +238,7 @@ class Packed:
     to_sparse_csr = conversions.to_sparse_csr
     to_nested = conversions.to_nested
     to_packed_sequence = conversions.to_packed_sequence
+    from_list = classmethod(conversions.from_list)
     from_sparse = classmethod(conversions.from_sparse)
     from_nested = classmethod(conversions.from_nested)
     from_packed_sequence = classmethod(conversions.from_packed_sequence)

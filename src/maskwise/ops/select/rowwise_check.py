@@ -14,13 +14,15 @@ import numbers
 import operator
 import types
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+from torch.utils.weak import WeakIdKeyDictionary
 
 from maskwise.errors import ArgumentError, say
 from maskwise.ops.torch_private import are_saved_tensors_hooks_enabled, has_dispatch_modes, is_tracing, is_transformed
@@ -39,8 +41,8 @@ class _Checked(NamedTuple):
     writes: bool
 
 
-# By the first part of a function, then by the key of its settings.
-_cache: weakref.WeakKeyDictionary[Any, dict[tuple[Any, ...], _Checked]] = weakref.WeakKeyDictionary()
+# By the first part of a function, then by the key of its settings. By identity: `==` of a Mask or a tensor is no bool.
+_cache: MutableMapping[Any, dict[tuple[Any, ...], _Checked]] = WeakIdKeyDictionary()
 #: Cache entries per function.
 _LIMIT = 64
 
@@ -304,6 +306,8 @@ def _rejection(fn: Any, rows: Rows, got: str) -> str:
     name = getattr(fn, "__name__", type(fn).__name__)
     must = f"take any number of rows, {shape}, and treat each by itself"
     hint = "mw.pack(x, mask).map(fn) for a function of all kept rows, mw.mean(x, mask, dim) for their statistics"
+    if isinstance(fn, _ConvNd):
+        hint = "fn(mw.mul(x, mask[..., None]).mT).mT for a convolution along the sequence"
     return say("apply", "fn", must=must, got=f"{name}: {got}", hint=hint)
 
 

@@ -124,7 +124,7 @@ def _lengths(fraction: float) -> Tensor:
 
 
 def _model() -> Comparison:
-    """MiniLM on real text, or where it is not installed an encoder with random weights; `REAL` of the tokens are real."""
+    """MiniLM on real text, or without it an encoder with random weights; `REAL` of the tokens are real."""
     if no_minilm() is None:
         model, tokenize = minilm()
         batch = tokenize(paragraphs(16), 256)

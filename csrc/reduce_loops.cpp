@@ -202,8 +202,9 @@ void GradientCall::run(Run kernel, const void* op, const void* a, const void* b,
     return segment_gradient(kernel, op, *nest.segments, own, {static_cast<const char*>(a), static_cast<const char*>(b)}, bytes,
                             static_cast<const char*>(x.const_data_ptr()), static_cast<char*>(out.mutable_data_ptr()));
   const Mask kept(mask, along, x);
-  ElementLoops loops = make_loops<kElementOperands>(
-      x, {{&x, own}, kept.operand, {nullptr}, {nullptr}, {&out, own}, kept.position});
+  Operand all[kElementOperands] = {{&x, own}, kept.operand, {nullptr}, {nullptr}, {&out, own}};
+  all[kElementPosition] = kept.position;
+  ElementLoops loops = make_loops<kElementOperands>(x, all);
   int64_t stride = bytes;
   for (int64_t d = x.dim(); d-- > 0;) {
     if (std::find(dim.begin(), dim.end(), d) != dim.end()) continue;

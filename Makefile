@@ -205,6 +205,24 @@ test-torch: wheel $(TORCH_VENV)/.torch  ## The wheel on another torch: make test
 	@$(TORCH_VENV)/bin/python -I tests/packaging/smoke.py compiled
 	@OMP_WAIT_POLICY=passive $(TORCH_VENV)/bin/python -m pytest -n $(WORKERS) $(TORCH_TESTS) $(ARGS)
 
+# All of csrc for ARM, linked with a stand-in for torch's libraries and run by an emulator. Not in CI: it needs
+# apt-get install g++-aarch64-linux-gnu qemu-user
+ARM_CXX ?= aarch64-linux-gnu-g++
+ARM_RUN ?= qemu-aarch64 -L /usr/aarch64-linux-gnu
+ARM_FLAGS = -std=c++17 -O3 -fvisibility=hidden -Wall -Werror -Wno-psabi -Wno-uninitialized -Wno-maybe-uninitialized -Icsrc \
+    -I $(VENV)/lib/python3*/site-packages/torch/include \
+    -DTORCH_TARGET_VERSION=$(shell sed -n 's/^TORCH_TARGET_VERSION = "\(.*\)"/\1/p' setup.py)
+ARM_OBJECTS := $(patsubst %.cpp,build/arm/%.o,$(notdir $(wildcard csrc/*.cpp)) emulated.cpp)
+vpath %.cpp csrc tests/packaging
+build/arm/%.o: %.cpp $(CSRC) | $(VENV)/.torch
+	@mkdir -p $(@D)
+	$(STEP) arm-$* "compiling $< for ARM" $(ARM_CXX) $(ARM_FLAGS) -c $< -o $@
+
+.PHONY: test-arm
+test-arm: $(ARM_OBJECTS)  ## Compile all kernels for 64-bit ARM, run them under qemu, compare with plain loops
+	@$(ARM_CXX) $^ -o build/arm/emulated
+	@$(ARM_RUN) build/arm/emulated
+
 # -- housekeeping ------------------------------------------------------------------------------------------------------
 .PHONY: clean
 clean:  ## Remove everything that make built, the venvs included

@@ -20,7 +20,9 @@ BIN := $(VENV)/bin
 WITH_TOOLS := env PATH="$(abspath $(BIN)):$$PATH"
 STEP := @tools/step
 PIP_FLAGS := --disable-pip-version-check --progress-bar off
-PIP_INSTALL := -m pip install $(PIP_FLAGS) --constraint constraints.txt
+# Modules are compiled when they are imported: most of torch's never are.
+PIP_INSTALL := -m pip install $(PIP_FLAGS) --no-compile
+PINNED := --constraint constraints.txt
 CSRC := $(wildcard csrc/*.cpp csrc/*.h)
 WHEEL_VENV := build/venv-wheel
 PURE_VENV := build/venv-pure
@@ -36,13 +38,13 @@ $(foreach goal,$(filter demo test,$(MAKECMDGOALS)),$(info $(ABOUT_$(goal))))
 # torch goes in first and alone: the extension is built without isolation, against exactly this torch.
 %/.torch: constraints.txt
 	$(STEP) torch "installing torch into $*" \
-	    bash -c '$(PYTHON) -m venv $* && $*/bin/python $(PIP_INSTALL) setuptools torch'
+	    bash -c '$(PYTHON) -m venv $* && $*/bin/python $(PIP_INSTALL) $(PINNED) setuptools torch'
 	@touch $@
 
 # What the package needs to run and to be built, and no more: `make demo` needs no linters.
 $(VENV)/.package: $(VENV)/.torch pyproject.toml
 	$(STEP) package "installing maskwise into $(VENV)" env MASKWISE_BUILD_EXTENSION=0 \
-	    $(BIN)/python $(PIP_INSTALL) --no-build-isolation --editable . ninja
+	    $(BIN)/python $(PIP_INSTALL) $(PINNED) --no-build-isolation --editable . ninja
 	@touch $@
 
 # Apart from the install, because a changed kernel needs a compiler and not a package manager.
@@ -52,7 +54,7 @@ $(VENV)/.extension: $(VENV)/.package setup.py $(CSRC)
 
 $(VENV)/.tools: $(VENV)/.package
 	$(STEP) tools "installing the tools of developers into $(VENV)" env MASKWISE_BUILD_EXTENSION=0 \
-	    $(BIN)/python $(PIP_INSTALL) --no-build-isolation --editable '.[dev]'
+	    $(BIN)/python $(PIP_INSTALL) $(PINNED) --no-build-isolation --editable '.[dev]'
 	@touch $@
 
 .PHONY: install
@@ -111,7 +113,7 @@ figures: install  ## Write docs/figures.md and the README's figures from benchma
 # Apart from the tools of every day, because only this target needs them.
 $(VENV)/.docs: $(VENV)/.package
 	$(STEP) docs "installing what builds the documents" env MASKWISE_BUILD_EXTENSION=0 \
-	    $(BIN)/python $(PIP_INSTALL) --no-build-isolation --editable '.[docs]'
+	    $(BIN)/python $(PIP_INSTALL) $(PINNED) --no-build-isolation --editable '.[docs]'
 	@touch $@
 
 .PHONY: docs
@@ -176,8 +178,8 @@ wheel: install $(WHEEL_VENV)/.torch  ## Build the abi3 wheel, check its manylinu
 # Twice: what the wheel needs, and then the wheel, which may have the version of the one that is there.
 define install_wheel
 $(STEP) install-wheel "installing the wheel into $(1)" bash -c '\
-	    $(1)/bin/python -m pip install $(PIP_FLAGS) --constraint $(2) $(3)/maskwise-*.whl $(4) && \
-	    $(1)/bin/python -m pip install $(PIP_FLAGS) --no-deps --force-reinstall $(3)/maskwise-*.whl'
+	    $(1)/bin/python $(PIP_INSTALL) --constraint $(2) $(3)/maskwise-*.whl $(4) && \
+	    $(1)/bin/python $(PIP_INSTALL) --no-deps --force-reinstall $(3)/maskwise-*.whl'
 endef
 
 # pip's build isolation is what hides torch from the build, exactly as a plain `pip install .` does.
@@ -195,7 +197,7 @@ TORCH_VENV := build/venv-torch-$(TORCH)
 TORCH_TESTS ?= tests/mask tests/ops/order tests/ops/reduce tests/ops/softmax tests/laws
 $(TORCH_VENV)/.torch: constraints.txt
 	$(STEP) torch-$(TORCH) "installing torch $(TORCH) into $(TORCH_VENV)" \
-	    bash -c '$(PYTHON) -m venv $(@D) && $(@D)/bin/python -m pip install $(PIP_FLAGS) torch==$(TORCH)'
+	    bash -c '$(PYTHON) -m venv $(@D) && $(@D)/bin/python $(PIP_INSTALL) torch==$(TORCH)'
 	@(grep -v "^torch=\|^triton=" constraints.txt; echo torch==$(TORCH)) > $(@D)/constraints.txt
 	@touch $@
 

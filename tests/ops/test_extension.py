@@ -87,7 +87,7 @@ def test_the_fix_builds_from_where_the_package_came(monkeypatch, origin, expecte
             raise NotImplementedError
 
     monkeypatch.setattr(backends, "__file__", "/somewhere/site-packages/maskwise/ops/backends.py")
-    monkeypatch.setattr(backends.Distribution, "from_name", lambda name: Installed())
+    monkeypatch.setattr(Distribution, "from_name", lambda name: Installed())
     assert backends.rebuild() == expected
 
 

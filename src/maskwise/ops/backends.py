@@ -8,19 +8,14 @@ tests without a GPU only.
 
 from __future__ import annotations
 
-import json
 import os
 import platform
-import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from importlib.metadata import Distribution, PackageNotFoundError
 from importlib.util import find_spec
 from pathlib import Path
-from urllib.parse import urlparse
-from urllib.request import url2pathname
 
 import torch
 
@@ -118,6 +113,13 @@ def rebuild() -> str:
     >>> rebuild().startswith(("make -C ", sys.executable, "git clone "))
     True
     """
+    # Rarely needed, and slow to import.
+    import json
+    import shlex
+    from importlib.metadata import Distribution, PackageNotFoundError
+    from urllib.parse import urlparse
+    from urllib.request import url2pathname
+
     root = Path(__file__).parents[3]
     if (root / "csrc").is_dir() and (root / "Makefile").is_file():
         return f"make -C {shlex.quote(str(root))} install"

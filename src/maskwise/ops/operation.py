@@ -111,9 +111,9 @@ class Operation:
     def _decide(self, x: torch.Tensor, mask: MaskLike, along: int | None, dim: Dim, key: tuple[Any, ...]) -> Decision:
         """Check and dispatch a call that is not in the cache."""
         # What the checks look at is known of intervals without making bits of them.
-        shape, device = mask.shape, mask.device
-        stands_in = torch.empty((), dtype=torch.bool, device=device).expand(shape)
-        check(self.name, x, mask if isinstance(mask, torch.Tensor) else stands_in)
+        shape = mask.shape
+        is_tensor = isinstance(mask, torch.Tensor)
+        check(self.name, x, mask if is_tensor else torch.empty((), dtype=torch.bool, device=mask.device).expand(shape))
         dims = dims_of(self.name, x, dim)
         *_, grad, transformed, _ = key
         # A mask that is broadcast along the dim of its intervals has one byte for all of it.

@@ -112,8 +112,10 @@ class Operation:
         """Check and dispatch a call that is not in the cache."""
         # What the checks look at is known of intervals without making bits of them.
         shape = mask.shape
-        is_tensor = isinstance(mask, torch.Tensor)
-        check(self.name, x, mask if is_tensor else torch.empty((), dtype=torch.bool, device=mask.device).expand(shape))
+        if isinstance(mask, torch.Tensor):
+            check(self.name, x, mask)
+        else:
+            check(self.name, x, torch.empty((), dtype=torch.bool, device=mask.device).expand(shape))
         dims = dims_of(self.name, x, dim)
         *_, grad, transformed, _ = key
         # A mask that is broadcast along the dim of its intervals has one byte for all of it.

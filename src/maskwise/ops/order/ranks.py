@@ -124,7 +124,7 @@ def quantile(
 
 #: In which dtype torch computes the ranks of a float32 q: float32, where 0.1 * 10 is 1; from 2.14 on float64, where it
 #: is a little more, on devices that have it.
-_DOUBLE_RANKS = torch.__version__ >= (2, 14)
+_DOUBLE_RANKS = torch.__version__ >= "2.14"
 
 
 def quantiles_of(x: Tensor, q: Any) -> Tensor:

@@ -31,7 +31,7 @@ def extension() -> dict:
         return {}
     sanitize = os.environ.get("MASKWISE_SANITIZE", "0") == "1"
     # GCC 12 takes the AVX-512 intrinsics of its own headers for reads of uninitialized values.
-    quiet = ["-Wno-psabi", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]
+    quiet = ["-Wno-psabi", "-Wno-uninitialized", "-Wno-maybe-uninitialized", "-Wno-unknown-warning-option"]
     compile_args = ["-std=c++17", "-fvisibility=hidden", "-Wall", *quiet]
     compile_args += [f"-DTORCH_TARGET_VERSION={TORCH_TARGET_VERSION}"]
     # Tight loops lose up to a quarter of their speed where they straddle cache lines of code; the linker decides where.

@@ -91,7 +91,9 @@ Tensor affine_norm(const Tensor& x, const Tensor& mask, const Tensor& weight, co
 std::tuple<Tensor, Tensor, Tensor> affine_norm_backward(const Tensor& grad, const Tensor& x, const Tensor& mask,
                                                         const Tensor& weight, const Tensor& mean, const Tensor& var,
                                                         std::optional<Tensor> count, Dims dim, double eps, int64_t along) {
-  auto [of_bias, of_weight] = sums_of(grad, x, mask, mean, dim, along);
+  // By name: a lambda of C++17 captures no structured binding, which GCC alone overlooks.
+  const auto sums = sums_of(grad, x, mask, mean, dim, along);
+  Tensor of_bias = std::get<0>(sums), of_weight = std::get<1>(sums);
   const auto like_mean = [&] { return new_like(mean, mean.scalar_type()); };
   Tensor scale = like_mean(), shift = like_mean(), slope = like_mean();
   dispatch_wide(mean, [&](auto a) {

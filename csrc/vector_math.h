@@ -119,7 +119,7 @@ inline Vec<A> vlog(Vec<A> x) {
   constexpr A kInf = std::numeric_limits<A>::infinity();
   const Vec<A> special =
       x == none ? splat<A>(-kInf) : (x < none ? splat<A>(std::numeric_limits<A>::quiet_NaN()) : x);
-  return (x > none) & (x < kInf) ? out : special;
+  return ((x > none) & (x < kInf)) ? out : special;
 }
 
 }  // namespace maskwise::MASKWISE_TARGET

@@ -138,7 +138,7 @@ def signature(value: Any, *, bound: bool) -> str:
 
 def annotation(found: Any) -> Any:
     """An annotation, which `from __future__ import annotations` leaves as a string, to be printed as it is."""
-    return Annotation(found) if isinstance(found, str) else found
+    return Annotation(found.replace("builtins.", "")) if isinstance(found, str) else found
 
 
 def rendered(text: str) -> list[str]:

@@ -292,7 +292,7 @@ ROWS = [
     Row("mw.nn.prune", prune(nn.Linear(3, 2), "0.9"), DtypeError, "mw.nn.prune(model, 0.9)"),
     Row("mw.nn.prune", prune(nn.Linear(3, 2), BITS), DtypeError, "mw.nn.attach(layer, mask)"),
     Row("mw.nn.prune", prune(nn.Linear(3, 2), 90), ArgumentError, "mw.nn.prune(model, 0.9)"),
-    Row("mw.nn.prune", prune(nn.Linear(3, 2), ATTACHED), ArgumentError, "TopK(...) anew"),
+    Row("mw.nn.prune", prune(nn.Linear(3, 2), ATTACHED), ArgumentError, "a new TopK(...)"),
     Row(
         "mw.nn.prune",
         prune(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 3)), lambda: ONE),

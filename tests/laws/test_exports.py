@@ -58,8 +58,14 @@ CASES = {
 STRICT = ["sum", "softmax", "attention", "linear", "pack", "SparseLinear"]
 
 
+def skip_where_torch_recurses(strict, is_sparse):
+    if strict and is_sparse and torch.__version__ < (2, 13):
+        pytest.skip("torch 2.10 recurses without end where it exports a SparseLinear strictly")
+
+
 @pytest.mark.parametrize(("name", "strict"), [*((name, False) for name in CASES), *((name, True) for name in STRICT)])
 def test_an_exported_graph_holds_no_operator_of_ours(name, strict):
+    skip_where_torch_recurses(strict, name == "SparseLinear")
     module, args = CASES[name]
     exported = torch.export.export(module, args, strict=strict)
     with warnings.catch_warnings():
@@ -101,6 +107,7 @@ def test_what_was_exported_changes_nothing_for_eager_calls(name):
 @pytest.mark.parametrize("strict", [False, True], ids=["non-strict", "strict"])
 @pytest.mark.parametrize("build", [masked, sparse])
 def test_a_layer_is_exported_for_any_size_of_batch(build, strict):
+    skip_where_torch_recurses(strict, build is sparse)
     layer = build()
     batch = {0: torch.export.Dim("batch")}
     exported = torch.export.export(layer, (torch.randn(4, 6),), dynamic_shapes=(batch,), strict=strict).module()

@@ -161,6 +161,10 @@ BY_NAME = {function.name: function for function in UNDER_LAW}
     ("name", "dtype"), [*((name, torch.uint8) for name in ORDERED), *((n, d) for n in SERVED for d in UNSIGNED)]
 )
 def test_unsigned_integers_give_what_signed_ones_give(name, dtype):
+    try:
+        torch.where(KEPT, INTEGERS.to(dtype), 0)
+    except NotImplementedError:
+        pytest.skip(f"this torch has no where of {dtype}")
     call = caller(BY_NAME[name])
     for mine, theirs in zip(outputs(call(INTEGERS.to(dtype), KEPT)), outputs(call(INTEGERS, KEPT)), strict=True):
         torch.testing.assert_close(mine.double(), theirs.double())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
@@ -79,7 +80,12 @@ NORMS = [
     _norm("BatchNorm1d", (5, 3, 7), (5, 7), channels, affine=False),
     _norm("BatchNorm1d", (5, 3, 7), (5, 7), channels, momentum=None),
     _norm("BatchNorm1d", (5, 3, 7), (5, 7), channels, track_running_stats=False),
-    _norm("BatchNorm1d", (5, 3, 7), (5, 7), channels, bias=False),
+    *(
+        # An argument of newer torch.
+        [_norm("BatchNorm1d", (5, 3, 7), (5, 7), channels, bias=False)]
+        if "bias" in signature(nn.BatchNorm1d).parameters
+        else []
+    ),
     _norm("BatchNorm2d", (4, 3, 5, 6), (4, 5, 6), channels),
     _norm("BatchNorm2d", (4, 3, 5, 6), (4, 5, 6), channels, eps=1e-3, momentum=0.3),
     _norm("BatchNorm3d", (3, 3, 2, 4, 3), (3, 2, 4, 3), channels),

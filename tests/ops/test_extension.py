@@ -1,11 +1,18 @@
 """A missing or broken extension warns once, at the first line that needs it, with the command that fixes it."""
 
+import json
 import os
 import platform
 import subprocess
 import sys
+from importlib.metadata import Distribution
+from pathlib import Path
 
 import pytest
+
+from maskwise.ops import backends
+
+ROOT = Path(__file__).parents[2]
 
 SCRIPT = """
 import warnings
@@ -44,7 +51,49 @@ def test_it_warns_once_at_the_users_line_with_the_fix(broken):
     warnings = [line for line in result.stderr.splitlines() if "runs without its kernels" in line]
     assert len(warnings) == 1
     assert warnings[0].startswith(f"{script}:7: UserWarning: maskwise runs without its kernels, and slower: ")
-    assert warnings[0].endswith("To fix it: pip install --no-build-isolation --force-reinstall --no-deps maskwise")
+    assert warnings[0].endswith(f"To fix it: make -C {ROOT} install")
+
+
+PIP = f"{sys.executable} -m pip install"
+BUILD = f"{PIP} 'setuptools>=77' ninja && {PIP} --no-build-isolation --no-deps --force-reinstall "
+
+
+@pytest.mark.parametrize(
+    ("origin", "expected"),
+    [
+        ({"url": f"file://{ROOT}", "dir_info": {}}, BUILD + str(ROOT)),
+        (
+            {"url": "https://example.org/maskwise.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}},
+            f"{BUILD}git+https://example.org/maskwise.git",
+        ),
+        # A wheel holds no sources, and neither does a directory that is gone.
+        *(
+            (origin, f"git clone https://github.com/maskwise/maskwise && {BUILD}./maskwise")
+            for origin in (
+                {"url": "file:///tmp/maskwise-0.2.0-py3-none-any.whl", "archive_info": {}},
+                {"url": "file:///no/such/folder", "dir_info": {}},
+                None,
+            )
+        ),
+    ],
+    ids=["a directory", "a repository", "a wheel", "a directory that is gone", "an index"],
+)
+def test_the_fix_builds_from_where_the_package_came(monkeypatch, origin, expected):
+    class Installed(Distribution):
+        def read_text(self, name):
+            return origin and json.dumps(origin)
+
+        def locate_file(self, path):
+            raise NotImplementedError
+
+    monkeypatch.setattr(backends, "__file__", "/somewhere/site-packages/maskwise/ops/backends.py")
+    monkeypatch.setattr(Distribution, "from_name", lambda name: Installed())
+    assert backends.rebuild() == expected
+
+
+def test_a_clone_is_built_in_place_and_a_loaded_extension_needs_no_fix():
+    assert backends.rebuild() == f"make -C {ROOT} install"
+    assert backends.status().fix == ("" if backends.status().loaded else backends.rebuild())
 
 
 @pytest.mark.kernel

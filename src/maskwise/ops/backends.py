@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -61,14 +62,14 @@ def why_no_triton() -> str | None:
 
 
 # -- the C++ extension -------------------------------------------------------------------------------------------------
-FIX = "pip install --no-build-isolation --force-reinstall --no-deps maskwise"
+_CLONE = "https://github.com/maskwise/maskwise"
 _LEVELS = {0: "baseline", 1: "avx2", 2: "avx512", 3: "neon"}
 _IS_X86 = platform.machine().lower() in {"x86_64", "amd64"}
 
 
 @dataclass(frozen=True)
 class ExtensionStatus:
-    """The state of the C++ extension: the file, whether it is loaded, why not, its SIMD level, how to fix it."""
+    """The state of the C++ extension: the file, whether it is loaded, why not, its SIMD level, what fixes it."""
 
     path: str | None
     loaded: bool
@@ -103,26 +104,61 @@ def why_no_simd() -> str | None:
     return None
 
 
-def load() -> tuple[Path | None, str | None]:
-    """Load the extension; returns its path and the error, if any."""
+def rebuild() -> str:
+    """The command that builds the extension, by where this package comes from.
+
+    A clone has a make target for it, which builds in place. Any other install is repeated from the directory or the
+    repository that pip has noted, and from a clone where pip installed a wheel, which holds no sources.
+
+    >>> rebuild().startswith(("make -C ", sys.executable, "git clone "))
+    True
+    """
+    # Rarely needed, and slow to import.
+    import json
+    import shlex
+    from importlib.metadata import Distribution, PackageNotFoundError
+    from urllib.parse import urlparse
+    from urllib.request import url2pathname
+
+    root = Path(__file__).parents[3]
+    if (root / "csrc").is_dir() and (root / "Makefile").is_file():
+        return f"make -C {shlex.quote(str(root))} install"
+    source, first = f"./{_CLONE.rpartition('/')[2]}", f"git clone {_CLONE} && "
+    try:
+        origin = json.loads(Distribution.from_name("maskwise").read_text("direct_url.json") or "{}")
+    except (PackageNotFoundError, json.JSONDecodeError):
+        origin = {}
+    if "vcs_info" in origin:
+        source, first = f"{origin['vcs_info']['vcs']}+{origin['url']}", ""
+    elif "dir_info" in origin and (folder := Path(url2pathname(urlparse(origin["url"]).path))).is_dir():
+        source, first = str(folder), ""
+    pip = f"{shlex.quote(sys.executable)} -m pip install"
+    # Without isolation the build takes its tools from here, and so torch as well.
+    return (
+        f"{first}{pip} 'setuptools>=77' ninja && "
+        f"{pip} --no-build-isolation --no-deps --force-reinstall {shlex.quote(source)}"
+    )
+
+
+def load() -> tuple[Path | None, str | None, str]:
+    """Load the extension; returns its path, the error if any, and the command that fixes it, if one does."""
     torch.library.define("maskwise::simd_level", "(int wish) -> int", tags=torch.Tag.pt2_compliant_tag)
     if INTERPRETED:
-        return None, "MASKWISE_INTERPRET=1: the GPU kernels run under Triton's interpreter"
+        return None, "MASKWISE_INTERPRET=1: the GPU kernels run under Triton's interpreter", ""
+    # A CPU is not fixed by an installation.
+    if (reason := why_no_simd()) is not None:
+        return None, reason, ""
     path = find()
     if path is None:
-        return None, "the C++ extension is not built: torch was not importable during the build"
-    if (reason := why_no_simd()) is not None:
-        return None, reason
+        return None, "the C++ extension is not built: torch was not importable during the build", rebuild()
     try:
         torch.ops.load_library(str(path))
     except OSError as error:
-        return path, f"the C++ extension does not load: {error}"
-    return path, None
+        return path, f"the C++ extension does not load: {error}", rebuild()
+    return path, None, ""
 
 
-_path, _error = load()
-#: What fixes it; a CPU is not fixed by an installation.
-_fix = "" if find() is not None and why_no_simd() is not None else FIX
+_path, _error, _fix = load()
 _warned = False
 
 

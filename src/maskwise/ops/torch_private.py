@@ -45,7 +45,10 @@ __all__ = [
 Fn = TypeVar("Fn", bound=Callable[..., Any])
 
 # Bound here, because an attribute look-up through two modules takes a tiny call longer than the call itself.
-_is_compiling, _is_exporting = torch.compiler.is_compiling, torch.compiler.is_exporting
+_is_compiling, _compiler = torch.compiler.is_compiling, torch.compiler
+#: Whether torch.export is under way. torch.compiler.is_exporting is the public name; before 2.13 it is True in every
+#: graph of torch.compile, which would then hold none of our kernels.
+_has_exporting_flag = hasattr(torch.compiler, "_is_exporting_flag")
 #: The tracing state of torch.jit. torch.jit.is_tracing is the public name; its checks cost a tiny call too much.
 _jit_state: Callable[[], Any] = getattr(
     torch._C,
@@ -78,7 +81,9 @@ def is_exporting() -> bool:
     >>> torch.export.export(Probe(), (torch.zeros(1),)).module()(torch.zeros(1)), Probe()(torch.zeros(1))
     (tensor([1.]), tensor([0.]))
     """
-    return _is_exporting() if _is_compiling() else _jit_state() is not None
+    if not _is_compiling():
+        return _jit_state() is not None
+    return _compiler._is_exporting_flag if _has_exporting_flag else _compiler.is_exporting()
 
 
 def is_transformed() -> bool:

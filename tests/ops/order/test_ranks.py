@@ -146,7 +146,8 @@ def test_slices_of_every_length_and_many_ties_find_every_rank(dtype):
 
 
 def test_ranks_of_a_float32_q_round_as_in_torch():
-    # 0.1 in float32, times 10, is 1 in float32 and a little more than 1 in float64: "higher" tells them apart.
+    # 0.1 in float32, times 10, is 1 in float32, as older torch has it, and a little more than 1 in float64, as in torch
+    # from 2.14 on: "higher" tells them apart.
     x, q = torch.arange(11.0), torch.tensor([0.1, 0.3, 0.7])
     mask = torch.ones(11, dtype=torch.bool)
     for interpolation in INTERPOLATIONS:

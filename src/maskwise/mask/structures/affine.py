@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -227,8 +228,17 @@ def _slice(part: slice, size: int) -> tuple[int, int, int]:
                 "Mask[...]", "step", must="be positive, as in torch", got=part.step, hint="Mask(mask.to_bool().flip(0))"
             )
         )
-    start, stop, step = part.indices(size)
+    # Not part.indices(size): before torch 2.13, torch.compile does not trace it.
+    start, stop = _bound(part.start, 0, size), _bound(part.stop, size, size)
+    step = 1 if part.step is None else part.step
     return start, step, max(0, (stop - start + step - 1) // step)
+
+
+def _bound(at: int | None, default: int, size: int) -> int:
+    if at is None:
+        return default
+    at = operator.index(at)
+    return max(at + size, 0) if at < 0 else min(at, size)
 
 
 def _position(index: int, size: int, dim: int) -> int:

@@ -137,6 +137,10 @@ def _aligned(bound: Tensor | None, ndim: int) -> Tensor | None:
 
 
 def _at(bound: Tensor, rows: list[Tensor]) -> Tensor:
-    """Return a bound at the requested rows; a dim of size 1 has one answer for all of them."""
-    key = tuple(0 if size == 1 else row for size, row in zip(bound.shape, rows, strict=True))
+    """Return a bound at the requested rows; a dim of size 1 has one answer for all of them.
+
+    Such dims are squeezed: before torch 2.13 flex_attention traces an index of tensors alone.
+    """
+    key = tuple(row for size, row in zip(bound.shape, rows, strict=True) if size != 1)
+    bound = bound.squeeze()
     return bound[key] if key else bound

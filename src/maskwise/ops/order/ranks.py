@@ -122,6 +122,11 @@ def quantile(
     return out
 
 
+#: In which dtype torch computes the ranks of a float32 q: float32, where 0.1 * 10 is 1; from 2.14 on float64, where it
+#: is a little more, on devices that have it.
+_DOUBLE_RANKS = torch.__version__ >= "2.14"
+
+
 def quantiles_of(x: Tensor, q: Any) -> Tensor:
     """Q as the kernels require it: float32 or float64, 0-d or 1-D, contiguous, in [0, 1]."""
     device = x.device if isinstance(x, Tensor) else None
@@ -152,7 +157,8 @@ def quantiles_of(x: Tensor, q: Any) -> Tensor:
         wrong = [number for number in q.reshape(-1).tolist() if not 0 <= number <= 1]
         if wrong:
             raise ArgumentError(say("quantile", "q", must="be in [0, 1]", got=wrong[0], hint="q=percent / 100"))
-    return q.to(torch.promote_types(q.dtype, torch.float32)).contiguous()
+    wide = _DOUBLE_RANKS and q.device.type != "mps"
+    return q.to(torch.float64 if wide else torch.promote_types(q.dtype, torch.float32)).contiguous()
 
 
 # -- registration ------------------------------------------------------------------------------------------------------

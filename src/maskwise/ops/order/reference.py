@@ -87,7 +87,8 @@ def slices(x: Tensor, dim: list[int]) -> Tensor:
     """X with its reduced dims flattened into the last dim."""
     if x.dim() == 0:
         return x.reshape(1)
-    others = [d for d in range(x.dim()) if d not in dim]
+    # Not `d not in dim`, which before torch 2.13 compares a traced dim by identity.
+    others = [d for d in range(x.dim()) if all(d != each for each in dim)]
     return x.permute(*others, *dim).reshape(*[x.shape[d] for d in others], prod([x.shape[d] for d in dim]))
 
 

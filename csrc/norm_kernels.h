@@ -69,7 +69,7 @@ void widen_run(Kept, char* const* at, const int64_t*, int64_t n) {
 // kept, or the mean is large beside the deviation, all but the last digits cancel. Operands: x, mask, mean, slope, scale,
 // shift, grad, result.
 template <class T>
-void gradient_run(Kept keeps, char* const* at, const int64_t* stride, int64_t n) {
+void norm_gradient_run(Kept keeps, char* const* at, const int64_t* stride, int64_t n) {
   using A = Acc<T>;
   const auto* x = reinterpret_cast<const T*>(at[0]);
   const auto* m = reinterpret_cast<const uint8_t*>(at[1]);
@@ -90,7 +90,7 @@ inline NormRuns norm_runs(ScalarType dtype) {
   NormRuns runs;
   dispatch_floating(dtype, [&](auto t) {
     using T = decltype(t);
-    runs = {&scale_shift_run<T>, &product_run<T>, &widen_run<T>, &gradient_run<T>};
+    runs = {&scale_shift_run<T>, &product_run<T>, &widen_run<T>, &norm_gradient_run<T>};
   });
   return runs;
 }

@@ -93,7 +93,7 @@ def entry(title: str, static: Any, owner: Any, level: int) -> list[str]:
     """A heading, the signature, and the docstring."""
     value = getattr(owner, title.rpartition(".")[2])
     if isinstance(static, property):
-        found = static.fget.__annotations__.get("return", "") if static.fget else ""
+        found = annotation(static.fget.__annotations__.get("return", "")) if static.fget else ""
         call, text = f"{title}: {found}" if found else title, inspect.getdoc(static) or ""
     else:
         bound = inspect.isclass(owner) and not isinstance(static, classmethod | staticmethod)

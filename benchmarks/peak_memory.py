@@ -1,0 +1,60 @@
+"""How much memory a forward pass of MiniLM takes at its peak, padded and unpadded; a process of its own for each.
+
+``python -m benchmarks.peak_memory`` prints it, and with a file's name writes it as JSON for the README.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+
+import torch
+
+from benchmarks.cases.models import MINILM, Texts
+
+__all__ = ["growth"]
+
+SIDES = ("padded", "unpadded")
+TRAINING = ("padded training", "unpadded training")
+
+
+def growth(side: str) -> int:
+    """By how many bytes this process grows at the peak of its first call."""
+    texts: Texts = MINILM.setup(MINILM)
+    model = getattr(texts, side.split()[0])
+    # What the first call imports and allocates for good is no part of it.
+    model(**{name: value[:1, :8] for name, value in texts.batch.items()})
+    before = _peak()
+    if side in TRAINING:
+        model.train()
+        model(**texts.batch).last_hidden_state.square().sum().backward()
+    else:
+        with torch.no_grad():
+            model(**texts.batch)
+    return _peak() - before
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def main(path: Path | None = None) -> None:
+    """Measure the sides, each in a new process, and print or write them."""
+    found: dict[str, object] = {"case": MINILM.name, "date": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+    for side in (*SIDES, *TRAINING):
+        child = [sys.executable, "-m", "benchmarks.peak_memory", "--side", side]
+        found[side] = int(subprocess.run(child, check=True, capture_output=True, text=True).stdout)
+        print(f"{side}: {int(str(found[side])) / 1e6:.0f} MB more at the peak")
+    if path is not None:
+        path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--side"]:
+        print(growth(sys.argv[2]))
+    else:
+        main(Path(sys.argv[1]) if sys.argv[1:] else None)

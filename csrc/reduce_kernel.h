@@ -27,6 +27,8 @@ constexpr int64_t kChunk = 2048;
 static_assert(kChunk <= kConstantMask);
 // How far ahead of a row's loop its memory is prefetched, in elements.
 constexpr int64_t kAhead = 512;
+// Bytes up to which what is kept of the next row is prefetched: along longer ones, the CPU does better alone.
+constexpr int64_t kAheadBytes = 4096;
 // Elements of a step up to which their vectors are accumulated one by one.
 constexpr int kFewKept = 3;
 
@@ -121,34 +123,51 @@ inline __attribute__((always_inline)) int64_t accumulate_kept(const Op& op, type
   return i;
 }
 
+// Elements [i, count) of a chunk, fewer than a step has, in one step. Before the chunk there are `before` more.
+template <bool kBits, class Op, class T>
+inline __attribute__((always_inline)) void accumulate_rest(const Op& op, typename Op::Lanes& lanes, const T* x,
+                                                           const uint8_t* m, int64_t i, int64_t count, int64_t before) {
+  using A = typename Op::A;
+  constexpr int L = kLanes<A>, R = kRowVectors;
+  if (i == count) return;
+  Vec<A> values[R];
+  LaneMask<A> kept[R];
+  for (int k = 0; k < R; ++k, i += L) {
+    const int64_t rest = count - i;
+    if (rest >= L) {
+      values[k] = load<A>(x + i);
+      kept[k] = kBits ? load_mask<A>(m + i) : ~LaneMask<A>{};
+    } else if (rest <= 0) {
+      values[k] = Vec<A>{};
+      kept[k] = LaneMask<A>{};
+    } else if (before + i >= L - rest) {
+      // A whole vector that ends where the row does; its first lanes were accumulated before.
+      values[k] = load<A>(x + count - L);
+      kept[k] = last_lanes<A>(static_cast<int>(rest));
+      if constexpr (kBits) kept[k] &= load_mask<A>(m + count - L);
+    } else {
+      T staged[L] = {};
+      uint8_t bytes[L] = {};
+      for (int64_t j = 0; j < rest; ++j) staged[j] = x[i + j];
+      for (int64_t j = 0; j < rest; ++j) bytes[j] = kBits ? m[i + j] : 1;
+      values[k] = load<A>(staged);
+      kept[k] = load_mask<A>(bytes);
+    }
+  }
+  op.template accumulate<R>(lanes, values, kept, 0);
+}
+
 // A contiguous run, without kBits of which all is kept. Behind it, x and mask go on for at least `beyond` elements. Not
 // inlined: it is called from several places, and compiles slowly.
 template <bool kBits, class Op, class T>
 __attribute__((noinline)) void accumulate_chunks(const Op& op, typename Op::State& s, const T* x, const uint8_t* m,
                                                  int64_t n, int64_t beyond) {
-  using A = typename Op::A;
-  constexpr int L = kLanes<A>;
   for (int64_t start = 0; start < n && !op.done(s); start += kChunk, x += kChunk, m += kBits ? kChunk : 0) {
     typename Op::Lanes lanes = op.init();
     const int64_t count = std::min(kChunk, n - start);
-    int64_t i = kBits ? accumulate_kept(op, lanes, x, m, count, n + beyond - start - count)
-                      : accumulate_all(op, lanes, x, count);
-    for (; i < count; i += L) {
-      const int rest = static_cast<int>(count - i);
-      if (rest >= L) {
-        accumulate_vector(op, lanes, x + i, kBits ? load_mask<A>(m + i) : ~LaneMask<A>{});
-      } else if (start + i >= L - rest) {
-        // A whole vector that ends where the row does; its first lanes were accumulated before.
-        const LaneMask<A> last = last_lanes<A>(rest);
-        accumulate_vector(op, lanes, x + count - L, kBits ? last & load_mask<A>(m + count - L) : last);
-      } else {
-        T staged[L] = {};
-        uint8_t bytes[L] = {};
-        for (int k = 0; k < rest; ++k) staged[k] = x[i + k];
-        for (int k = 0; k < rest; ++k) bytes[k] = kBits ? m[i + k] : 1;
-        accumulate_vector(op, lanes, staged, load_mask<A>(bytes));
-      }
-    }
+    const int64_t i = kBits ? accumulate_kept(op, lanes, x, m, count, n + beyond - start - count)
+                            : accumulate_all(op, lanes, x, count);
+    accumulate_rest<kBits>(op, lanes, x, m, i, count, start);
     op.collect(s, lanes);
   }
 }
@@ -167,6 +186,8 @@ template <class Op>
 struct ReduceOp {
   // Rows of columns that the lanes hold before they are collected.
   static constexpr int64_t kPeriod = 256;
+  // Whether rows of which intervals are kept are reduced some at a time: where `run` is the one below.
+  static constexpr bool kSideBySide = true;
   // Whether nothing more can change the result.
   template <class State>
   static bool done(const State&) {
@@ -178,6 +199,11 @@ struct ReduceOp {
     accumulate_run(static_cast<const Op&>(*this), s, x, m, n, beyond);
   }
 };
+
+inline void prefetch_lines(const void* p, int64_t n) {
+  const char* bytes = static_cast<const char*>(p);
+  for (int64_t i = 0; i < n; i += 64) __builtin_prefetch(bytes + i);
+}
 
 // Reads a byte of each cache line of n bytes, in order. Short rows lie several to a page, and when they are read
 // alternately, the CPU finds no order that it could read ahead in.
@@ -206,7 +232,72 @@ struct ReduceKernel {
     self(op).run(*static_cast<State*>(state), static_cast<const In*>(x), m, n, at, 0);
   }
 
+  // A row of which an interval is kept, while it is reduced beside others.
+  struct Row {
+    const In* x = nullptr;
+    int64_t n = 0, i = 0;
+    Out* out = nullptr;
+    State state;
+    Lanes lanes;
+  };
+
+  // Rows of which intervals are kept, some at a time, in the order of each as alone. The CPU reads ahead along a row, and
+  // starts over where the next one begins: meanwhile the others go on.
+  static void reduce_intervals(const Op& op, const RowRuns& rows, int64_t n, int64_t count, Out* out) {
+    constexpr int kSideBySide = 8;
+    constexpr int64_t kBurst = 1 * kRowStep<A>;
+    static_assert(kChunk % kBurst == 0);
+    Row side[kSideBySide];
+    const char* x = rows.x;
+    const uint8_t* m = rows.m;
+    int64_t position = rows.position, left = count;
+    // The next row of which something is kept, and not all; whether there is one.
+    const auto take = [&](Row& row) {
+      while (left > 0) {
+        const KeptRun run = kept_of_run(rows.mask, m, position, rows.bits, rows.step, n);
+        row.x = reinterpret_cast<const In*>(x) + run.begin;
+        row.n = run.end - run.begin;
+        row.i = 0;
+        row.out = out++;
+        row.state = State{};
+        row.lanes = op.init();
+        x += rows.loop.stride[kX];
+        m += rows.loop.stride[kMask];
+        position += rows.loop.stride[kPosition];
+        --left;
+        if (row.n > 0 && row.n < n) return true;
+        // All of a row goes on where the one before it has ended, and is read ahead of.
+        if (row.n > 0) op.run(row.state, row.x, nullptr, n, 0, 0);
+        *row.out = op.finalize(row.state);
+      }
+      return false;
+    };
+    int active = 0;
+    while (active < kSideBySide && take(side[active])) ++active;
+    for (int k = 0; active > 0; k = k + 1 < active ? k + 1 : 0) {
+      Row& row = side[k];
+      const int64_t rest = row.n - row.i;
+      if (rest >= kBurst) {
+        row.i += accumulate_all(op, row.lanes, row.x + row.i, kBurst);
+      } else {
+        const In* from = row.x + row.i;
+        accumulate_rest<false>(op, row.lanes, from, nullptr, accumulate_all(op, row.lanes, from, rest), rest, row.i);
+        row.i = row.n;
+      }
+      if (row.i % kChunk != 0 && row.i < row.n) continue;
+      op.collect(row.state, row.lanes);
+      row.lanes = op.init();
+      if (row.i < row.n && !op.done(row.state)) continue;
+      *row.out = op.finalize(row.state);
+      if (take(row)) continue;
+      std::swap(side[k], side[--active]);
+      k = -1;
+    }
+  }
+
   static void reduce_rows(const void* op, const RowRuns& rows, int64_t n, int64_t count, void* out) {
+    if constexpr (Op::kSideBySide)
+      if (rows.step != 0 && rows.bits == 0) return reduce_intervals(self(op), rows, n, count, static_cast<Out*>(out));
     const char* x = rows.x;
     const uint8_t* m = rows.m;
     int64_t position = rows.position;
@@ -215,6 +306,14 @@ struct ReduceKernel {
     for (int64_t r = 0; r < count; ++r) {
       State s;
       const KeptRun run = kept_of_run(rows.mask, m, position, rows.bits, rows.step, n);
+      if (rows.step != 0 && r + 1 < count) {
+        const KeptRun next = kept_of_run(rows.mask, m + loop.stride[kMask], position + loop.stride[kPosition], rows.bits,
+                                         rows.step, n);
+        // The CPU reads ahead along a row, and not from where one ends early to where the next one begins.
+        if (const int64_t bytes = (next.end - next.begin) * int64_t{sizeof(In)};
+            next.kept == Kept::all && bytes <= kAheadBytes)
+          prefetch_lines(reinterpret_cast<const In*>(x + loop.stride[kX]) + next.begin, bytes);
+      }
       if (run.kept != Kept::none)
         self(op).run(s, reinterpret_cast<const In*>(x) + run.begin, run.kept == Kept::bits ? m : nullptr,
                      run.end - run.begin, run.begin, go_on ? (count - r - 1) * n : 0);
@@ -230,9 +329,88 @@ struct ReduceKernel {
     init(columns.states, columns.w);
   }
 
+  // Rows [begin, end) of a block of columns of which some, and of which all columns are kept.
+  struct BlockRanges {
+    int32_t some_begin, some_end, all_begin, all_end;
+  };
+
+  // Columns with an interval of rows each: blocks of columns from the first row that one of them keeps to the last, without
+  // mask bytes where all of them keep a row.
+  static void accumulate_bounded(const Op& op, Columns& held, const ColumnRun& run, int64_t count, int64_t at) {
+    constexpr int64_t B = std::max<int64_t>(kMaskBlock, L);
+    Columns columns = held;
+    const int64_t x_stride = run.row.stride[kX], p_stride = run.row.stride[kPosition], w = columns.w;
+    const int64_t m_step = run.column.stride[kMask], blocks = ceil_div(w, B);
+    int32_t starts[kColumns + B], ends[kColumns + B];
+    BlockRanges ranges[kColumns / kMaskBlock + 1];
+    const auto row_of = [&](int64_t position) {
+      const int64_t row = position <= run.position ? 0 : ceil_div(position - run.position, p_stride);
+      return static_cast<int32_t>(std::min(row, count));
+    };
+    int64_t first = count, last = 0;
+    for (int64_t b = 0; b < blocks; ++b) {
+      BlockRanges& range = ranges[b] = {std::numeric_limits<int32_t>::max(), 0, 0, std::numeric_limits<int32_t>::max()};
+      for (int64_t j = b * B; j < std::min(w, (b + 1) * B); ++j) {
+        const Interval kept = run.mask.interval(run.m + j * m_step);
+        starts[j] = row_of(kept.start);
+        ends[j] = row_of(kept.end);
+        if (starts[j] >= ends[j]) {
+          // It keeps nothing: no row of the block is whole.
+          starts[j] = std::numeric_limits<int32_t>::max();
+          ends[j] = 0;
+        }
+        range = {std::min(range.some_begin, starts[j]), std::max(range.some_end, ends[j]),
+                 std::max(range.all_begin, starts[j]), std::min(range.all_end, ends[j])};
+      }
+      first = std::min<int64_t>(first, range.some_begin);
+      last = std::max<int64_t>(last, range.some_end);
+    }
+    for (int64_t r = first / R * R; r < last; r += R) {
+      const int64_t rows = std::min<int64_t>(R, count - r);
+      if (columns.pending + R > Op::kPeriod || at + r + R - columns.base > Op::kPeriod) collect_columns(&op, columns);
+      if (columns.pending == 0) columns.base = at + r;
+      columns.pending += R;
+      const auto row = static_cast<BitsOf<A>>(at + r - columns.base);
+      auto* lanes = reinterpret_cast<Lanes*>(columns.lanes);
+      for (int64_t b = 0; b < blocks; ++b) {
+        const BlockRanges& range = ranges[b];
+        if (r + rows <= range.some_begin || r >= range.some_end) continue;
+        const int64_t j = b * B, width = std::min(B, w - j);
+        const In* xs[R];
+        for (int k = 0; k < R; ++k)
+          xs[k] = reinterpret_cast<const In*>(run.x + (r + (k < rows ? k : 0)) * x_stride) + j;
+        if (rows == R && width == B && r >= range.all_begin && r + R <= range.all_end) {
+          accumulate_vectors<R, false>(op, lanes + j / L, xs, nullptr, B / L, row);
+          continue;
+        }
+        uint8_t bytes[R][B] = {};
+        const uint8_t* ms[R];
+        const In* some = nullptr;
+        for (int k = 0; k < R; ++k) {
+          ms[k] = bytes[k];
+          const auto at_row = static_cast<int32_t>(r + k);
+          for (int64_t i = 0; k < rows && i < width; ++i)
+            bytes[k][i] = static_cast<uint8_t>((starts[j + i] <= at_row) & (at_row < ends[j + i]));
+          if (!none_of(bytes[k], width))
+            some = xs[k];
+          else
+            xs[k] = nullptr;
+        }
+        if (some == nullptr) continue;
+        for (int k = 0; k < R; ++k)
+          if (xs[k] == nullptr) xs[k] = some;
+        accumulate_rows(op, lanes + j / L, xs, ms, width, row, false);
+      }
+    }
+    held = columns;
+  }
+
   // Not in the loops that are compiled once: narrow columns have few elements a step, and a call a step costs more.
   static void accumulate_columns(const void* op, Columns& held, const ColumnRun& run, int64_t count, int64_t at) {
     static_assert(kTransposedRows % R == 0, "transposed rows are used in whole steps");
+    if (run.mask.has_intervals() && run.column.stride[kMask] != 0 && run.column.stride[kPosition] == 0 &&
+        run.row.stride[kMask] == 0 && run.row.stride[kPosition] > 0 && count <= std::numeric_limits<int32_t>::max())
+      return accumulate_bounded(self(op), held, run, count, at);
     // In registers: what is written through a pointer to char could be any of it.
     Columns columns = held;
     const Mask& mask = run.mask;

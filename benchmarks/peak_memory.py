@@ -25,7 +25,7 @@ TRAINING = ("padded training", "unpadded training")
 def growth(side: str) -> int:
     """By how many bytes this process grows at the peak of its first call."""
     texts: Texts = MINILM.setup(MINILM)
-    model = getattr(texts, side.split()[0])
+    model = getattr(texts, side.split(maxsplit=1)[0])
     # What the first call imports and allocates for good is no part of it.
     model(**{name: value[:1, :8] for name, value in texts.batch.items()})
     before = _peak()

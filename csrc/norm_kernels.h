@@ -10,35 +10,68 @@
 
 namespace maskwise::MASKWISE_TARGET {
 
-// Up to kLanes<A> mask bytes.
-template <class A>
-inline LaneMask<A> load_bits(const uint8_t* m, int64_t n) {
-  uint8_t bytes[kLanes<A>] = {};
-  std::memcpy(bytes, m, std::min<int64_t>(kLanes<A>, n));
-  return load_mask<A>(bytes);
+// The vectors of a run of n elements: all but the last are whole, which `Whole` says as a constant.
+template <class A, class Body>
+inline void for_each_vector(int64_t n, const Body& body) {
+  int64_t i = 0;
+  for (; i + kLanes<A> <= n; i += kLanes<A>) body(i, std::true_type{});
+  if (i < n) body(i, std::false_type{});
 }
 
-// n values of A at p, or one for all.
-template <class A>
-inline Vec<A> load_expanded(const A* p, bool one, int64_t i, int64_t n) {
-  return one ? splat<A>(*p) : load_partial<A>(p + i, n - i, A(0));
+// Elements of a run from i on.
+template <class A, class Whole, class T>
+inline Vec<A> load_run(const T* p, int64_t i, int64_t n, Whole whole) {
+  if constexpr (whole) return load<A>(p + i);
+  else return load_partial<A>(p + i, n - i, A(0));
 }
+
+template <class A, class Whole, class T>
+inline void store_run(T* p, int64_t i, int64_t n, Vec<A> v, Whole whole) {
+  if constexpr (whole) store<false>(p + i, v);
+  else store_partial<A>(p + i, n - i, v);
+}
+
+// Numbers of slices along a run: one for each element, or one for all.
+template <class A>
+struct Numbers {
+  const A* p;
+  bool one;
+  Vec<A> same;
+  Numbers(char* const* at, const int64_t* stride, int o)
+      : p(reinterpret_cast<const A*>(at[o])), one(stride[o] == 0), same(splat<A>(*p)) {}
+  template <class Whole>
+  Vec<A> operator()(int64_t i, int64_t n, Whole whole) const {
+    return one ? same : load_run<A>(p, i, n, whole);
+  }
+};
+
+// The mask of a run: of bits what they say, else everything.
+struct RunBits {
+  const uint8_t* m;
+  explicit RunBits(Kept keeps, const char* at)
+      : m(keeps == Kept::bits ? reinterpret_cast<const uint8_t*>(at) : nullptr) {}
+  template <class A, class Whole>
+  Vec<A> keep_of(Vec<A> v, int64_t i, int64_t n, Whole whole) const {
+    if (m == nullptr) return v;
+    if constexpr (whole) return keep<A>(v, load_mask<A>(m + i));
+    uint8_t bytes[kLanes<A>] = {};
+    std::memcpy(bytes, m + i, std::min<int64_t>(kLanes<A>, n - i));
+    return keep<A>(v, load_mask<A>(bytes));
+  }
+};
 
 // x * scale + shift where kept, 0 elsewhere. Operands: x, mask, scale, shift, result.
 template <class T>
 void scale_shift_run(Kept keeps, char* const* at, const int64_t* stride, int64_t n) {
   using A = Acc<T>;
   const auto* x = reinterpret_cast<const T*>(at[0]);
-  const auto* m = reinterpret_cast<const uint8_t*>(at[1]);
-  const auto* scale = reinterpret_cast<const A*>(at[2]);
-  const auto* shift = reinterpret_cast<const A*>(at[3]);
+  const RunBits bits(keeps, at[1]);
+  const Numbers<A> scale(at, stride, 2), shift(at, stride, 3);
   auto* out = reinterpret_cast<T*>(at[4]);
-  const bool one = stride[2] == 0;
-  for (int64_t i = 0; i < n; i += kLanes<A>) {
-    const Vec<A> v = load_partial<A>(x + i, n - i, A(0)) * load_expanded<A>(scale, one, i, n) +
-                     load_expanded<A>(shift, one, i, n);
-    store_partial<A>(out + i, n - i, keeps == Kept::bits ? keep<A>(v, load_bits<A>(m + i, n - i)) : v);
-  }
+  for_each_vector<A>(n, [&](int64_t i, auto whole) {
+    const Vec<A> v = load_run<A>(x, i, n, whole) * scale(i, n, whole) + shift(i, n, whole);
+    store_run<A>(out, i, n, bits.template keep_of<A>(v, i, n, whole), whole);
+  });
 }
 
 // grad * (x - mean), of dropped elements too: what sums it up leaves them out. Operands: x, mask, mean, grad, result.
@@ -46,13 +79,13 @@ template <class T>
 void product_run(Kept, char* const* at, const int64_t* stride, int64_t n) {
   using A = Acc<T>;
   const auto* x = reinterpret_cast<const T*>(at[0]);
-  const auto* mean = reinterpret_cast<const A*>(at[2]);
+  const Numbers<A> mean(at, stride, 2);
   const auto* grad = reinterpret_cast<const T*>(at[3]);
   auto* out = reinterpret_cast<A*>(at[4]);
-  for (int64_t i = 0; i < n; i += kLanes<A>) {
-    const Vec<A> centred = load_partial<A>(x + i, n - i, A(0)) - load_expanded<A>(mean, stride[2] == 0, i, n);
-    store_partial<A>(out + i, n - i, centred * load_partial<A>(grad + i, n - i, A(0)));
-  }
+  for_each_vector<A>(n, [&](int64_t i, auto whole) {
+    const Vec<A> centred = load_run<A>(x, i, n, whole) - mean(i, n, whole);
+    store_run<A>(out, i, n, centred * load_run<A>(grad, i, n, whole), whole);
+  });
 }
 
 // The gradient in the type that it is accumulated in. Operands: grad, mask, result.
@@ -61,8 +94,7 @@ void widen_run(Kept, char* const* at, const int64_t*, int64_t n) {
   using A = Acc<T>;
   const auto* grad = reinterpret_cast<const T*>(at[0]);
   auto* out = reinterpret_cast<A*>(at[2]);
-  for (int64_t i = 0; i < n; i += kLanes<A>)
-    store_partial<A>(out + i, n - i, load_partial<A>(grad + i, n - i, A(0)));
+  for_each_vector<A>(n, [&](int64_t i, auto whole) { store_run<A>(out, i, n, load_run<A>(grad, i, n, whole), whole); });
 }
 
 // scale * (grad + shift - (x - mean) * slope) where it is kept, 0 elsewhere. Centred before it is scaled: where few are
@@ -72,18 +104,16 @@ template <class T>
 void norm_gradient_run(Kept keeps, char* const* at, const int64_t* stride, int64_t n) {
   using A = Acc<T>;
   const auto* x = reinterpret_cast<const T*>(at[0]);
-  const auto* m = reinterpret_cast<const uint8_t*>(at[1]);
-  const auto number = [&](int o, int64_t i) {
-    return load_expanded<A>(reinterpret_cast<const A*>(at[o]), stride[o] == 0, i, n);
-  };
+  const RunBits bits(keeps, at[1]);
+  const Numbers<A> mean(at, stride, 2), slope(at, stride, 3), scale(at, stride, 4), shift(at, stride, 5);
   const auto* grad = reinterpret_cast<const T*>(at[6]);
   auto* out = reinterpret_cast<T*>(at[7]);
-  for (int64_t i = 0; i < n; i += kLanes<A>) {
-    const Vec<A> centred = load_partial<A>(x + i, n - i, A(0)) - number(2, i);
-    const Vec<A> of_grad = load_partial<A>(grad + i, n - i, A(0)) + number(5, i);
-    const Vec<A> v = (of_grad - centred * number(3, i)) * number(4, i);
-    store_partial<A>(out + i, n - i, keeps == Kept::bits ? keep<A>(v, load_bits<A>(m + i, n - i)) : v);
-  }
+  for_each_vector<A>(n, [&](int64_t i, auto whole) {
+    const Vec<A> centred = load_run<A>(x, i, n, whole) - mean(i, n, whole);
+    const Vec<A> of_grad = load_run<A>(grad, i, n, whole) + shift(i, n, whole);
+    const Vec<A> v = (of_grad - centred * slope(i, n, whole)) * scale(i, n, whole);
+    store_run<A>(out, i, n, bits.template keep_of<A>(v, i, n, whole), whole);
+  });
 }
 
 inline NormRuns norm_runs(ScalarType dtype) {

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 import sys
 from dataclasses import dataclass
@@ -24,13 +25,24 @@ from tools.recipe_figures import runnable
 
 __all__ = ["Row", "files", "headline", "inserted", "page", "read"]
 
-BEGIN, END = "<!-- figures: made by `make figures` -->", "<!-- end of figures -->"
+#: The marks between which `make figures` writes.
+BEGIN, END = "<!-- figures: {} -->", "<!-- end of figures -->"
+MODEL = "unpad MiniLM 64 paragraphs in 256"
 
 CURVE = "sum lengths 4096x4096 dim=-1"
 """The curve of `kept` of which the README gives the times."""
 _SHAPES = ["x".join(map(str, shape)) for shape in linear.SHAPES]
 #: What the README shows of a file: a title, and the cases of which it gives the ratio.
 SHOWN = {
+    "models": [
+        ("`mw.unpad` of MiniLM, a fifth of the tokens real", [MODEL]),
+        ("the same, a training step", [f"{MODEL}, training step"]),
+        ("`mw.unpad` of SentenceTransformer, 512 paragraphs", ["unpad SentenceTransformer.encode 512 paragraphs"]),
+        (
+            "`mw.unpad` of `nn.TransformerEncoder`, half of the tokens real",
+            ["unpad nn.TransformerEncoder 6 x 512, half real, eval"],
+        ),
+    ],
     "functions": [
         (
             f"`mw.{name}`, 4096 x 4096, 10 / 50 / 90 % kept",
@@ -45,10 +57,6 @@ SHOWN = {
     "linear": [
         (f"`mw.nn.SparseLinear`, 10 % kept{variant}, five shapes", [f"SparseLinear {shape} {end}" for shape in _SHAPES])
         for variant, end in (("", "keep=10%"), (" in 16 x 16 blocks", "16x16 keep=10%"))
-    ],
-    "models": [
-        ("`mw.unpad` of MiniLM, a fifth of the tokens real", ["unpad MiniLM 64 paragraphs in 256"]),
-        ("the same, a training step", ["unpad MiniLM 64 paragraphs in 256, training step"]),
     ],
 }
 
@@ -125,12 +133,8 @@ def number(value: str) -> str:
 
 
 def headline(results: Path) -> str:
-    """The picture and the few lines that the README shows, with the machine and the commands."""
-    lines = [
-        *over_kept(results / f"{KEPT}.csv"),
-        "| work | times faster than the best peer | best peer |",
-        "|---|---|---|",
-    ]
+    """The few lines of figures that the README shows, with the machine and the commands; real models first."""
+    lines = ["| work | times faster than the best peer | best peer |", "|---|---|---|"]
     kept = results / f"{KEPT}.csv"
     where, commands = "", [shown_command(read(kept)[0])] if kept.exists() else []
     for name, shown in SHOWN.items():
@@ -142,8 +146,25 @@ def headline(results: Path) -> str:
             lines.append(f"| {title} | {ratios} | {peers} |")
             where = chosen[-1].where
         commands.append(shown_command(next(iter(rows.values()))))
-    note = f"Medians, {where}; float32.\nAll cases: [docs/figures.md](docs/figures.md). Taken with:"
+    note = f"Medians, {where}; float32. Taken with:"
     return "\n".join([*lines, "", note, "", "```sh", *commands, "```"])
+
+
+def first(results: Path) -> str:
+    """What the README shows first: a whole model, in time and in memory, and the picture of time over what is kept."""
+    rows = {row.case: row for row in read(results / "models.csv")}
+    model, step = rows[MODEL], rows[f"{MODEL}, training step"]
+    lines = [
+        "MiniLM (all-MiniLM-L6-v2) on 64 paragraphs, a fifth of the tokens real: "
+        f"{in_words(model.ours)} where the padded model takes",
+        f"{in_words(model.ours * model.ratio)}, and a training step {in_words(step.ours)} where it takes "
+        f"{in_words(step.ours * step.ratio)}.",
+    ]
+    if (path := results / "memory.json").exists():
+        found = json.loads(path.read_text(encoding="utf-8"))
+        padded, unpadded = (round(found[side] / 1e6) for side in ("padded training", "unpadded training"))
+        lines.append(f"The peak memory of that step grows by {unpadded} MB where the padded one grows by {padded} MB.")
+    return "\n".join([*lines, "", *over_kept(results / f"{KEPT}.csv")]).rstrip()
 
 
 def shown_command(row: Row) -> str:
@@ -286,10 +307,13 @@ def _cell(row: Row) -> str:
     return f"**{in_words(row.ours)}**" if row.missed else in_words(row.ours)
 
 
-def inserted(readme: str, figures: str) -> str:
-    """The README with the figures between their marks."""
-    before, rest = readme.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{figures}\n\n{END}{rest.split(END)[1]}"
+def inserted(readme: str, figures: dict[str, str]) -> str:
+    """The README with figures between their marks, by name."""
+    for name, text in figures.items():
+        begin = BEGIN.format(name)
+        before, rest = readme.split(begin)
+        readme = f"{before}{begin}\n\n{text}\n\n{END}{rest.split(END, 1)[1]}"
+    return readme
 
 
 SECTIONS = {SWEEP: sweep_section, KEPT: kept_section}
@@ -301,7 +325,7 @@ def files(root: Path) -> dict[Path, str]:
     results, readme = root / "benchmarks" / "results", root / "README.md"
     return {
         root / "docs" / "figures.md": page(results),
-        readme: inserted(readme.read_text(encoding="utf-8"), headline(results)),
+        readme: inserted(readme.read_text(encoding="utf-8"), {"first": first(results), "table": headline(results)}),
         **recipe_figures.files(root),
     }
 

@@ -17,7 +17,7 @@ import torch
 from maskwise.mask import Mask
 from maskwise.mask.structures import Operand
 from maskwise.ops.arguments import Dim, MaskLike, check, dims_of
-from maskwise.ops.backends import DEVICE, INTERPRETED, KEY, provide, why_no_triton, why_not_served
+from maskwise.ops.backends import DEVICE, INTERPRETED, INTERVALS_ON, KEY, provide, why_no_triton, why_not_served
 from maskwise.ops.torch_private import has_dispatch_modes, is_tracing, is_transformed, untransformed_apply
 from maskwise.plan import dispatch
 from maskwise.plan.cost import Work
@@ -118,7 +118,7 @@ class Operation:
         dims = dims_of(self.name, x, dim)
         *_, grad, transformed, _ = key
         # A mask that is broadcast along the dim of its intervals has one byte for all of it.
-        is_along = along is not None and x.device.type == "cpu" and mask.shape[along] == x.shape[along]
+        is_along = along is not None and x.device.type == INTERVALS_ON and mask.shape[along] == x.shape[along]
         kind: Operand = "intervals" if is_along else "bits"
         facts = Facts(self.name, tuple(x.shape), x.dtype, x.device.type, grad=grad, transformed=transformed, mask=kind)
         decision = decide(facts, self.routes)
@@ -393,7 +393,7 @@ def as_operand(mask: MaskLike, like: torch.Tensor) -> tuple[torch.Tensor, int]:
     >>> as_operand(Mask.from_lengths([1, 3], max_len=4), torch.ones(2, 4))[0].tolist()
     [[[0], [0]], [[1], [3]]]
     """
-    if isinstance(mask, Mask) and like.device.type == "cpu" and not is_tracing():
+    if isinstance(mask, Mask) and like.device.type == INTERVALS_ON and not is_tracing():
         along = mask._along
         # A mask that is broadcast along the dim of its intervals has one byte for all of it.
         if along is not None and mask.shape[along] == like.shape[along]:

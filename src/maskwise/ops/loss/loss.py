@@ -13,6 +13,7 @@ from torch import Tensor
 from maskwise.errors import ArgumentError, DeviceError, DtypeError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MUST, MaskLike, mask_hint, need_dense
+from maskwise.ops.backends import INTERVALS_ON
 from maskwise.ops.loss import chunked, cross_entropy, element_losses, reference
 from maskwise.ops.loss.functional_losses import LOSSES, REQUIRED, LossFacts, LossSpec, Prepared, align
 from maskwise.ops.operation import as_bits, report
@@ -239,7 +240,7 @@ def _decide(
         largest=max(each.numel() for each in aligned.tensors),
     )
     # A mask that is broadcast along the dim of its intervals has one byte for all of it.
-    is_along = along is not None and x.device.type == "cpu" and bits.shape[along] == aligned.shape[along]
+    is_along = along is not None and x.device.type == INTERVALS_ON and bits.shape[along] == aligned.shape[along]
     facts = _facts(x, transformed=transformed, mask="intervals" if is_along else "bits", detail=detail)
     decision = decide(facts, _ROUTES[fn])
     settings = () if isinstance(kernel, str) else kernel

@@ -60,6 +60,14 @@ struct RunBits {
   }
 };
 
+// a * b + c, rounded once, as torch's own batch norm rounds. The compiler fuses whole vectors by itself, and not the last.
+template <class A, class Whole>
+inline Vec<A> fused(Vec<A> a, Vec<A> b, Vec<A> c, Whole whole) {
+  if constexpr (whole) return a * b + c;
+  for (int k = 0; k < kLanes<A>; ++k) c[k] = std::fma(a[k], b[k], c[k]);
+  return c;
+}
+
 // x * scale + shift where kept, 0 elsewhere. Operands: x, mask, scale, shift, result.
 template <class T>
 void scale_shift_run(Kept keeps, char* const* at, const int64_t* stride, int64_t n) {
@@ -69,7 +77,7 @@ void scale_shift_run(Kept keeps, char* const* at, const int64_t* stride, int64_t
   const Numbers<A> scale(at, stride, 2), shift(at, stride, 3);
   auto* out = reinterpret_cast<T*>(at[4]);
   for_each_vector<A>(n, [&](int64_t i, auto whole) {
-    const Vec<A> v = load_run<A>(x, i, n, whole) * scale(i, n, whole) + shift(i, n, whole);
+    const Vec<A> v = fused<A>(load_run<A>(x, i, n, whole), scale(i, n, whole), shift(i, n, whole), whole);
     store_run<A>(out, i, n, bits.template keep_of<A>(v, i, n, whole), whole);
   });
 }

@@ -1,3 +1,4 @@
+import os
 import re
 import shutil
 import subprocess
@@ -14,7 +15,12 @@ def phony_targets():
 
 
 def run_make(*arguments):
-    return subprocess.run(["make", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    # As from a shell: `make test` hands its own flags and level down.
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("MAKE") and name != "MFLAGS"
+    }
+    done = subprocess.run(["make", *arguments], cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
+    return done.stdout
 
 
 def test_help_lists_every_phony_target_with_a_sentence():

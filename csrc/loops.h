@@ -269,7 +269,7 @@ inline void stage_bits(const Mask& mask, const uint8_t* at, int64_t position, in
 // Mask bytes that are looked at together before x is.
 constexpr int64_t kMaskBlock = 64;
 
-// What a block keeps. Bytes at random are told from the first words of it.
+// What a block keeps. The first words of it are enough where bytes are random.
 inline Kept kept_of_block(const uint8_t* m) {
   constexpr uint64_t kOnes = 0x0101010101010101, kTops = kOnes << 7;
   uint64_t some = 0, dropped = 0;

@@ -20,6 +20,7 @@ from benchmarks.cases import (
     reduce,
     reductions,
     scan,
+    serving,
     softmax,
     startup,
     sweep,
@@ -46,7 +47,7 @@ FAMILIES = (
     recipes.cases,
     startup.cases,
 )
-NAMED = {sweep.FAMILY: sweep.cases, kept.FAMILY: kept.cases}
+NAMED = {sweep.FAMILY: sweep.cases, kept.FAMILY: kept.cases, serving.FAMILY: serving.cases}
 """The families of hundreds of short cases, which run only when they are named."""
 
 

@@ -17,7 +17,7 @@ struct Position : ReduceOp<Position<T>> {
   using Out = int64_t;
   // The positions in the lanes must fit the narrowest of them.
   static constexpr int64_t kPeriod = 64;
-  static constexpr bool kSideBySide = false;
+  static constexpr bool kSideBySide = false, kPositions = true;
   struct Lanes {
     Vec<A> least;
     LaneMask<A> where;  // -1 while nothing was kept

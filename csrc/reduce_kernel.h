@@ -188,6 +188,8 @@ struct ReduceOp {
   static constexpr int64_t kPeriod = 256;
   // Whether rows of which intervals are kept are reduced some at a time: where `run` is the one below.
   static constexpr bool kSideBySide = true;
+  // Whether the lanes of columns hold positions: their rows are then accumulated in order, dropped ones too.
+  static constexpr bool kPositions = false;
   // Whether nothing more can change the result.
   template <class State>
   static bool done(const State&) {
@@ -405,12 +407,62 @@ struct ReduceKernel {
     held = columns;
   }
 
+  // R rows of columns that are kept whole.
+  struct WholeRows {
+    const In* x[R];
+    bool adjacent = false;
+  };
+
+  // Rows of which all columns are kept or none: the kept ones R at a time, wherever they are. Where they lie apart, the CPU
+  // finds no order to read ahead in, and they are prefetched a step ahead.
+  static void accumulate_whole_rows(const Op& op, Columns& held, const ColumnRun& run, int64_t count) {
+    constexpr int64_t kNear = 2048;
+    Columns columns = held;
+    auto* lanes = reinterpret_cast<Lanes*>(columns.lanes);
+    const int64_t x_stride = run.row.stride[kX], m_stride = run.row.stride[kMask], bytes = columns.w * sizeof(In);
+    const uint8_t* ms[R];
+    std::fill_n(ms, R, kAllKept.bytes);
+    const auto accumulate = [&](const WholeRows& rows, bool all) {
+      if (columns.pending + R > Op::kPeriod) collect_columns(&op, columns);
+      columns.pending += R;
+      if (rows.adjacent && x_stride == bytes && bytes <= kNear) touch(rows.x[0], R * bytes);
+      accumulate_rows(op, lanes, rows.x, ms, columns.w, 0, all);
+    };
+    WholeRows steps[2];
+    int now = 0, filled = 0;
+    bool ready = false;
+    for (int64_t r = 0; r < count; ++r) {
+      if (run.m[r * m_stride] == 0) continue;
+      WholeRows& step = steps[now];
+      step.x[filled++] = reinterpret_cast<const In*>(run.x + r * x_stride);
+      if (filled < R) continue;
+      step.adjacent = reinterpret_cast<const char*>(step.x[0]) == run.x + (r - (R - 1)) * x_stride;
+      if (!step.adjacent)
+        for (const In* x : step.x) prefetch_lines(x, std::min(bytes, kNear));
+      now ^= 1;
+      filled = 0;
+      if (ready) accumulate(steps[now], true);
+      ready = true;
+    }
+    if (ready) accumulate(steps[now ^ 1], true);
+    if (filled > 0) {
+      WholeRows& rest = steps[now];
+      rest.adjacent = false;
+      for (int k = filled; k < R; ++k) rest.x[k] = rest.x[0], ms[k] = kNoneKept.bytes;
+      accumulate(rest, false);
+    }
+    held = columns;
+  }
+
   // Not in the loops that are compiled once: narrow columns have few elements a step, and a call a step costs more.
   static void accumulate_columns(const void* op, Columns& held, const ColumnRun& run, int64_t count, int64_t at) {
     static_assert(kTransposedRows % R == 0, "transposed rows are used in whole steps");
     if (run.mask.has_intervals() && run.column.stride[kMask] != 0 && run.column.stride[kPosition] == 0 &&
         run.row.stride[kMask] == 0 && run.row.stride[kPosition] > 0 && count <= std::numeric_limits<int32_t>::max())
       return accumulate_bounded(self(op), held, run, count, at);
+    if constexpr (!Op::kPositions)
+      if (!run.mask.has_intervals() && run.column.stride[kMask] == 0 && run.row.stride[kMask] != 0)
+        return accumulate_whole_rows(self(op), held, run, count);
     // In registers: what is written through a pointer to char could be any of it.
     Columns columns = held;
     const Mask& mask = run.mask;

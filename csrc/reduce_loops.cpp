@@ -25,6 +25,52 @@ void accumulate_strided(const Reduction& kernel, void* state, const char* x, int
   }
 }
 
+// Contiguous runs of which all is kept, and which are accumulated a little later, in order: runs that touch are joined to
+// one, and the CPU, which does not read ahead from where one ends to where the next one begins, prefetches meanwhile.
+class HeldRuns {
+ public:
+  struct Run {
+    const char* x;
+    int64_t n, at;
+  };
+
+  HeldRuns(const Reduction& kernel, void* state) : kernel_(kernel), state_(state) {}
+
+  void add(const Run& run) {
+    if (size_ > 0) {
+      Run& last = runs_[(first_ + size_ - 1) % kHeld];
+      if (run.x == last.x + last.n * kernel_.in_bytes && run.at == last.at + last.n) {
+        last.n += run.n;
+        return;
+      }
+      const int64_t bytes = std::min(run.n * kernel_.in_bytes, kAheadBytes);
+      for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(run.x + i);
+    }
+    if (size_ == kHeld) accumulate_first();
+    runs_[(first_ + size_++) % kHeld] = run;
+  }
+
+  void flush() {
+    while (size_ > 0) accumulate_first();
+  }
+
+ private:
+  static constexpr int kHeld = 4;
+  static constexpr int64_t kAheadBytes = 1024;
+
+  void accumulate_first() {
+    const Run& run = runs_[first_];
+    kernel_.accumulate(kernel_.op, state_, run.x, nullptr, run.n, run.at);
+    first_ = (first_ + 1) % kHeld;
+    --size_;
+  }
+
+  const Reduction& kernel_;
+  void* state_;
+  Run runs_[kHeld];
+  int first_ = 0, size_ = 0;
+};
+
 void reduce_rows(const Reduction& kernel, const ReduceNest& nest, const char* x, char* out) {
   const int64_t splits = ceil_div(nest.length, kSplit);
   const Mask& mask = nest.mask;
@@ -131,6 +177,7 @@ void accumulate_range(const Reduction& kernel, void* state, const ReduceNest& ne
   // A nest without inner loops has one element for each output.
   const bool contiguous = nest.inner.empty() || stride == kernel.in_bytes;
   int64_t position = begin;
+  HeldRuns held(kernel, state);
   for_each_run(nest.inner, begin, end, [&](const Offset<3>& to, int64_t count) {
     const uint8_t* m = mask.data + from[kMask] + to[kMask];
     const int64_t line = from[kPosition] + to[kPosition];
@@ -142,22 +189,28 @@ void accumulate_range(const Reduction& kernel, void* state, const ReduceNest& ne
       else
         accumulate_strided(kernel, state, values + first * stride, stride, bytes, n, position + first);
     };
-    if (run.kept == Kept::all)
-      accumulate(run.begin, run.end - run.begin, nullptr);
-    else if (run.kept == Kept::bits && bits == 1 && !mask.has_intervals())
-      accumulate(0, count, m);
-    else if (run.kept == Kept::bits)
-      for (int64_t i = 0; i < count; i += kStage) {
-        uint8_t bytes[kStage];
-        const int64_t n = std::min(kStage, count - i);
-        if (mask.has_intervals())
-          stage_bits(mask, m + i * bits, line, bits, n, bytes);
-        else
-          for (int64_t k = 0; k < n; ++k) bytes[k] = m[(i + k) * bits];
-        accumulate(i, n, bytes);
-      }
+    if (run.kept == Kept::all && contiguous) {
+      held.add({values + run.begin * kernel.in_bytes, run.end - run.begin, position + run.begin});
+    } else if (run.kept != Kept::none) {
+      held.flush();
+      if (run.kept == Kept::all)
+        accumulate(run.begin, run.end - run.begin, nullptr);
+      else if (bits == 1 && !mask.has_intervals())
+        accumulate(0, count, m);
+      else
+        for (int64_t i = 0; i < count; i += kStage) {
+          uint8_t bytes[kStage];
+          const int64_t n = std::min(kStage, count - i);
+          if (mask.has_intervals())
+            stage_bits(mask, m + i * bits, line, bits, n, bytes);
+          else
+            for (int64_t k = 0; k < n; ++k) bytes[k] = m[(i + k) * bits];
+          accumulate(i, n, bytes);
+        }
+    }
     position += count;
   });
+  held.flush();
 }
 
 void run_reduction(const Reduction& kernel, const ReduceNest& nest, const void* x, void* out) {

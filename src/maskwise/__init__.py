@@ -1,4 +1,4 @@
-"""Maskwise: mask-aware computing for PyTorch. What is masked out costs nothing and never leaks."""
+"""Maskwise: mask-aware computing for PyTorch. You pay for what you keep, and nothing else leaks."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from tests.distributed import splits
-from tests.distributed.ranks import Ranks
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 
@@ -15,14 +14,6 @@ HOW = ("even", "ragged", "one rank", "dropped")
 ALL = [*product(("token", "sequence", "auxiliary"), HOW, MICRO)]
 #: Every split for these; of the others, each kind, each way to split and each number of micro-batches in turn.
 EVERY = (("plain", torch.float64), ("DDP no_sync", torch.float64))
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    """Four processes, the first of which make the smaller groups: starting them costs more than all splits."""
-    started = Ranks(4)
-    yield started
-    started.close()
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])

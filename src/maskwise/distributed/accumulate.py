@@ -292,7 +292,7 @@ class Window:
             raise ArgumentError(say("accumulate", "kind", must=must, got=repr(kind), hint=hint))
         if isinstance(kind, str) and kind in _KINDS:
             return _KINDS[kind]
-        if isinstance(kind, (int, float)) and not isinstance(kind, bool) and math.isfinite(kind) and kind > 0:
+        if isinstance(kind, (int, float)) and not isinstance(kind, bool) and 0 < kind < math.inf:
             return _CONSTANT
         must = 'be "token", "sequence" or a positive number'
         raise ArgumentError(say("accumulate", "kind", must=must, got=repr(kind), hint='kind="token"'))

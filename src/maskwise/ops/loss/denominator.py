@@ -81,5 +81,5 @@ def check(op: str, denominator: Any, device: torch.device) -> None:
             raise DeviceError(say(op, name, must=must, got=denominator.device, hint=hint))
     elif isinstance(denominator, bool) or not isinstance(denominator, (int, float)):
         raise DtypeError(say(op, name, must=must, got=type(denominator).__name__, hint=hint))
-    elif not math.isfinite(denominator) or denominator < 0:
+    elif not 0 <= denominator < math.inf:
         raise ArgumentError(say(op, name, must="be finite and not negative", got=denominator, hint=hint))

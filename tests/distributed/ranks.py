@@ -1,5 +1,6 @@
 """Real processes, connected by gloo over the loopback: started once, and given one function after the other."""
 
+import os
 import queue
 import socket
 import traceback
@@ -14,7 +15,10 @@ TIMEOUT = 120
 def _serve(rank, world, port, calls, results):
     """Run what is sent, until None is."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+    # As torchrun does, which trainers of other libraries look at.
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world}
+    os.environ.update({name: str(value) for name, value in where.items()})
+    dist.init_process_group("gloo")
     while (call := calls.get()) is not None:
         function, arguments = call
         try:

@@ -6,5 +6,7 @@ from maskwise.distributed.accumulate import Result as Result
 from maskwise.distributed.accumulate import Window as Window
 from maskwise.distributed.accumulate import Windows as Windows
 from maskwise.distributed.accumulate import accumulate as accumulate
+from maskwise.distributed.adapters import LightningMixin as LightningMixin
+from maskwise.distributed.adapters import trainer_loss as trainer_loss
 
-__all__ = ["Result", "Window", "Windows"]
+__all__ = ["LightningMixin", "Result", "Window", "Windows", "trainer_loss"]

@@ -5,11 +5,13 @@ from importlib.util import find_spec
 import pytest
 import torch
 
+import maskwise as mw
 from tests.distributed import frameworks
 from tests.distributed.ranks import Ranks
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 
+WORDS = 12
 TRAINERS = {
     frameworks.by_trainer: ("transformers", "accelerate"),
     frameworks.by_accelerate: ("accelerate",),
@@ -43,3 +45,21 @@ def test_a_trainer_ends_where_one_process_on_whole_batches_does(train, size, wor
             torch.testing.assert_close(torch.tensor(mine), torch.tensor(theirs), rtol=1e-5, atol=1e-5)
         # The Trainer rounds what it logs to four digits.
         assert logged == pytest.approx(losses, rel=2e-4)
+
+
+@pytest.mark.parametrize("count", [None, 17])
+def test_the_loss_for_the_trainer_is_that_of_a_causal_model_itself(count):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=WORDS, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2
+    )
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config)
+    # As many words as positions, so that classes could be mistaken for them.
+    words = torch.randint(WORDS, (3, WORDS))
+    labels = words.where(torch.arange(WORDS) < torch.tensor([[WORDS], [4], [1]]), -100)
+    theirs = model(words, labels=labels, **({} if count is None else {"num_items_in_batch": count})).loss
+    ours = mw.distributed.trainer_loss(shift=True)(model(words), labels, num_items_in_batch=count)
+    torch.testing.assert_close(ours, theirs)
+    found = [torch.autograd.grad(loss, model.lm_head.weight)[0] for loss in (ours, theirs)]
+    torch.testing.assert_close(*found)

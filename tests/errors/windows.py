@@ -67,6 +67,7 @@ def windows(size: Any = 2, count: Any = len, batches: Any = (X,)) -> Callable[[]
     return lambda: mw.distributed.Windows(batches, size, count)
 
 
+TRAINER = "mw.distributed.trainer_loss"
 SCALE, NOT_IN = "mw.distributed.Window.scale", distributed.GroupMember.NON_GROUP_MEMBER
 ROWS = [
     # -- what is counted
@@ -96,6 +97,14 @@ ROWS = [
     Row("mw.distributed.Windows", windows(size=0), ArgumentError, "size=1"),
     Row("mw.distributed.Windows", windows(count="mask"), DtypeError, 'count=lambda batch: batch["mask"]'),
     Row("mw.distributed.Windows", lambda: len(windows(batches=iter([X]))()), DtypeError, "without len"),
+    Row(TRAINER, lambda: mw.distributed.trainer_loss("mse"), DtypeError, "trainer_loss(F.cross_entropy)"),
+    Row(TRAINER, lambda: mw.distributed.trainer_loss()({"logits": X}, None), DtypeError, 'the key "labels"'),
+    Row(
+        "mw.distributed.LightningMixin.micro_step",
+        lambda: mw.distributed.LightningMixin().micro_step(X, mw.accumulate([1])),
+        ArgumentError,
+        "def micro_step(self, batch, window)",
+    ),
     # -- denominators
     Row("mw.loss", loss(4, "sum"), ArgumentError, 'reduction="mean", which is the sum / denominator'),
     Row("mw.loss", loss(4, "none"), ArgumentError, 'reduction="mean", which is the sum / denominator'),

@@ -200,7 +200,20 @@ def selection(x: Tensor, mask: Mask) -> None:
     for each, micro_batches in mw.distributed.Windows([x, x], 2, lambda batch: batch > 0):
         assert_type(micro_batches, list[Tensor])
         print(each.factor, each.micro_batches)
+    compute = mw.distributed.trainer_loss(F.cross_entropy, shift=True)
+    assert_type(compute({"logits": torch.zeros(1, 2, 4)}, torch.tensor([[1, 2]]), torch.tensor(1)), Tensor)
+    print(Windowed().micro_step(x, window) if opened is not window else Windowed().training_step.__name__)
     print(done.shape, len(reduced), batches, waste.padding, waste.unused, len(again))
+
+
+class Windowed(mw.distributed.LightningMixin):
+    """A module for Lightning, without Lightning."""
+
+    max_norm = 1.0
+
+    def micro_step(self, batch: Tensor, window: mw.distributed.Window) -> Tensor:
+        """The sum of squares."""
+        return window.scale(batch.square().sum())
 
 
 class Positive(gates.Gate):

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 #: Seconds that a function may take on a busy machine before the ranks count as hung.
-TIMEOUT = 120
+TIMEOUT = 300
 
 
 def _serve(rank, world, port, calls, results):

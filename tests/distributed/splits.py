@@ -105,15 +105,21 @@ def mesh(ranks):
 
 
 @cache
+def hybrid():
+    """Shards in pairs, and copies of them in the other dim."""
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "shards"))
+
+
+@cache
 def trained(how, ranks, dtype):
     """A model under DDP, FSDP2 or neither, and its bare parameters."""
     net = model(dtype)
     if how.startswith("DDP"):
         return nn.parallel.DistributedDataParallel(net, process_group=group(ranks)), net
-    if how.startswith("FSDP"):
-        for layer in (net[1], net[3]):
-            fully_shard(layer, mesh=mesh(ranks))
-        fully_shard(net, mesh=mesh(ranks))
+    if "FSDP" in how or how == "HSDP":
+        across = hybrid() if how == "HSDP" else mesh(ranks)
+        for layer in (net[1], net[3], net):
+            fully_shard(layer, mesh=across)
         if how == "FSDP summed":
             for layer in (net, net[1], net[3]):
                 layer.set_gradient_divide_factor(1.0)
@@ -130,6 +136,7 @@ ENGINES = {
     "FSDP": "ranks",
     "FSDP no_sync": "ranks",
     "FSDP summed": "none",
+    "HSDP": "ranks",
 }
 
 

@@ -1,9 +1,12 @@
 """Windows in one process: what is counted, how totals are scaled, and what is logged."""
 
+from importlib import import_module
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 
 import maskwise as mw
@@ -130,6 +133,47 @@ def test_a_loader_is_cut_into_windows_and_can_be_iterated_again():
     assert list(mw.distributed.Windows([], 2, len)) == []
     exact = mw.distributed.Windows(iter(rows[:4]), 2, len)
     assert [window.micro_batches for window, _ in exact] == [2, 2]
+
+
+def test_a_trainer_finds_the_sampler_whose_epoch_it_sets():
+    budget = mw.TokenBudgetSampler([3, 4], budget=9)
+    by_batch = DataLoader([0, 1], batch_sampler=budget)
+    assert mw.distributed.Windows(by_batch, 2, len).sampler is budget
+    loader = DataLoader([0, 1], shuffle=True)
+    assert mw.distributed.Windows(loader, 2, len).sampler is loader.sampler
+    assert mw.distributed.Windows([0, 1], 2, len).sampler is None
+
+
+class NoSync(TorchDispatchMode):
+    """Raises where a tensor is read on the host, or where a shape depends on values."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = str(function)
+        assert not any(part in name for part in ("_local_scalar_dense", "is_nonzero", "nonzero", "masked_select")), name
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", ["token", "sequence", 8])
+def test_neither_counting_nor_scaling_waits_for_the_device(kind):
+    keep, total = LENGTHS.to_bool(), torch.ones(())
+    with NoSync(), mw.accumulate([keep, keep != 0]) as window:
+        part = window.scale(total, kind)
+    with NoSync():
+        result = window.result() if kind == 8 else window.result(kind)
+        value = window.value()
+    assert part.item() == value.item()
+    assert result.count.item() == (4 if kind == "sequence" else 8)
+    with pytest.raises(AssertionError, match="_local_scalar_dense"), NoSync():
+        total.item()
+
+
+def test_counts_are_summed_on_the_accelerator_of_a_group_that_serves_it(monkeypatch):
+    module = import_module("maskwise.distributed.accumulate")
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 1)
+    for served, device in (("cpu:gloo,cuda:nccl", "cuda:1"), ("cuda:nccl", "cuda:1"), ("cpu:gloo", "cpu")):
+        monkeypatch.setattr(torch.distributed, "get_backend_config", lambda group, served=served: served)
+        assert module._device_of(object(), module._Tally()) == torch.device(device)
 
 
 def test_a_loader_that_fails_raises_where_its_window_is_entered():

@@ -200,6 +200,7 @@ def selection(x: Tensor, mask: Mask) -> None:
     for each, micro_batches in mw.distributed.Windows([x, x], 2, lambda batch: batch > 0):
         assert_type(micro_batches, list[Tensor])
         print(each.factor, each.micro_batches)
+    print(mw.distributed.Windows([x], 1, len).sampler)
     compute = mw.distributed.trainer_loss(F.cross_entropy, shift=True)
     assert_type(compute({"logits": torch.zeros(1, 2, 4)}, torch.tensor([[1, 2]]), torch.tensor(1)), Tensor)
     print(Windowed().micro_step(x, window) if opened is not window else Windowed().training_step.__name__)

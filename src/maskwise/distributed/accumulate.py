@@ -408,6 +408,12 @@ class Windows(Generic[_Batch]):
         self._count, self._group = count, _process_group(group)
         self._average, self._ignore_index = average, ignore_index
 
+    @property
+    def sampler(self) -> Any:
+        """The loader's sampler, or its batch sampler if that has ``set_epoch``: Lightning sets the epoch of it."""
+        whole = getattr(self.batches, "batch_sampler", None)
+        return whole if hasattr(whole, "set_epoch") else getattr(self.batches, "sampler", None)
+
     def __len__(self) -> int:
         """The number of windows, where the loader knows its own."""
         if not isinstance(self.batches, Sized):

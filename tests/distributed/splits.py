@@ -190,6 +190,27 @@ def compare(found, wanted, case):
         same(mine, theirs, "gradient")
 
 
+# -- context parallel --------------------------------------------------------------------------------------------------
+def check_columns(ranks):
+    """Every rank has a part of each sequence, the last of four of them none; gradients are summed by hand."""
+    group(ranks)
+    if dist.get_rank() >= ranks:
+        return 0
+    words, labels, mask = batch()
+    cuts = [0, 1, 4, LENGTH, LENGTH] if ranks == 4 else [0, *range(3, 2 + ranks), LENGTH]
+    part = slice(cuts[dist.get_rank()], cuts[dist.get_rank() + 1])
+    net, kept = model(torch.float64), (mask & (labels != IGNORED))[:, part]
+    with mw.accumulate([kept], group(ranks), "none") as window:
+        objective("auxiliary", net(words[:, part]), labels[:, part], mask[:, part], window).backward()
+    gradients = [p.grad for p in net.parameters()]
+    for gradient in gradients:
+        dist.all_reduce(gradient, group=group(ranks))
+    norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
+    wanted = expected("auxiliary", torch.float64)
+    compare((window.value(), gradients, norm, []), (*wanted[:3], []), cuts)
+    return 1
+
+
 # -- tensor parallel ---------------------------------------------------------------------------------------------------
 def check_tensor_parallel(data_ranks, model_ranks, cases, by_hand):
     """Logits sharded over classes, the batch over the other dim of the mesh; replicas must not be counted."""

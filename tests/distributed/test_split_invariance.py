@@ -31,3 +31,8 @@ def test_loss_gradients_and_clipping_are_those_of_one_process(engine, dtype, wor
 def test_a_loss_that_is_sharded_over_classes_counts_replicas_once(grid, by_hand, ranks):
     cases = [("token", how, micro) for how, micro in product(("even", "ragged"), (1, 3))]
     assert ranks.run(splits.check_tensor_parallel, *grid, cases, by_hand) == [4] * 4
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_sequences_that_are_cut_over_ranks_give_the_same(world, ranks):
+    assert ranks.run(splits.check_columns, world) == [1] * world + [0] * (4 - world)

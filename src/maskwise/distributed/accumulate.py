@@ -165,8 +165,7 @@ class Window:
         self._verify(wait=True)
         device = self._counts.device
         wide = torch.float32 if device.type == "mps" else torch.float64
-        sums = [torch.as_tensor(each, dtype=wide).to(device) for each in self._sums]
-        self._reduced = torch.stack(sums)
+        self._reduced = torch.stack([_moved(torch.as_tensor(each, dtype=wide), device) for each in self._sums])
         if self._group is not None:
             self._reducing = distributed.all_reduce(self._reduced, group=self._group, async_op=True)
 
@@ -302,7 +301,7 @@ class Window:
         key = (place, total.dtype, total.device)
         if key not in self._divisors:
             self._wait()
-            counts = self._counts.clamp(min=1)[place].to(total.device, non_blocking=True)
+            counts = _moved(self._counts.clamp(min=1)[place], total.device)
             wide = torch.float32 if total.device.type == "mps" else torch.float64
             self._divisors[key] = (counts.to(wide) / self.factor).to(total.dtype)
         return self._divisors[key]

@@ -15,7 +15,12 @@ NO_EXAMPLE = {"Mask.pin_memory", "Packed.to_sparse_csr"}
 
 def functions():
     found = {f"mw.{name}": getattr(mw, name) for name in mw.__all__}
-    for prefix, module in (("mw.nn", mw.nn), ("mw.nn.schedule", schedule), ("mw.models", mw.models)):
+    for prefix, module in (
+        ("mw.nn", mw.nn),
+        ("mw.nn.schedule", schedule),
+        ("mw.models", mw.models),
+        ("mw.distributed", mw.distributed),
+    ):
         found |= {f"{prefix}.{name}": getattr(module, name) for name in module.__all__}
     found = {name: value for name, value in found.items() if inspect.isfunction(value)}
     for kind in (Mask, Packed):

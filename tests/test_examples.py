@@ -5,6 +5,8 @@ import io
 import json
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -89,3 +91,14 @@ def test_every_example_says_how_it_is_run():
         assert f"python examples/{path.name}" in path.read_text(encoding="utf-8")
     for path in EXAMPLES.glob("*.ipynb"):
         assert f"jupyter lab examples/{path.name}" in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+def test_two_ranks_with_one_denominator_train_as_one_process_and_with_means_they_do_not():
+    # In a process of its own, since the ranks import it by its name.
+    program = [sys.executable, str(EXAMPLES / "distributed_denominator.py")]
+    printed = subprocess.run(program, check=True, capture_output=True, text=True, timeout=300).stdout
+    (means,) = numbers(r"means of micro-batches and ranks: .* by at most (\S+)", printed)
+    (windows,) = numbers(r"one denominator: .* by at most (\S+)", printed)
+    assert means > 1e-2
+    assert windows < 1e-12

@@ -6,7 +6,19 @@ import sys
 
 import pytest
 
-FORBIDDEN = ("typer", "rich", "click", "numpy.ma", "triton", "matplotlib", "transformers", "sklearn", "safetensors")
+FORBIDDEN = (
+    "typer",
+    "rich",
+    "click",
+    "numpy.ma",
+    "triton",
+    "matplotlib",
+    "transformers",
+    "sklearn",
+    "safetensors",
+    "accelerate",
+    "lightning",
+)
 # The help is asked for in a process of its own, which starts from the same imports.
 PROGRAM = """
 import json, os, sys, torch

@@ -39,7 +39,7 @@ PARTS: dict[str, str] = {
     "linear": "Weights",
 }
 #: What has a page of its own, or none.
-ELSEWHERE = ("Mask", "MaskwiseError", "Packed", "__version__", "models", "nn")
+ELSEWHERE = ("Mask", "MaskwiseError", "Packed", "__version__", "distributed", "models", "nn")
 # The parts of the page on mw.nn, by module; what is not named here goes to the last part.
 LAYERS: dict[str, str] = {
     "norm": "Norms and pools",
@@ -252,7 +252,8 @@ def pages() -> dict[str, str]:
     """Every page by its file name, in the order of the navigation."""
     of_data = [name for name, home in mw._HOME_OF.items() if home.startswith("maskwise.data")]
     outside = [name for name, home in mw._HOME_OF.items() if not home.startswith("maskwise.ops.")]
-    of_models = [name for name in outside if name not in of_data]
+    of_ranks = [name for name in outside if mw._HOME_OF[name] == "maskwise.distributed"]
+    of_models = [name for name in outside if name not in (*of_data, *of_ranks)]
     models = [name for name in mw.models.__all__ if name not in of_models]
     of_sampling = [name for name in data.__all__ if name not in of_data]
     made = {
@@ -267,6 +268,11 @@ def pages() -> dict[str, str]:
         ),
         "models.md": page("Models", entries(mw, "mw.", of_models), entries(mw.models, "mw.models.", models)),
         "data.md": page("Data", entries(mw, "mw.", of_data), entries(data, "maskwise.data.", of_sampling)),
+        "distributed.md": page(
+            "Several ranks",
+            entries(mw, "mw.", of_ranks),
+            entries(mw.distributed, "mw.distributed.", mw.distributed.__all__),
+        ),
         "plan.md": page(
             "Plans",
             entries(mw, "mw.", list(PLANS)),

@@ -13,9 +13,11 @@ from maskwise.plan.explain import explain as explain
 
 if TYPE_CHECKING:
     # For type checkers alone, and so without the names, which are in `_HOMES`; a test compares both.
+    from maskwise import distributed as distributed
     from maskwise import models as models
     from maskwise import nn as nn
     from maskwise.data import TokenBudgetSampler as TokenBudgetSampler
+    from maskwise.distributed import accumulate as accumulate
     from maskwise.models import unpad as unpad
     from maskwise.models.compress import compress as compress
     from maskwise.ops.attention import attention as attention
@@ -46,10 +48,11 @@ _HOMES = {
     "maskwise.models": "unpad",
     "maskwise.models.compress": "compress",
     "maskwise.data": "TokenBudgetSampler",
+    "maskwise.distributed": "accumulate",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 # Public subpackages.
-_PACKAGES = ("models", "nn")
+_PACKAGES = ("distributed", "models", "nn")
 
 __all__ = sorted(["Mask", "MaskwiseError", "__version__", "explain", "force", "plan", *_HOME_OF, *_PACKAGES])
 

@@ -51,6 +51,7 @@ def test_it_runs_and_says_what_it_found():
         ("gates", {*gates.__all__}),
         ("schedule", {*schedule.__all__}),
         ("mw.models", {*mw.models.__all__}),
+        ("mw.distributed", {*mw.distributed.__all__}),
         ("data", {*data.__all__}),
         # These two are not for users to raise or to write.
         ("errors", {*errors.__all__} - {"MaskwiseError", "say"}),
@@ -69,7 +70,7 @@ def test_it_has_every_public_name(where, names, attributes):
 BY_TORCH = {"forward", "extra_repr"}
 CLASSES = {
     f"{module.__name__}.{name}": getattr(module, name)
-    for module in (mw.nn, gates, schedule, mw.models, data)
+    for module in (mw.nn, gates, schedule, mw.models, mw.distributed, data)
     for name in module.__all__
     if isinstance(getattr(module, name), type)
 }

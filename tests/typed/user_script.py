@@ -190,7 +190,31 @@ def selection(x: Tensor, mask: Mask) -> None:
     batches: list[list[int]] = list(sampler)
     waste: data.Waste = sampler.waste
     again: data.TokenBudgetSampler = sampler
+    with mw.accumulate([mask, mask], group=None, average="ranks") as window:
+        part = mw.loss(F.mse_loss, x, x, mask, denominator=window)
+        assert_type(part + window.scale(x.sum(), kind="token") + window.scale(x.sum(), kind=8), Tensor)
+    total: mw.distributed.Result = window.result()
+    opened: mw.distributed.Window = window
+    assert_type(opened.count("sequence") + total.count + total.sum + total.mean + opened.value(), Tensor)
+    assert_type(mw.loss(F.mse_loss, x, x, mask, "sequence", denominator=torch.tensor(3)), Tensor)
+    for each, micro_batches in mw.distributed.Windows([x, x], 2, lambda batch: batch > 0):
+        assert_type(micro_batches, list[Tensor])
+        print(each.factor, each.micro_batches)
+    print(mw.distributed.Windows([x], 1, len).sampler)
+    compute = mw.distributed.trainer_loss(F.cross_entropy, shift=True)
+    assert_type(compute({"logits": torch.zeros(1, 2, 4)}, torch.tensor([[1, 2]]), torch.tensor(1)), Tensor)
+    print(Windowed().micro_step(x, window) if opened is not window else Windowed().training_step.__name__)
     print(done.shape, len(reduced), batches, waste.padding, waste.unused, len(again))
+
+
+class Windowed(mw.distributed.LightningMixin):
+    """A module for Lightning, without Lightning."""
+
+    max_norm = 1.0
+
+    def micro_step(self, batch: Tensor, window: mw.distributed.Window) -> Tensor:
+        """The sum of squares."""
+        return window.scale(batch.square().sum())
 
 
 class Positive(gates.Gate):

@@ -15,6 +15,8 @@ from maskwise.mask import Mask
 from maskwise.ops.arguments import MUST, MaskLike, mask_hint, need_dense
 from maskwise.ops.backends import INTERVALS_ON
 from maskwise.ops.loss import chunked, cross_entropy, element_losses, reference
+from maskwise.ops.loss.denominator import Denominator, Scales, divide, wide_dtype
+from maskwise.ops.loss.denominator import check as check_denominator
 from maskwise.ops.loss.functional_losses import LOSSES, REQUIRED, LossFacts, LossSpec, Prepared, align
 from maskwise.ops.operation import as_bits, report
 from maskwise.ops.torch_private import has_dispatch_modes, is_tracing, is_transformed
@@ -38,6 +40,8 @@ def loss(
     target: Tensor | None,  # (N, ...)
     mask: MaskLike,  # broadcasts to the unreduced loss
     reduction: str = "mean",
+    *,
+    denominator: Denominator | None = None,
     **kwargs: Any,
 ) -> Tensor:
     """Any loss of torch.nn.functional, or your own, over what the mask keeps.
@@ -61,6 +65,9 @@ def loss(
     >>> better, worse = torch.tensor([1.0, 5.0]), torch.tensor([3.0, float("nan")])
     >>> mw.loss(F.margin_ranking_loss, (better, worse), torch.ones(2), torch.tensor([True, False]))
     tensor(2.)
+    >>> part = mw.loss(F.mse_loss, x, torch.ones(2, 2), keep, denominator=8)    # of a batch that keeps 8 elements
+    >>> part                                                                    # (0 + 4 + 16) / 8
+    tensor(2.5000)
 
     Args:
         fn: called as ``fn(input, target, reduction="none", **kwargs)``. Each element of what it returns may depend on
@@ -77,6 +84,12 @@ def loss(
             "sequence" is the mean of each row, which is an index of dim 0 with all further dims, and then the mean of
             the rows that keep something. kl_div has "batchmean" as well, as in torch: the sum divided by the number of
             rows, here of those that keep something.
+        denominator: by what the un-normalised sum is divided instead of by the count of this call, where the call is
+            one of several micro-batches or ranks: a window of `mw.accumulate`, which counted all of them; a number; or
+            a 0-d tensor, which is not read on the host. The sum, which a window gets as ``total``, is that of the kept
+            elements for "mean" and "batchmean" (weighted, where there are weights), and that of the means of rows for
+            "sequence". A window divides "mean" by its kept elements, the others by its rows that keep something. Half
+            precision comes back as float32.
         **kwargs: go to ``fn``, with torch's meaning. Where ``ignore_index`` is met, the element is dropped too. One
             with a value for each element of the loss, such as ``var`` of gaussian_nll_loss, is under the mask also;
             for your own functions, hand such tensors over in ``input``.
@@ -86,19 +99,24 @@ def loss(
         gradient of 0.
 
     Raises:
-        ShapeError: the mask does not broadcast to the unreduced loss, or the target not with the input.
-        DtypeError: the mask is not bool; an input is not a tensor; ``fn`` does not take ``reduction``.
+        ShapeError: the mask does not broadcast to the unreduced loss, or the target not with the input; the denominator
+            has dims.
+        DtypeError: the mask is not bool; an input is not a tensor; ``fn`` does not take ``reduction``; the denominator
+            is not a number.
         DeviceError: the mask, or another input, is on another device than the first input.
         ArgumentError: a reduction that does not exist, a loss that is not one of elements, another number of tensors
-            than the loss takes, or a tensor that is nested or sparse.
+            than the loss takes, a tensor that is nested or sparse, or a denominator that is negative, or that comes
+            with a reduction that divides by nothing.
         OutOfRangeError: a kept target is a class that does not exist (on a GPU the loss is NaN instead).
     """
     if isinstance(fn, functools.partial) and not fn.args:
-        return loss(fn.func, input, target, mask, reduction, **{**fn.keywords, **kwargs})
+        return loss(fn.func, input, target, mask, reduction, denominator=denominator, **{**fn.keywords, **kwargs})
     if (fn is F.cross_entropy or fn is F.nll_loss) and _is_classes_last(input, target):
         input = input.movedim(-1, 1)  # type: ignore[union-attr]
         # torch's nll_loss of four dims has no gradient of other strides.
         input = input.contiguous() if fn is F.nll_loss and input.dim() == 4 else input
+    if denominator is not None:
+        return _of_whole_batch(fn, input, target, mask, reduction, denominator, kwargs)
     traced = is_tracing()
     along, kept = None, mask
     if isinstance(mask, Mask):
@@ -150,6 +168,39 @@ def _is_classes_last(x: object, target: object) -> bool:
         return False
     shape, classes = x.shape, target.shape
     return len(shape) > 2 and shape[:-1] == classes and shape[2:] != classes[1:]
+
+
+def _of_whole_batch(
+    fn: Callable[..., Tensor],
+    input: Tensor | Sequence[Tensor],
+    target: Tensor | None,
+    mask: MaskLike,
+    reduction: str,
+    denominator: Denominator,
+    kwargs: dict[str, Any],
+) -> Tensor:
+    """The loss as a part of a mean over several calls: its total, divided by a denominator that is none of its own."""
+    if reduction not in ("mean", "sequence", BATCHMEAN):
+        must, hint = 'be "mean" or "sequence" with a denominator', 'reduction="mean", which is the sum / denominator'
+        raise ArgumentError(say("loss", "reduction", must=must, got=repr(reduction), hint=hint))
+    first = input if isinstance(input, Tensor) else input[0] if isinstance(input, Sequence) and input else None
+    # A sum of many halves does not fit a half.
+    halves = isinstance(first, Tensor) and first.dtype.itemsize < 4
+    if not isinstance(denominator, Scales):
+        check_denominator("loss", denominator, first.device if isinstance(first, Tensor) else torch.device("cpu"))
+    if reduction == "sequence":
+        out = loss(fn, input, target, mask, "none", **kwargs)
+        if not isinstance(out, Tensor):
+            return out
+        operands = _check(fn, input, target, as_bits(mask), reduction, kwargs)
+        total = reference.sum_of_row_means(LOSSES.get(fn), fn, operands, as_bits(mask), kwargs, out)
+        return divide("loss", total, denominator, "sequence")
+    out = loss(fn, input, target, mask, "none" if halves else "sum", **kwargs)
+    if not isinstance(out, Tensor):
+        # A plan.
+        return out
+    total = out.sum(dtype=wide_dtype(out.dtype)) if halves else out
+    return divide("loss", total, denominator, "sequence" if reduction == BATCHMEAN else "token")
 
 
 def _key(

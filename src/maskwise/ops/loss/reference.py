@@ -15,10 +15,10 @@ from torch import Tensor
 
 from maskwise.errors import DtypeError, say
 from maskwise.ops.arguments import fits
-from maskwise.ops.loss.functional_losses import AlignedLoss, Prepared, align, check_device, check_mask
+from maskwise.ops.loss.functional_losses import AlignedLoss, LossSpec, Prepared, align, check_device, check_mask
 from maskwise.ops.primitives import where_kept
 
-__all__ = ["UNDIVIDED", "loss", "mean_of_rows", "reduce", "row_dims", "scales", "user_loss"]
+__all__ = ["UNDIVIDED", "loss", "mean_of_rows", "reduce", "row_dims", "scales", "sum_of_row_means", "user_loss"]
 
 #: The reductions in which no weight of an element or a class divides.
 UNDIVIDED = ("none", "sum", "batchmean")
@@ -62,10 +62,33 @@ def mean_of_rows(out: Tensor, counts: Tensor) -> Tensor:
 
     ``counts``, (N,), are by how much each row is divided.
     """
+    result = _row_means(out, counts).sum() / (counts != 0).sum().clamp(min=1)
+    return result.to(out.dtype) if out.is_floating_point() else result
+
+
+def _row_means(out: Tensor, counts: Tensor) -> Tensor:
+    """The mean of each row, in float32 or better."""
     wide = torch.promote_types(out.dtype, torch.float32)
     sums = out.sum(row_dims(out.shape), dtype=wide) if out.dim() > 1 else out.to(wide)
-    result = (sums / counts.where(counts != 0, 1)).sum() / (counts != 0).sum().clamp(min=1)
-    return result.to(out.dtype) if out.is_floating_point() else result
+    return sums / counts.where(counts != 0, 1)
+
+
+def sum_of_row_means(
+    spec: LossSpec | None,
+    fn: Callable[..., Any],
+    operands: tuple[Tensor, ...],
+    bits: Tensor,
+    kwargs: Mapping[str, Any],
+    out: Tensor,  # (N, ...), 0 where dropped
+) -> Tensor:
+    """The mean of each row of the unreduced loss, summed over rows; a function of one's own has no ``spec``."""
+    keep, divisors = bits, None
+    if spec is not None:
+        aligned = align(fn, spec, operands, bits, kwargs, warns=False)
+        keep = aligned.keep
+        divisors = aligned.divisors(aligned.filled()) if "weight" in kwargs else None
+    counts = _count(keep, out.shape, divisors, rows=True)
+    return _row_means(out, counts).sum()
 
 
 def scales(aligned: AlignedLoss, reduction: str, divisors: Tensor | None) -> Tensor:

@@ -1,0 +1,94 @@
+"""A mistake on one rank is a clear error on every rank, and never a hang."""
+
+import pytest
+import torch
+
+from tests.distributed import mistakes
+
+pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+
+DISAGREE = "ArgumentError: accumulate: `masks` must have as many micro-batches on every rank, got {} on this one, {} on"
+
+
+def test_ranks_with_different_numbers_of_micro_batches_all_raise(ranks):
+    found = ranks.run(mistakes.different_numbers)
+    assert [text[: text.index(" all 4")] for text in found] == [DISAGREE.format(n, 9) for n in (2, 3, 2, 2)]
+
+
+def test_a_mask_that_cannot_be_counted_is_an_error_on_every_rank(ranks):
+    found = ranks.run(mistakes.one_bad_mask)
+    assert found[2].startswith("DtypeError: accumulate: `masks` must hold masks, label tensors")
+    others = "ArgumentError: accumulate: `masks` must be countable on every rank, got an error on 1 of 4."
+    assert all(found[rank].startswith(others) for rank in (0, 1, 3))
+
+
+def test_an_average_that_does_not_exist_on_one_rank_is_an_error_on_every_rank(ranks):
+    found = ranks.run(mistakes.one_bad_average)
+    assert found[3].startswith('ArgumentError: accumulate: `average` must be "ranks", "none" or a positive int')
+    assert all("an error on 1 of 4" in text for text in found[:3])
+
+
+def test_a_process_outside_of_the_group_raises_and_the_group_counts_without_it(ranks):
+    found = ranks.run(mistakes.outside_of_the_group)
+    # Totals 0, 1 and 2, of two kept elements each.
+    assert found[:3] == [0.5] * 3
+    assert found[3].startswith("ArgumentError: accumulate: `group` must be a group that this process is in, got one")
+
+
+def test_a_mesh_counts_along_one_dim_alone(ranks):
+    found = ranks.run(mistakes.outside_of_the_mesh)
+    assert all(
+        both.startswith("ArgumentError: accumulate: `group` must be a mesh of one dim, got 2") for both, _ in found
+    )
+    # Ranks 0 and 2 are data-parallel, and 1 and 3.
+    assert [one for _, one in found] == [0.5, 1.0, 0.5, 1.0]
+
+
+def test_a_window_that_is_used_twice_or_from_outside_raises_without_a_collective(ranks):
+    for early, inside, late, again in ranks.run(mistakes.twice_and_outside):
+        assert "must be open when a loss is scaled, got a window that is not entered yet" in early
+        assert "must be left before its result is read" in inside
+        assert "must be open when a loss is scaled, got a window that was left" in late
+        assert "must be entered once, got a second use" in again
+
+
+def test_rows_that_one_rank_does_not_know_are_an_error_on_every_rank(ranks):
+    found = ranks.run(mistakes.rows_that_one_rank_does_not_know)
+    assert all('`kind` must be "token" where plain counts were given' in text for text in found)
+
+
+def test_counts_that_arrive_late_raise_when_the_window_is_left(ranks):
+    for rank, (error, scaled, waited) in enumerate(ranks.run(mistakes.numbers_that_arrive_late)):
+        # 10 micro-batches of two kept elements, and gradients that four ranks average.
+        assert scaled == pytest.approx([4 / 20])
+        assert waited[-1] is True
+        assert error.startswith(DISAGREE.format(rank + 1, 10))
+
+
+def test_a_loader_yields_windows_that_are_counted_ahead_the_last_one_partial(ranks):
+    for seen, end in ranks.run(mistakes.loaders, (5, 5, 5, 5)):
+        assert end is None
+        # Rank r has only the value r + 1, as often on each rank.
+        assert seen == [(2, 2.5), (2, 2.5), (1, 2.5)]
+
+
+def test_loaders_of_different_lengths_raise_on_every_rank_in_the_same_window(ranks):
+    for lengths in ((4, 4, 2, 4), (4, 4, 3, 4)):
+        for seen, end in ranks.run(mistakes.loaders, lengths):
+            assert seen == [(2, 2.5)]
+            assert end.startswith("ArgumentError: accumulate: `masks` must have as many micro-batches on every rank")
+
+
+def test_a_loader_that_fails_on_one_rank_is_an_error_on_every_rank(ranks):
+    found = ranks.run(mistakes.loaders, (6, 6, 6, 6), 1)
+    assert [seen for seen, _ in found] == [[(2, 2.5)]] * 4
+    assert found[1][1] == "OSError: disk full"
+    assert all("got an error on 1 of 4" in found[rank][1] for rank in (0, 2, 3))
+
+
+def test_one_rank_may_read_the_result_alone(ranks):
+    found = ranks.run(mistakes.one_reader)
+    assert [read for read, _, _ in found] == [0 + 1 + 2 + 3, None, None, None]
+    for _, failed, after in found:
+        assert failed == "ZeroDivisionError: "
+        assert "must be left before its result is read" in after

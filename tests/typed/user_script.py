@@ -137,6 +137,7 @@ def functions(x: Tensor, mask: Mask) -> None:
         mw.min(x, mask, -1, True).indices,
         mw.loss(F.mse_loss, x, torch.zeros_like(x), mask, reduction="sequence"),
         mw.linear(x, torch.randn(3, x.shape[-1]), torch.ones(3, x.shape[-1], dtype=torch.bool)),
+        mw.linear_cross_entropy(x, torch.randn(3, x.shape[-1]), torch.zeros(len(x)).long(), None, softcap=30.0),
     ):
         assert_type(result, Tensor)
     middle = mw.median(x, mask)

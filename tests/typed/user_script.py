@@ -344,6 +344,15 @@ def models(model: nn.Module) -> None:
     print(known, type(attending).__name__, warned, raised)
 
 
+def heads() -> None:
+    """The loss heads of models."""
+    try:
+        assert_type(mw.nn.kept_head(nn.Linear(8, 4)), nn.Linear)
+    except errors.ArgumentError as refused:
+        print(refused)
+    assert_type(mw.nn.full_head(nn.Linear(8, 4)), nn.Linear)
+
+
 def main() -> None:
     """Touch everything once."""
     x = torch.rand(3, 5)
@@ -367,6 +376,7 @@ def main() -> None:
         print(problem)
     print(mw.__version__, len(log), log.to_json()[:1], [call.route for call in log][:1], log.table().title)
     selection(x, mask)
+    heads()
     own_gates()
     models(layers(mask))
 

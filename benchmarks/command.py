@@ -260,7 +260,8 @@ def _means_data(results: list[Result], options: Options) -> dict[str, object]:
 def _show(results: list[Result], provenance: Provenance, options: Options) -> None:
     console = Console()
     of_sweep, of_kept = sweeping.swept(results), keeping.kept(results)
-    others = [result for result in results if result.case.family not in registry.NAMED]
+    shown_apart = {result.case.family for result in (*of_sweep, *of_kept)}
+    others = [result for result in results if result.case.family not in shown_apart]
     for found, build in ((others, table), (of_kept, keeping.table)):
         if found:
             console.print(build(found))

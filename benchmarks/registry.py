@@ -10,6 +10,7 @@ from benchmarks.cases import (
     attention,
     compress,
     fill,
+    head,
     kept,
     linear,
     loss,
@@ -47,8 +48,13 @@ FAMILIES = (
     recipes.cases,
     startup.cases,
 )
-NAMED = {sweep.FAMILY: sweep.cases, kept.FAMILY: kept.cases, serving.FAMILY: serving.cases}
-"""The families of hundreds of short cases, which run only when they are named."""
+NAMED = {
+    sweep.FAMILY: sweep.cases,
+    kept.FAMILY: kept.cases,
+    head.FAMILY: lambda: tuple(head.cases()),
+    serving.FAMILY: serving.cases,
+}
+"""The families of hundreds of short cases, or of a few long ones, which run only when they are named."""
 
 
 @cache
@@ -66,8 +72,8 @@ def named_cases(family: str) -> tuple[Case, ...]:
 def select(pattern: str = "") -> tuple[Case, ...]:
     """Return the cases whose family or name contains every word of the pattern; commas separate alternatives.
 
-    The families `sweep` and `kept` match only patterns that name them. A pattern without a match raises, and the error
-    lists the nearest names.
+    The families `sweep`, `kept`, `head` and `serving` match only patterns that name them. A pattern without a match raises, and
+    the error lists the nearest names.
 
     >>> [case.name for case in select("startup IMPORT, sum 4x8 bool")]
     ['sum 4x8 from a bool tensor', 'import maskwise after torch']

@@ -41,7 +41,7 @@ _HOMES = {
     "maskwise.ops.scan": "cumsum cumprod cummax cummin logcumsumexp",
     "maskwise.ops.order": "median quantile sort argsort topk",
     "maskwise.ops.fill": "fill where mul",
-    "maskwise.ops.loss": "loss",
+    "maskwise.ops.loss": "loss linear_cross_entropy",
     "maskwise.ops.select": "apply apply_ pack Packed",
     "maskwise.ops.attention": "attention",
     "maskwise.ops.linear": "linear",

@@ -15,6 +15,7 @@ def invoke(monkeypatch):
     # The walk is the same on small inputs, and takes no seconds.
     monkeypatch.setattr(demo, "SQUARE", 32)
     monkeypatch.setattr(demo, "BERT_BASE", (32, 32, 32))
+    monkeypatch.setattr(demo, "HEAD", (32, 8, 64))
     monkeypatch.setattr(demo, "SECONDS", 0.0)
     # No test needs the real weights: without them the demo takes an encoder with random ones.
     monkeypatch.setattr(demo, "no_minilm", lambda: "needs weights")
@@ -103,6 +104,14 @@ def test_the_model_it_shows_agrees_and_says_what_a_real_one_needs(invoke):
     assert model["kept"] == pytest.approx(demo.REAL, abs=0.01)
     assert set(model["seconds"]) >= {"padded", "mw.unpad"}
     assert "A real model on real text needs weights" in invoke().stdout
+
+
+def test_the_loss_head_it_shows_agrees(invoke):
+    head = json.loads(invoke("--json").stdout)["head"]
+    # A gradient of a mean, in float32.
+    assert head["largest_difference"] < 1e-6
+    assert 0 < head["kept"] < 0.5
+    assert set(head["seconds"]) == {"mw.linear_cross_entropy", "all logits"}
 
 
 def test_the_pruned_block_it_shows_agrees(invoke):

@@ -29,6 +29,15 @@ def cross_entropy_of_a_class_that_is_not() -> None:
         mw.loss(F.cross_entropy, LOGITS, torch.full_like(CLASSES, 400), KEPT)
 
 
+HIDDEN, HEAD, LABELS = torch.zeros(2, 3, 8), torch.zeros(5, 8), torch.zeros(2, 3, dtype=torch.int64)
+
+
+def head(error: type[Exception], hint: str, **changes: object) -> Row:
+    """A wrong call of the loss head."""
+    right = {"hidden": HIDDEN, "weight": HEAD, "target": LABELS, "mask": BITS}
+    return Row("mw.linear_cross_entropy", lambda: mw.linear_cross_entropy(**{**right, **changes}), error, hint)
+
+
 def forced(route: str) -> None:
     with mw.force(route):
         pass
@@ -179,6 +188,34 @@ ROWS = [
     Row("mw.loss", lambda: mw.loss(F.mse_loss, X, X.to("meta"), BITS), DeviceError, "target.to(input.device)"),
     Row("mw.loss", lambda: mw.loss(F.mse_loss, X.to_sparse(), X, BITS), ArgumentError, "input.to_dense()"),
     Row("mw.linear", lambda: mw.linear(X.to_sparse(), X, BITS), ArgumentError, "x.to_dense()"),
+    head(DtypeError, "torch.as_tensor(hidden)", hidden=[1.0]),
+    head(DtypeError, "torch.as_tensor(target)", target=None),
+    head(DtypeError, "hidden.float()", hidden=HIDDEN.long()),
+    head(DtypeError, "mw.loss(F.cross_entropy, logits, target, mask)", target=LABELS.float()),
+    head(DtypeError, "weight.to(hidden.dtype), or torch.autocast", weight=HEAD.double()),
+    head(DtypeError, CONVENTIONS, mask=BITS.long()),
+    head(DtypeError, "label_smoothing=0.1", label_smoothing="0.1"),
+    head(DtypeError, "ignore_index=-100", ignore_index=None),
+    head(DtypeError, "denominator=mask.sum()", denominator="8"),
+    head(ShapeError, "weight[None]", weight=HEAD[0]),
+    head(ShapeError, "weight.T", weight=HEAD.T),
+    head(ShapeError, "hidden.movedim(1, -1)", hidden=HIDDEN.mT),
+    head(ShapeError, "hidden[:, :-1] and target[:, 1:]", target=LABELS[:, 1:]),
+    head(ShapeError, "bias.flatten()", bias=torch.zeros(5, 1)),
+    head(ShapeError, "torch.zeros(5)", class_weight=torch.zeros(4)),
+    head(ShapeError, "mask.T", mask=BITS.T),
+    head(ShapeError, "denominator.sum()", denominator=torch.ones(2)),
+    head(DeviceError, "weight.to(hidden.device)", weight=HEAD.to("meta")),
+    head(DeviceError, "mask.to(target.device)", mask=ON_META),
+    head(ArgumentError, "label_smoothing=0.1", label_smoothing=1.5),
+    head(ArgumentError, "z_loss=1e-4", z_loss=-1.0),
+    head(ArgumentError, "softcap=None", softcap=0.0),
+    head(ArgumentError, 'reduction="mean"', reduction="average"),
+    head(ArgumentError, 'reduction="mean", which is the sum / denominator', reduction="sum", denominator=8),
+    head(ArgumentError, "denominator=mask.sum()", denominator=-1),
+    head(ArgumentError, "class_weight.detach()", class_weight=torch.ones(5, requires_grad=True)),
+    head(ArgumentError, "hidden.to_dense()", hidden=HIDDEN.to_sparse()),
+    head(OutOfRangeError, "mask & (target >= 0) & (target < 5)", target=LABELS + 5),
     Row("mw.loss", cross_entropy_of_a_class_that_is_not, OutOfRangeError, "mask & (target >= 0) & (target < 400)"),
     # -- plans
     *wrong(("plan",), F.relu, X, error=DtypeError, hint="with mw.explain() as log"),

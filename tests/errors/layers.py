@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -185,6 +186,47 @@ def masked(*layers: nn.Module, **options: Any) -> Callable[[], Any]:
     return lambda: mw.nn.masked(nn.Sequential(*layers), **options)
 
 
+class LanguageModel(nn.Module):
+    """What a model of transformers is to `mw.nn.kept_head`; ``wrong`` is what is unusual of it."""
+
+    def __init__(self, wrong: str = "", device: str = "cpu") -> None:
+        super().__init__()
+        self.embed, self.head, self.wrong = nn.Embedding(9, 4), nn.Linear(4, 9, device=device), wrong
+        self.config = SimpleNamespace(is_encoder_decoder=wrong == "decoder", get_text_config=SimpleNamespace)
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.embed if self.wrong == "head" else self.head
+
+    def forward(
+        self, input_ids: torch.Tensor, labels: Any = None, return_dict: bool = True, num_items_in_batch: int = 0
+    ) -> SimpleNamespace:
+        hidden = self.embed(input_ids)
+        logits = self.head(hidden[:, :2] if self.wrong == "rows" and labels is None else hidden)
+        if self.wrong == "rows":
+            logits = torch.linspace(-60, 60, 9).expand(*input_ids.shape, 9)
+        loss = None
+        if labels is not None and self.wrong != "silent":
+            loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+            loss = loss + 1 if self.wrong == "loss" else loss / (num_items_in_batch or 1)
+        return SimpleNamespace(loss=loss, logits=logits.square() if self.wrong == "logits" else logits)
+
+
+def kept_heads() -> list[Row]:
+    """Models whose head cannot be replaced."""
+
+    def refused(*arguments: str) -> Callable[[], Any]:
+        return lambda: mw.nn.kept_head(LanguageModel(*arguments))
+
+    wrongs = ("decoder", "head", "rows", "silent", "loss", "logits", "")
+    hint = "mw.linear_cross_entropy(hidden, head.weight, labels, mask)"
+    return [
+        *(Row("mw.nn.kept_head", refused(wrong), ArgumentError, hint) for wrong in wrongs),
+        Row("mw.nn.kept_head", refused("", "meta"), ArgumentError, hint),
+        Row("mw.nn.kept_head", lambda: mw.nn.kept_head(X), DtypeError, "AutoModelForCausalLM"),  # type: ignore[type-var]
+        Row("mw.nn.full_head", lambda: mw.nn.full_head(X), DtypeError, "kept_head got"),  # type: ignore[type-var]
+    ]
+
+
 class NoMask(nn.Module):
     """Takes no mask."""
 
@@ -234,6 +276,7 @@ def masked_models() -> list[Row]:
 
 
 ROWS = [
+    *kept_heads(),
     # -- gates
     Row("gates.Binary", lambda: Binary(X), DtypeError, "Binary(mask != 0)"),
     Row("gates.Binary", lambda: Binary([True]), DtypeError, "Binary(torch.as_tensor(mask).bool())"),

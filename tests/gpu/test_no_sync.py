@@ -53,6 +53,9 @@ def others():
         "apply": lambda x, mask: mw.apply(torch.exp, x, mask=mask),
         "count": lambda x, mask: mw.count(mask, -1),
         "cross_entropy": lambda x, mask: mw.loss(F.cross_entropy, x, like(x, 3).long(), mask[:, 0]),
+        "linear_cross_entropy": lambda x, mask: mw.linear_cross_entropy(
+            x, like(x, 5, x.shape[-1]), like(x, 3).long(), mask[:, 0]
+        ),
         "linear": lambda x, mask: mw.linear(x, like(x, *SHAPE), mask.to(x.device)),
         "attention": lambda x, mask: mw.attention(like(x, 1, 2, 3, 4), like(x, 1, 2, 4, 4), like(x, 1, 2, 4, 4), mask),
         "attention with a bias": lambda x, mask: mw.attention(

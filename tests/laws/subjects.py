@@ -8,6 +8,7 @@ functions.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -200,6 +201,12 @@ def loss(function: Callable[..., Tensor], target: Tensor, **options: Any) -> Cal
     return lambda x, mask: mw.loss(function, x[0], target.to(x[0].dtype), mask, **options)
 
 
+def loss_head(x: Tensors, mask: Any, route: str, reduction: str) -> Tensor:
+    # A graph takes the chunks, whatever the size.
+    with nullcontext() if torch.compiler.is_compiling() else mw.force(route):
+        return mw.linear_cross_entropy(x[0], x[1], CLASSES, mask, x[2], reduction=reduction)
+
+
 TARGET, CLASSES = torch.linspace(0.1, 0.9, 35).reshape(5, 7), torch.arange(35).reshape(5, 7) % 4
 LOSSES = [
     *(
@@ -215,6 +222,17 @@ LOSSES = [
             lambda m: (~m[:, None],),
         )
         for reduction in ("mean", "sum", "none")
+    ),
+    *(
+        Subject(
+            f"linear_cross_entropy-{reduction}-{route}",
+            ((5, 7, 6), (9, 6), (9,)),
+            (5, 7),
+            lambda x, m, route=route, r=reduction: loss_head(x, m, route, r),
+            lambda m: (~m[..., None], None, None),
+        )
+        for route in ("plain", "pieces")
+        for reduction in ("mean", "none")
     ),
 ]
 

@@ -44,6 +44,10 @@ CASES = {
         Call(lambda x, keep: mw.loss(F.cross_entropy, x, torch.tensor([1, 0, 3, 2]), keep)),
         (x, keep[:, 2]),
     ),
+    "linear_cross_entropy": (
+        Call(lambda x, keep: mw.linear_cross_entropy(x, WEIGHT, torch.tensor([1, 0, 3, 2]), keep)),
+        (x, keep[:, 2]),
+    ),
     "linear": (Call(lambda x, mask: mw.linear(x, WEIGHT, mask)), (x, KEPT)),
     "apply": (Call(lambda x, keep: mw.apply(torch.tanh, x, mask=keep)), (x, keep)),
     "pack": (Call(lambda x, keep: mw.pack(x, keep, capacity=24).values), (x, keep)),

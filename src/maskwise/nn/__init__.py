@@ -7,6 +7,8 @@ from maskwise.nn import schedule as schedule
 from maskwise.nn.attaching import attach as attach
 from maskwise.nn.attaching import detach as detach
 from maskwise.nn.conv import MaskedConv2d as MaskedConv2d
+from maskwise.nn.kept_head import full_head as full_head
+from maskwise.nn.kept_head import kept_head as kept_head
 from maskwise.nn.linear import MaskedLinear as MaskedLinear
 from maskwise.nn.norm import MaskedBatchNorm1d as MaskedBatchNorm1d
 from maskwise.nn.norm import MaskedBatchNorm2d as MaskedBatchNorm2d
@@ -42,7 +44,9 @@ __all__ = [
     "SparseLinear",
     "attach",
     "detach",
+    "full_head",
     "gates",
+    "kept_head",
     "masked",
     "prune",
     "report",

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from maskwise.models.adapter import UnsupportedModelError, bind, unbind
+from maskwise.models.adapter import UnsupportedModelError
 from maskwise.models.hugging_face.calls import PREFIX, packing_of
 from maskwise.models.hugging_face.layout import flat, folded
 from maskwise.models.packing import PackedMask, Packing
+from maskwise.nn.binding import bind, unbind
 
 __all__ = ["ORIGINALS", "Family", "attention", "family_of", "of_home", "register_for"]
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from maskwise.models.adapter import MARK, adapters, bind, unbind
+from maskwise.models.adapter import MARK, adapters
 from maskwise.models.hugging_face.calls import (
     COVERED,
     STATE,
@@ -38,6 +38,7 @@ from maskwise.models.hugging_face.layout import (
 )
 from maskwise.models.hugging_face.probe import check
 from maskwise.models.routes import Padded, dispatch, routes, warn_once
+from maskwise.nn.binding import bind, unbind
 from maskwise.ops.torch_private import is_tracing, is_transformed
 
 __all__ = ["cover", "uncover"]

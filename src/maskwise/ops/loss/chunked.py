@@ -166,7 +166,7 @@ def _run_in_chunks(prepared: Prepared, operands: tuple[Tensor, ...], bits: Tenso
     chunked = chunk(aligned, reduction)
     assert chunked is not None  # The route was decided by the shapes and strides of this call.
     divisors = None if reduction in UNDIVIDED else aligned.divisors(_fill_classes(aligned))
-    scale = scales(aligned, reduction, divisors)
+    scale = scales(aligned.keep, aligned.shape, reduction, divisors)
     if scale.dim() and chunked.repeats > 1:
         scale = scale.repeat_interleave(chunked.repeats)
     unreduced = reduction == "none"

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from maskwise.errors import DtypeError, say
 from maskwise.ops.arguments import fits
-from maskwise.ops.loss.functional_losses import AlignedLoss, LossSpec, Prepared, align, check_device, check_mask
+from maskwise.ops.loss.functional_losses import LossSpec, Prepared, align, check_device, check_mask
 from maskwise.ops.primitives import where_kept
 
 __all__ = ["UNDIVIDED", "loss", "mean_of_rows", "reduce", "row_dims", "scales", "sum_of_row_means", "user_loss"]
@@ -91,18 +91,22 @@ def sum_of_row_means(
     return _row_means(out, counts).sum()
 
 
-def scales(aligned: AlignedLoss, reduction: str, divisors: Tensor | None) -> Tensor:
-    """By what each element of the loss enters the result: one number, or for "sequence" one for each row, (N,)."""
-    one = torch.ones((), dtype=torch.float64, device=aligned.keep.device)
+def scales(keep: Tensor, shape: Sequence[int], reduction: str, divisors: Tensor | None) -> Tensor:
+    """By what each element of the loss enters the result: one number, or one for each row, (N,).
+
+    "row means", of which "sequence" is the mean, are summed.
+    """
+    one = torch.ones((), dtype=torch.float64, device=keep.device)
     if reduction in ("none", "sum"):
         return one
     if reduction == "batchmean":
-        return one / _count_kept_rows(aligned.keep, aligned.shape).clamp(min=1)
-    counts = _count(aligned.keep, aligned.shape, divisors, rows=reduction == "sequence")
+        return one / _count_kept_rows(keep, shape).clamp(min=1)
+    counts = _count(keep, shape, divisors, rows=reduction != "mean")
     each = one / counts.where(counts != 0, 1)
     if reduction == "mean":
         return each
-    return where_kept(each, counts != 0, 0.0) / (counts != 0).sum().clamp(min=1)
+    each = where_kept(each, counts != 0, 0.0)
+    return each if reduction == "row means" else each / (counts != 0).sum().clamp(min=1)
 
 
 def _count(keep: Tensor, shape: Sequence[int], divisors: Tensor | None, rows: bool) -> Tensor:

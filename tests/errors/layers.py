@@ -166,6 +166,9 @@ def empty_values() -> list[Row]:
         ("MaskedGroupNorm", (2, 4), half.mT, nothing),
         ("MaskedBatchNorm2d", (image.shape[1],), image, torch.zeros(2, 1, 4, dtype=torch.bool)),
         ("MaskedBatchNorm3d", (5,), image[..., None], torch.zeros(2, 1, 4, 1, dtype=torch.bool)),
+        ("SyncMaskedBatchNorm1d", (4,), half.mT, nothing),
+        ("SyncMaskedBatchNorm2d", (image.shape[1],), image, torch.zeros(2, 1, 4, dtype=torch.bool)),
+        ("SyncMaskedBatchNorm3d", (5,), image[..., None], torch.zeros(2, 1, 4, 1, dtype=torch.bool)),
     ):
 
         def call(kind=kind, arguments=arguments, input=input, mask=mask):
@@ -177,6 +180,47 @@ def empty_values() -> list[Row]:
         rows += [
             Row(f"mw.nn.{kind}", call, ArgumentError, f"{kind}(..., empty=0.0)"),
             Row(f"mw.nn.{kind}", make, DtypeError, "empty=0.0"),
+        ]
+    return rows
+
+
+class OtherNorm(mw.nn.MaskedBatchNorm1d):
+    """A subclass, which may compute something else."""
+
+
+class Mesh:
+    """A device mesh of two dims, or one that this process is not in."""
+
+    def __init__(self, ndim: int) -> None:
+        self.ndim = ndim
+
+    def get_group(self) -> None:
+        raise AssertionError
+
+    def get_coordinate(self) -> None:
+        return None
+
+
+def synchronized() -> list[Row]:
+    convert, plain = mw.nn.convert_sync_masked, nn.Sequential(mw.nn.MaskedBatchNorm1d(2))
+    outside = torch.distributed.GroupMember.NON_GROUP_MEMBER
+    rows = [
+        Row("mw.nn.convert_sync_masked", lambda: convert(X), DtypeError, "torch.nn.Sequential(...)"),  # type: ignore[type-var]
+        Row("mw.nn.convert_sync_masked", lambda: convert(OtherNorm(2)), ArgumentError, "convert_sync_masked of other"),
+        Row(
+            "mw.nn.convert_sync_masked", lambda: convert(plain, "dp"), DtypeError, "torch.distributed.new_group(ranks)"
+        ),
+        Row("mw.nn.convert_sync_masked", lambda: convert(plain, outside), ArgumentError, "group=None"),
+        Row("mw.nn.convert_sync_masked", lambda: convert(plain, Mesh(2)), ArgumentError, "mesh['dp']"),
+        Row("mw.nn.convert_sync_masked", lambda: convert(plain, Mesh(1)), ArgumentError, "group=None"),
+    ]
+    for dims in (1, 2, 3):
+        norm, size = called(f"SyncMaskedBatchNorm{dims}d", 3), (2, 3, *[4] * dims)
+        meta = torch.ones(2, *[4] * dims, device="meta") > 0
+        rows += [
+            norm([1.0], BITS, error=DtypeError, hint="torch.as_tensor(input)"),
+            norm(torch.ones(size), meta, error=DeviceError, hint="mask.to(input.device)"),
+            norm(torch.ones(size)[:, :2], torch.ones(2, *[4] * dims) > 0, error=ShapeError, hint="BatchNorm"),
         ]
     return rows
 
@@ -376,6 +420,7 @@ ROWS = [
     *masked_models(),
     *pools(),
     *empty_values(),
+    *synchronized(),
     called("MaskedBatchNorm2d", 3)([1.0], BITS, error=DtypeError, hint="torch.as_tensor(input)"),
     called("MaskedBatchNorm2d", 3)(
         PIXELS, PIXELS[:, 0].bool().to("meta"), error=DeviceError, hint="mask.to(input.device)"

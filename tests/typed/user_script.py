@@ -227,6 +227,15 @@ def own_gates() -> None:
     largest.hold(x > 0)
 
 
+def across_ranks(mask: Mask) -> nn.Module:
+    """What has statistics, batches or a topology of all ranks."""
+    places = torch.ones(3, 5, 5, dtype=torch.bool)
+    mw.nn.SyncMaskedBatchNorm1d(8)(torch.randn(3, 8, 5), mask)
+    mw.nn.SyncMaskedBatchNorm2d(2, group=None)(torch.randn(3, 2, 5, 5), places)
+    mw.nn.SyncMaskedBatchNorm3d(2)(torch.randn(3, 2, 1, 5, 5), places[:, None])
+    return mw.nn.convert_sync_masked(nn.Sequential(mw.nn.MaskedBatchNorm1d(8)), group=None)
+
+
 def layers(mask: Mask) -> nn.Module:
     """Every layer and every gate."""
     x = torch.randn(3, 5, 8)

@@ -1,0 +1,1 @@
+"""Training on many ranks: process groups of torch.distributed, and nothing of our own beside them."""

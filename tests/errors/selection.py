@@ -231,4 +231,11 @@ ROWS = [
     Row("mw.TokenBudgetSampler", sampler([3.0]), DtypeError, "[len(tokens) for tokens in dataset]"),
     Row("mw.TokenBudgetSampler", sampler([12]), ArgumentError, "budget=12"),
     Row("mw.TokenBudgetSampler", sampler([-1]), ArgumentError, "lengths.clamp(min=0)"),
+    Row("mw.TokenBudgetSampler.state_dict", lambda: sampler([3])().state_dict(9), ArgumentError, "len(sampler)"),
+    Row(
+        "mw.TokenBudgetSampler.load_state_dict",
+        lambda: sampler([3])().load_state_dict(sampler([4])().state_dict()),
+        ArgumentError,
+        "num_replicas and rank may differ",
+    ),
 ]

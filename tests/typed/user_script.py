@@ -233,6 +233,9 @@ def across_ranks(mask: Mask) -> nn.Module:
     mw.nn.SyncMaskedBatchNorm1d(8)(torch.randn(3, 8, 5), mask)
     mw.nn.SyncMaskedBatchNorm2d(2, group=None)(torch.randn(3, 2, 5, 5), places)
     mw.nn.SyncMaskedBatchNorm3d(2)(torch.randn(3, 2, 1, 5, 5), places[:, None])
+    sampler = mw.TokenBudgetSampler([3, 6, 4], budget=9, num_replicas=2, rank=1)
+    sampler.load_state_dict(sampler.state_dict(batches=1))
+    assert_type(sampler.waste.imbalance, float)
     return mw.nn.convert_sync_masked(nn.Sequential(mw.nn.MaskedBatchNorm1d(8)), group=None)
 
 
@@ -376,6 +379,7 @@ def main() -> None:
     print(mw.__version__, len(log), log.to_json()[:1], [call.route for call in log][:1], log.table().title)
     selection(x, mask)
     own_gates()
+    across_ranks(mask)
     models(layers(mask))
 
 

@@ -237,7 +237,7 @@ SYNCED: dict[type[nn.Module], type[_Synced]] = {
 SYNCED |= {kind: kind for kind in SYNCED.values()}
 
 
-def convert_sync_masked(model: M, group: Group = None) -> M | _Synced:
+def convert_sync_masked(model: M, group: Group = None) -> M:
     """Make every masked batch norm of a model one whose statistics are those of all ranks.
 
     >>> import torch, maskwise as mw
@@ -271,7 +271,8 @@ def convert_sync_masked(model: M, group: Group = None) -> M | _Synced:
         for name, child in parent._modules.items():
             if isinstance(child, OverKept):
                 parent._modules[name] = new[child]
-    return new[model] if isinstance(model, OverKept) else model
+    # A layer is converted to one of a subclass of its own.
+    return new[model] if isinstance(model, OverKept) else model  # type: ignore[return-value]
 
 
 def _synced(op: str, module: OverKept, group: Group) -> _Synced:

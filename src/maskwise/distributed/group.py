@@ -10,7 +10,17 @@ from torch import Tensor, distributed
 
 from maskwise.errors import ArgumentError, DtypeError, say
 
-__all__ = ["Group", "all_reduce", "broadcast", "is_sharded", "process_group", "size", "whole", "write_whole"]
+__all__ = [
+    "Group",
+    "all_reduce",
+    "broadcast",
+    "is_sharded",
+    "place_like",
+    "process_group",
+    "size",
+    "whole",
+    "write_whole",
+]
 
 #: A ``torch.distributed.ProcessGroup`` or a ``DeviceMesh`` of one dim, or None for all ranks. Torch may have neither.
 Group: TypeAlias = Any
@@ -125,9 +135,20 @@ def write_whole(x: Tensor, full: Tensor) -> None:
     if not is_sharded(x):
         x.copy_(full)
         return
+    held, parts = x, place_like(full, x)
+    held.to_local().copy_(parts.to_local())  # type: ignore[attr-defined]
+
+
+def place_like(full: Tensor, x: Tensor) -> Tensor:
+    """A full tensor of x's shape, the same on all ranks, as a DTensor that lies as x does, if x is one.
+
+    >>> place_like(torch.ones(2), torch.zeros(2))
+    tensor([1., 1.])
+    """
+    if not is_sharded(x) or is_sharded(full):
+        return full
     from torch.distributed.tensor import distribute_tensor
 
-    held: Any = x
+    like: Any = x
     # Every rank has all of it: nothing is sent.
-    parts = distribute_tensor(full.to(held.to_local().device), held.device_mesh, held.placements, src_data_rank=None)
-    held.to_local().copy_(parts.to_local())
+    return distribute_tensor(full.to(like.device), like.device_mesh, like.placements, src_data_rank=None)

@@ -6,6 +6,7 @@ REASON = "becomes a reason in the refusal of mw.unpad, which has its own hint"
 EXEMPT: dict[tuple[str, str], str] = {
     ("models/hugging_face/adapter.py", "HuggingFaceAdapter.install"): REASON,
     ("models/hugging_face/adapter.py", "HuggingFaceAdapter.enclose"): REASON,
+    ("nn/rewire.py", "Rewire._check_ranks"): "takes several ranks, and tests/nn/test_across_ranks.py has them",
     ("ops/linear/linear.py", "linear"): "hands on what torch raises for arguments that pass every check",
     ("plan/calibration.py", "read"): "becomes the fault of a warning, whose hint tests/plan/test_calibration.py checks",
 }

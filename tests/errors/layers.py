@@ -49,6 +49,22 @@ def detach_while_frozen() -> None:
         gc.unfreeze()
 
 
+def sharded(call: Callable[[nn.Module], Any], make: Callable[[], nn.Module]) -> Callable[[], Any]:
+    """The call on a module whose parameters are DTensors, as ``fully_shard`` has them, on one rank."""
+
+    def run() -> None:
+        from torch.distributed.fsdp import fully_shard
+
+        distributed = torch.distributed
+        distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+        try:
+            call(fully_shard(make(), mesh=distributed.init_device_mesh("cpu", (1,))))
+        finally:
+            distributed.destroy_process_group()
+
+    return run
+
+
 def two_budgets() -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 3))
     densities = iter((0.1, 0.2))
@@ -475,5 +491,25 @@ ROWS = [
     ),
     Row("mw.nn.RigL", rewire("RigL", nn.Linear(3, 2)), ArgumentError, "mw.nn.SparseLinear.from_linear(linear, mask)"),
     Row("mw.nn.RigL", rewire("RigL", fraction=30), ArgumentError, "fraction=0.3"),
+    Row("mw.nn.RigL", rewire("RigL", group="dp"), DtypeError, "torch.distributed.new_group(ranks)"),
+    Row("mw.nn.SET", rewire("SET", group="dp"), DtypeError, "torch.distributed.new_group(ranks)"),
+    Row(
+        "mw.nn.attach",
+        sharded(lambda layer: mw.nn.attach(layer, TopK(0.5)), lambda: nn.Linear(3, 2)),
+        ArgumentError,
+        "mw.nn.attach before fully_shard",
+    ),
+    Row(
+        "mw.nn.detach",
+        sharded(mw.nn.detach, lambda: mw.nn.attach(nn.Linear(3, 2), TopK(0.5))),
+        ArgumentError,
+        "mw.nn.detach before fully_shard",
+    ),
+    Row(
+        "mw.nn.SparseLinear.set_mask",
+        sharded(lambda layer: layer.set_mask(BITS), lambda: mw.nn.SparseLinear(3, 2, density=0.5)),
+        ArgumentError,
+        "another number before fully_shard",
+    ),
     Row("mw.nn.SET", rewire("SET", every=0), ArgumentError, "every=100"),
 ]

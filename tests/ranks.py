@@ -1,87 +1,19 @@
-"""Some processes on gloo, started once, that run functions of tests on every rank."""
+"""Three ranks for the tests of a file: ``from tests.ranks import ranks``."""
 
 from __future__ import annotations
 
-import datetime
-import os
-import traceback
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
-import torch
-from torch import distributed
 
-#: Seconds until a rank that waits for another gives up, and until the parent does.
-PATIENCE = 120
+from benchmarks.ranks import Ranks
 
-
-class Ranks:
-    """So many processes. ``run(function, *args)`` calls it on each, and returns what each has returned, by rank."""
-
-    def __init__(self, count: int, folder: str) -> None:
-        context = torch.multiprocessing.get_context("spawn")
-        self.folder, self._pipes, self._processes = folder, [], []
-        for rank in range(count):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, count, folder, theirs), daemon=True)
-            process.start()
-            theirs.close()
-            self._pipes.append(ours)
-            self._processes.append(process)
-
-    def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """Call a function of a module on every rank; raise what the first of them has raised."""
-        for pipe in self._pipes:
-            pipe.send((function, args))
-        found = []
-        for rank, pipe in enumerate(self._pipes):
-            if not pipe.poll(PATIENCE):
-                self.close()
-                pytest.fail(f"rank {rank} has not answered in {PATIENCE} s")
-            found.append(pipe.recv())
-        for is_error, value in found:
-            if is_error:
-                raise AssertionError(value)
-        return [value for _, value in found]
-
-    def close(self) -> None:
-        """End the processes."""
-        for pipe in self._pipes:
-            pipe.close()
-        for process in self._processes:
-            process.join(timeout=10)
-            if process.is_alive():
-                process.kill()
-
-
-def _serve(rank: int, count: int, folder: str, pipe: Any) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/store",
-        rank=rank,
-        world_size=count,
-        timeout=datetime.timedelta(seconds=PATIENCE / 2),
-    )
-    while True:
-        try:
-            function, args = pipe.recv()
-        except EOFError:
-            break
-        try:
-            torch.manual_seed(0)
-            answer = (False, function(*args))
-        except BaseException:
-            answer = (True, f"rank {rank}:\n{traceback.format_exc()}")
-        pipe.send(answer)
-    distributed.destroy_process_group()
+__all__ = ["ranks"]
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    """Three ranks for all tests of a file."""
+    """Three processes on gloo."""
     made = Ranks(3, str(tmp_path_factory.mktemp("ranks")))
     yield made
     made.close()

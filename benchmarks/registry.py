@@ -9,6 +9,7 @@ from benchmarks.case import Case
 from benchmarks.cases import (
     attention,
     compress,
+    distributed,
     fill,
     kept,
     linear,
@@ -40,6 +41,7 @@ FAMILIES = (
     selection.cases,
     linear.cases,
     models.cases,
+    distributed.cases,
     compress.cases,
     attention.cases,
     masked_linear.cases,

@@ -19,7 +19,7 @@ from benchmarks.cases.sides import Call
 from benchmarks.ranks import Ranks
 from maskwise.cli.demo import paragraphs
 
-__all__ = ["EPOCH", "TOKENS", "cases"]
+__all__ = ["cases"]
 
 RANKS = 2
 ROWS = 16
@@ -32,15 +32,10 @@ PADDED, BUDGETS = "padded batches", "token budgets, padded"
 def lengths(count: int) -> list[int]:
     """The numbers of words of so many paragraphs.
 
-    >>> lengths(3)
-    [98, 6, 8]
+    >>> len(lengths(3)), max(lengths(512)) == LONGEST
+    (3, True)
     """
     return [min(LONGEST, len(text.split())) for text in paragraphs(count)]
-
-
-def TOKENS(case: Case) -> int:  # noqa: N802, a number of the case
-    """The tokens that a call trains on, over both ranks."""
-    return sum(lengths(case.shape[0]))
 
 
 def batches(kind: str, sizes: list[int], rank: int) -> list[list[int]]:
@@ -99,9 +94,6 @@ def epoch(kind: str, count: int) -> float:
     return float(total)
 
 
-EPOCH = epoch
-
-
 # -- in the process that measures --------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Cluster:
@@ -126,7 +118,7 @@ def _end(ranks: Ranks, folder: Any) -> None:
 
 def _trained(i: Cluster, kind: str) -> Call:
     def run() -> Tensor:
-        return torch.tensor(i.ranks.run(EPOCH, kind, i.count)[0])
+        return torch.tensor(i.ranks.run(epoch, kind, i.count)[0])
 
     return run
 

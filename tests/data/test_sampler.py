@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import maskwise as mw
+from maskwise.data import context_shares
 from maskwise.data.sampler import bucket, even_buckets, even_fit, first_fit
 from maskwise.errors import ArgumentError, DtypeError, ShapeError
 
@@ -224,6 +225,41 @@ def test_even_batches_have_what_they_were_given(sizes, parts, most):
 def test_more_processes_than_sequences_all_get_one_batch():
     shares = [list(mw.TokenBudgetSampler([1, 2], 3, num_replicas=5, rank=rank)) for rank in range(5)]
     assert [len(share) for share in shares] == [1] * 5
+
+
+# -- attention, and context parallelism --------------------------------------------------------------------------------
+@every_method
+def test_attention_is_balanced_where_that_is_chosen(method):
+    sizes = words()
+    balances = {}
+    for balance in ("tokens", "attention"):
+        _, steps = on_ranks(sizes, 1024, 4, balance=balance, method=method)
+        assert sorted(flat(steps)) == list(range(len(sizes)))
+        squares = [[sum(sizes[i] ** 2 for i in batch) for batch in step] for step in steps]
+        balances[balance] = 4 * sum(map(max, squares)) / sum(map(sum, squares))
+    # A few paragraphs have half of all squares: their batches are in steps of their own.
+    assert balances["attention"] < 1.2
+    assert balances["tokens"] > 1.8
+
+
+@given(st.lists(st.integers(0, 50), max_size=12), st.integers(1, 6))
+def test_context_shares_have_every_token_once(sizes, replicas):
+    shares = context_shares(sizes, replicas)
+    assert len(shares) == replicas
+    assert sorted(i for share in shares for i in share.tolist()) == list(range(sum(sizes)))
+    assert all(share.equal(share.sort().values) for share in shares)
+
+
+@pytest.mark.parametrize("replicas", [2, 4, 8])
+def test_context_shares_of_packed_text_have_as_many_tokens_and_as_much_attention(replicas):
+    sizes = torch.tensor(words())
+    for batch in list(mw.TokenBudgetSampler(sizes, 4096, balance="attention"))[:5]:
+        lengths = sizes[batch]
+        # What a token attends to: itself, and all before it in its sequence.
+        seen = torch.cat([torch.arange(1, n + 1) for n in lengths.tolist()])
+        shares = context_shares(lengths, replicas)
+        for counts in ([len(share) for share in shares], [int(seen[share].sum()) for share in shares]):
+            assert replicas * max(counts) / sum(counts) < 1.05
 
 
 # -- interrupted runs --------------------------------------------------------------------------------------------------

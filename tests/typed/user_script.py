@@ -236,6 +236,7 @@ def across_ranks(mask: Mask) -> nn.Module:
     sampler = mw.TokenBudgetSampler([3, 6, 4], budget=9, num_replicas=2, rank=1)
     sampler.load_state_dict(sampler.state_dict(batches=1))
     assert_type(sampler.waste.imbalance, float)
+    assert_type(data.context_shares([8, 4], 2), list[Tensor])
     return mw.nn.convert_sync_masked(nn.Sequential(mw.nn.MaskedBatchNorm1d(8)), group=None)
 
 

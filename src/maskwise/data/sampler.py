@@ -210,7 +210,7 @@ class Waste:
         padded: the number of positions when each batch is padded to its longest sequence.
         budget: the number of positions when each batch has the size of the budget.
         imbalance: the positions of the slowest rank of each step over the mean of its ranks, over all steps: 1.0 where
-            no rank waits for another. Padding counts for "bucket".
+            no rank waits for another. Padding counts for "bucket", and squares of lengths for ``balance="attention"``.
     """
 
     batches: int
@@ -276,6 +276,8 @@ class TokenBudgetSampler(Sampler[list[int]]):
         rank: of this process.
         drop_last: where batches do not divide evenly by processes, the rest is dropped; by default, sequences are moved
             from full batches to more of them. Only a dataset of fewer sequences than processes repeats some.
+        balance: what the batches of a step have about as much of: "tokens", or "attention", the squares of lengths, for
+            long sequences, as those of context parallelism are.
 
     Raises:
         ArgumentError: a sequence is longer than the budget, or a number is out of its range.
@@ -296,6 +298,7 @@ class TokenBudgetSampler(Sampler[list[int]]):
         num_replicas: int | None = None,
         rank: int | None = None,
         drop_last: bool = False,
+        balance: Literal["tokens", "attention"] = "tokens",
     ) -> None:
         _at_least("budget", budget, 1)
         for name, value in (("max_sequences", max_sequences), ("pool", pool), ("num_replicas", num_replicas)):
@@ -307,6 +310,9 @@ class TokenBudgetSampler(Sampler[list[int]]):
                 'method="first_fit" for packed batches, "bucket" for padded',
             )
             raise ArgumentError(say(_OP, "method", must=must, got=repr(method), hint=hint))
+        if balance not in ("tokens", "attention"):
+            must, hint = 'be "tokens" or "attention"', 'balance="tokens"'
+            raise ArgumentError(say(_OP, "balance", must=must, got=repr(balance), hint=hint))
         shared = distributed.is_available() and distributed.is_initialized()
         self.num_replicas = num_replicas or (distributed.get_world_size() if shared else 1)
         self.rank = rank if rank is not None else distributed.get_rank() if shared and num_replicas is None else 0
@@ -326,6 +332,7 @@ class TokenBudgetSampler(Sampler[list[int]]):
         self.shuffle = shuffle
         self.seed = seed
         self.drop_last = drop_last
+        self.balance = balance
         self.epoch = 0
         # What the current iteration goes by, what it has handed out, and where the next one starts.
         self._history: History = ()
@@ -407,7 +414,7 @@ class TokenBudgetSampler(Sampler[list[int]]):
     def _arguments(self) -> dict[str, Any]:
         """What the batches depend on, but for the epoch and the ranks."""
         places = torch.arange(1, len(self.lengths) + 1)
-        names = ("budget", "method", "max_sequences", "pool", "shuffle", "seed", "drop_last")
+        names = ("budget", "method", "max_sequences", "pool", "shuffle", "seed", "drop_last", "balance")
         # A sum that another order of the lengths has not.
         lengths = [len(self.lengths), int((self.lengths * places % 2**31).sum())]
         return {"lengths": lengths, **{name: getattr(self, name) for name in names}}
@@ -429,8 +436,10 @@ class TokenBudgetSampler(Sampler[list[int]]):
 
     # -- batches and steps ---------------------------------------------------------------------------------------------
     def _positions(self, batch: Sequence[int] | Tensor) -> int:
-        """How many positions a batch takes: its tokens, or for "bucket" those of its padded rows."""
+        """How many positions a batch takes: its tokens, or for "bucket" those of its padded rows; or their squares."""
         lengths = self.lengths[batch].clamp(min=1)
+        if self.balance == "attention":
+            lengths = lengths * (lengths.max() if self.method == "bucket" else lengths)
         return int(lengths.max()) * len(lengths) if self.method == "bucket" else int(lengths.sum())
 
     def _steps(self, history: History) -> list[Step]:

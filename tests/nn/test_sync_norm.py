@@ -153,6 +153,28 @@ def test_a_double_backward_is_that_of_one_process(ranks):  # noqa: F811
         start += here.shape[0]
 
 
+def compiled(split, backend):
+    torch._dynamo.reset()
+    found = []
+    for compiles in (False, True):
+        torch.manual_seed(0)
+        layer = made(SYNCED[1])
+        x, mask = batches(split)[distributed.get_rank()]
+        run = torch.compile(layer, backend=backend, fullgraph=True) if compiles else layer
+        x = x.clone().requires_grad_()
+        out = run(x, mask)
+        out.pow(3).sum().backward()
+        found.append([out.detach(), x.grad, layer.weight.grad, layer.bias.grad, *layer.buffers()])
+    return found
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_one_graph_holds_a_layer_and_its_collectives(ranks, backend):  # noqa: F811
+    for eager, graph in ranks.run(compiled, SPLITS["a rank keeps nothing"], backend):
+        for one, other in zip(eager, graph, strict=True):
+            torch.testing.assert_close(one, other, **EXACT)
+
+
 def without_a_mask_on_one_rank():
     rank = distributed.get_rank()
     x = torch.arange(6.0).reshape(2, 1, 3) + rank

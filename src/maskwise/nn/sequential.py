@@ -428,7 +428,7 @@ _STEPS: dict[type[nn.Module], Callable[..., Tensor]] = {
 _OTHER_NORMS = {
     nn.InstanceNorm2d: "nn.GroupNorm(C, C), which is the same",
     nn.InstanceNorm3d: "nn.GroupNorm(C, C), which is the same",
-    nn.SyncBatchNorm: "nn.BatchNorm1d, 2d or 3d",
+    nn.SyncBatchNorm: "nn.BatchNorm1d, 2d or 3d, and mw.nn.convert_sync_masked(model) afterwards",
     nn.LocalResponseNorm: "nn.GroupNorm",
 }
 _MIXING = (*_CHANNEL_NORMS, *_OTHER_NORMS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import copy, deepcopy
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from maskwise.ops.arguments import MaskLike
 from maskwise.ops.norm import affine_norm, moments
 from maskwise.ops.operation import as_bits, as_operand
 from maskwise.ops.primitives import accumulate_dtype, fill_dropped
+from maskwise.ops.torch_private import is_tracing, is_transformed
 
 __all__ = [
     "SYNCED",
@@ -135,14 +136,20 @@ class SyncMaskedBatchNorm3d(_Synced, MaskedBatchNorm3d):
 # -- statistics and gradient -------------------------------------------------------------------------------------------
 def _sync_batch_norm(self: _Synced, x: Tensor, mask: MaskLike) -> Tensor:
     dims = [0, *range(2, x.dim())]
-    count, mean, var = _moments_of_all(x, mask, dims, self.group)
-    if self.track_running_stats and self.num_batches_tracked is not None:
-        track_batch(self, count, mean, var)
     weight, bias = (None if each is None else by_channel(each, x) for each in (self.weight, self.bias))
-    weight = mean.new_ones(()) if weight is None else weight
-    bias = mean.new_zeros(()) if bias is None else bias
-    statistics = _Statistics(mask, count, mean, var, dims, self.eps, self.group)
-    out: Tensor = _Normalize.apply(x, weight, bias, statistics)  # type: ignore[no-untyped-call]
+    weight = x.new_ones((), dtype=accumulate_dtype(x)) if weight is None else weight
+    bias = x.new_zeros((), dtype=accumulate_dtype(x)) if bias is None else bias
+    if is_tracing() or is_transformed():
+        # In operations and collectives that a graph can hold.
+        bits = as_bits(mask)
+        count = all_reduce(bits.expand(x.shape).sum(dims, keepdim=True), self.group)
+        out, mean, var = _reference(x, bits, weight, bias, _Statistics(bits, count, None, dims, self.eps, self.group))
+    else:
+        count, mean, var = _moments_of_all(x, mask, dims, self.group)
+        found = _Statistics(mask, count, (mean, var), dims, self.eps, self.group)
+        out = _Normalize.apply(x, weight, bias, found)  # type: ignore[no-untyped-call]
+    if self.track_running_stats and self.num_batches_tracked is not None:
+        track_batch(self, count, mean.detach(), var.detach())
     if self.empty != 0.0:
         # Of a channel of which no rank keeps anything.
         out = torch.where(count > 0, out, fit_dtype(type(self).__name__, self.empty, out.dtype))
@@ -165,16 +172,15 @@ def _moments_of_all(x: Tensor, mask: MaskLike, dims: list[int], group: Group) ->
     return total.long(), overall.to(wide), (squares / divisor).to(wide)
 
 
-class _Statistics:
+class _Statistics(NamedTuple):
     """What the gradient needs beside tensors that have one."""
 
-    __slots__ = ("count", "dims", "eps", "group", "mask", "mean", "var")
-
-    def __init__(
-        self, mask: MaskLike, count: Tensor, mean: Tensor, var: Tensor, dims: list[int], eps: float, group: Group
-    ) -> None:
-        self.mask, self.count, self.mean, self.var = mask, count, mean, var
-        self.dims, self.eps, self.group = dims, eps, group
+    mask: MaskLike
+    total: Tensor
+    moments: tuple[Tensor, Tensor] | None
+    dims: list[int]
+    eps: float
+    group: Group
 
 
 class _Normalize(torch.autograd.Function):
@@ -182,27 +188,32 @@ class _Normalize(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, found: _Statistics) -> Tensor:
         ctx.save_for_backward(x, weight, bias)
         ctx.found = found
-        return affine_norm(x, found.mask, found.dims, (None, found.mean, found.var), weight, bias, found.eps)
+        assert found.moments is not None
+        return affine_norm(x, found.mask, found.dims, (None, *found.moments), weight, bias, found.eps)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
         x, weight, bias = ctx.saved_tensors
-        found: _Statistics = ctx.found
+        mask, count, (mean, var), dims, eps, group = ctx.found
         if torch.is_grad_enabled():
-            return _differentiable(gradients[0], x, weight, bias, found)
-        mean, var, wide = found.mean, found.var, found.mean.dtype
+            # For a double backward, by operations that torch differentiates.
+            inputs = [each if each.requires_grad else each.detach().requires_grad_() for each in (x, weight, bias)]
+            out, _, _ = _reference(inputs[0], as_bits(mask), inputs[1], inputs[2], ctx.found)
+            found = torch.autograd.grad(out, inputs, gradients[0], create_graph=True, materialize_grads=True)
+            return found[0], found[1], found[2], None
+        wide = mean.dtype
         # Half precision is rounded once, at the end.
         values, grad, scale = x.to(wide), gradients[0].to(wide), weight.to(wide).expand_as(mean).contiguous()
-        operand, along = as_operand(found.mask, values)
+        operand, along = as_operand(mask, values)
         of_x, of_weight, of_bias = torch.ops.maskwise.affine_norm_backward(
-            grad, values, operand, scale, mean.contiguous(), var.contiguous(), None, found.dims, found.eps, along
+            grad, values, operand, scale, mean.contiguous(), var.contiguous(), None, dims, eps, along
         )
         if ctx.needs_input_grad[0]:
             # Through mean and variance, to which every rank has contributed: an affine map of x as well.
-            sums = all_reduce(torch.stack([of_bias, of_weight]).double(), found.group) / found.count.clamp_min(1)
-            inverse = -scale * (var + found.eps).rsqrt()
+            sums = all_reduce(torch.stack([of_bias, of_weight]).double(), group) / count.clamp_min(1)
+            inverse = -scale * (var + eps).rsqrt()
             shift, slope = (inverse * each.to(wide) for each in sums)
-            of_x = of_x + affine_norm(values, found.mask, found.dims, (None, mean, var), slope, shift, found.eps)
+            of_x = of_x + affine_norm(values, mask, dims, (None, mean, var), slope, shift, eps)
             of_x = of_x.to(x.dtype)
         return of_x, _summed_to(of_weight, weight), _summed_to(of_bias, bias), None
 
@@ -211,20 +222,17 @@ def _summed_to(grad: Tensor, like: Tensor) -> Tensor:
     return grad.to(like.dtype) if grad.shape == like.shape else grad.sum().to(like.dtype)
 
 
-def _differentiable(
-    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor, found: _Statistics
-) -> tuple[Tensor, Tensor, Tensor, None]:
-    """The gradients for a double backward, by operations that torch differentiates."""
-    bits, wide = as_bits(found.mask), found.mean.dtype
-    inputs = [each if each.requires_grad else each.detach().requires_grad_() for each in (x, weight, bias)]
-    values, divisor = fill_dropped(inputs[0], bits).to(wide), found.count.clamp_min(1)
-    mean = all_reduce(values.sum(found.dims, keepdim=True), found.group) / divisor
+def _reference(
+    x: Tensor, bits: Tensor, weight: Tensor, bias: Tensor, found: _Statistics
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The output, mean and variance by operations that torch differentiates."""
+    wide, dims, divisor = accumulate_dtype(x), found.dims, found.total.clamp_min(1)
+    values = fill_dropped(x, bits).to(wide)
+    mean = all_reduce(values.sum(dims, keepdim=True), found.group) / divisor
     centred = torch.where(bits, values - mean, 0.0)
-    var = all_reduce(centred.square().sum(found.dims, keepdim=True), found.group) / divisor
-    out = torch.addcmul(inputs[2].to(wide), centred * (var + found.eps).rsqrt(), inputs[1].to(wide))
-    out = fill_dropped(out, bits).to(x.dtype)
-    of_x, of_weight, of_bias = torch.autograd.grad(out, inputs, grad, create_graph=True, materialize_grads=True)
-    return of_x, of_weight, of_bias, None
+    var = all_reduce(centred.square().sum(dims, keepdim=True), found.group) / divisor
+    out = torch.addcmul(bias.to(wide), centred * (var + found.eps).rsqrt(), weight.to(wide))
+    return fill_dropped(out, bits).to(x.dtype), mean, var
 
 
 # -- conversion --------------------------------------------------------------------------------------------------------

@@ -1,13 +1,17 @@
 """Training on two gloo ranks: padded batches, batches of a token budget, and those of an unpadded model.
 
 A call trains once through the same paragraphs, so that times compare as global tokens per second do.
+``python -m benchmarks.cases.distributed`` prints those.
 """
 
 from __future__ import annotations
 
 import tempfile
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib import import_module
+from statistics import median
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -145,3 +149,24 @@ CASE = Case(
 def cases() -> tuple[Case, ...]:
     """Return the cases on several ranks."""
     return (CASE,)
+
+
+def main(count: int = CASE.shape[0], rounds: int = 5) -> None:
+    """Print the tokens per second of both ranks together: the median of some rounds, in which all sides take turns."""
+    kinds = {"padded": PADDED, "budgets": BUDGETS, "unpadded": CASE.ours.name}
+    tokens = sum(lengths(count))
+    taken: dict[str, list[float]] = {kind: [] for kind in kinds}
+    cluster = _cluster(replace(CASE, shape=(count,)))
+    for at in range(rounds + 1):
+        for kind in kinds:
+            start = perf_counter()
+            cluster.ranks.run(epoch, kind, count)
+            # The first round makes the models.
+            taken[kind] += [perf_counter() - start] if at else []
+    for kind, name in kinds.items():
+        print(f"{name:26} {tokens / median(taken[kind]):10,.0f} tokens/s")
+
+
+if __name__ == "__main__":
+    # By its name, under which the ranks find it: here it is __main__.
+    import_module("benchmarks.cases.distributed").main()

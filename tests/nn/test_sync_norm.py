@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 from torch import distributed, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 import maskwise as mw
 from maskwise.errors import ArgumentError, DtypeError
@@ -179,7 +180,8 @@ def without_a_mask_on_one_rank():
     rank = distributed.get_rank()
     x = torch.arange(6.0).reshape(2, 1, 3) + rank
     mask = None if rank == 1 else torch.ones(2, 3, dtype=torch.bool)
-    return mw.nn.SyncMaskedBatchNorm1d(1)(x, mask).detach()
+    mesh = DeviceMesh("cpu", list(range(3)))
+    return mw.nn.SyncMaskedBatchNorm1d(1, group=mesh)(x, mask).detach()
 
 
 def test_a_rank_without_a_mask_keeps_everything(ranks):  # noqa: F811

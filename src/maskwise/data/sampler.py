@@ -191,6 +191,8 @@ def _split(batches: list[tuple[int, Tensor]], parts: int) -> list[Tensor]:
 _METHODS = {"first_fit": (first_fit, even_fit), "bucket": (bucket, even_buckets)}
 #: Batches of the same number of tokens, within this factor of the mean of a step, are balanced well enough.
 _EVEN = 1.01
+#: A batch, and how many positions it takes.
+Weighed: TypeAlias = tuple[int, Tensor]
 #: One batch for each rank.
 Step: TypeAlias = list[list[int]]
 #: How many steps of an epoch were taken with how many ranks, in order.
@@ -376,13 +378,10 @@ class TokenBudgetSampler(Sampler[list[int]]):
                 with workers takes more than it gives.
 
         Raises:
-            ArgumentError: so many batches were not handed out.
+            ArgumentError: the epoch does not have so many batches.
         """
-        taken = self._taken if batches is None else batches
-        if self._resumed is not None and batches is None:
-            history, taken = self._resumed
-        else:
-            history = self._resumed[0] if self._resumed else self._history
+        history, taken = self._resumed or (self._history, self._taken)
+        taken = taken if batches is None else batches
         if not 0 <= taken <= len(self._steps(history)):
             must = f"be at least 0 and at most the {len(self._steps(history))} of this epoch"
             raise ArgumentError(say(f"{_OP}.state_dict", "batches", must=must, got=taken, hint="len(sampler)"))
@@ -489,34 +488,42 @@ class TokenBudgetSampler(Sampler[list[int]]):
             batches, missing = batches[: len(batches) // ranks * ranks], 0
         # Those of about as many positions are a step. The last batches of an epoch are not full: the last steps are
         # dealt anew, as many of them as it takes.
-        batches = sorted(batches, key=self._positions, reverse=True)
-        total, found, tail = len(batches) + missing, None if missing else batches, (1 + (missing > 0)) * ranks
-        while (found is None or self._worst(found, ranks) > _EVEN) and total:
+        weighed, total, tail = self._weighed(batches), len(batches) + missing, (1 + (missing > 0)) * ranks
+        found = None if missing else weighed
+        while total and (found is None or _worst(found, ranks) > _EVEN):
             kept = max(0, total - tail)
-            even = self._spread(torch.cat(batches[kept:]), total - kept)
+            even = self._spread(torch.cat([batch for _, batch in weighed[kept:]]), total - kept)
             if even is not None:
-                dealt = sorted(batches[:kept] + even, key=self._positions, reverse=True)
-                if found is None or self._worst(dealt, ranks) < self._worst(found, ranks):
+                dealt = _heaviest_first(weighed[:kept] + self._weighed(even))
+                if found is None or _worst(dealt, ranks) < _worst(found, ranks):
                     found = dealt
             if not kept:
                 break
             tail *= 2
         if found is None:
-            found = _split([(self._positions(batch), batch) for batch in batches], total)
+            found = self._weighed(_split(weighed, total))
             # Fewer sequences than places for them.
             found += (found * ranks)[: total - len(found)]
-        return [found[i : i + ranks] for i in range(0, len(found), ranks)]
+        return [[batch for _, batch in found[i : i + ranks]] for i in range(0, len(found), ranks)]
 
-    def _worst(self, batches: list[Tensor], ranks: int) -> float:
-        """The most positions of a batch over the mean of its step, in the worst step."""
-        positions = [self._positions(batch) for batch in batches]
-        steps = [positions[i : i + ranks] for i in range(0, len(positions), ranks)]
-        return max((ranks * max(step) / sum(step) for step in steps), default=1.0)
+    def _weighed(self, batches: list[Tensor]) -> list[Weighed]:
+        return _heaviest_first([(self._positions(batch), batch) for batch in batches])
 
     def _spread(self, sequences: Tensor, parts: int) -> list[Tensor] | None:
         even = _METHODS[self.method][1]
         found = even(self.lengths[sequences].clamp(min=1), self.budget, parts, self.max_sequences)
         return None if found is None else [sequences[batch] for batch in found]
+
+
+def _heaviest_first(batches: list[Weighed]) -> list[Weighed]:
+    return sorted(batches, key=lambda batch: batch[0], reverse=True)
+
+
+def _worst(batches: list[Weighed], ranks: int) -> float:
+    """The most positions of a batch over the mean of its step, in the worst step."""
+    positions = [count for count, _ in batches]
+    steps = [positions[i : i + ranks] for i in range(0, len(positions), ranks)]
+    return max((ranks * max(step) / sum(step) for step in steps), default=1.0)
 
 
 _OP = "TokenBudgetSampler"

@@ -9,6 +9,7 @@ from benchmarks.case import Case
 from benchmarks.cases import (
     attention,
     compress,
+    distributed,
     fill,
     head,
     kept,
@@ -42,6 +43,7 @@ FAMILIES = (
     selection.cases,
     linear.cases,
     models.cases,
+    distributed.cases,
     compress.cases,
     attention.cases,
     masked_linear.cases,

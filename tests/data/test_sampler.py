@@ -3,6 +3,7 @@
 import pickle
 import subprocess
 import sys
+from pydoc_data.topics import topics
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import maskwise as mw
-from maskwise.data.sampler import bucket, first_fit
+from maskwise.data import context_shares
+from maskwise.data.sampler import bucket, even_buckets, even_fit, first_fit
 from maskwise.errors import ArgumentError, DtypeError, ShapeError
 
 METHODS = ["first_fit", "bucket"]
@@ -122,30 +124,195 @@ def test_each_method_wastes_little_of_what_it_is_for():
     assert buckets.padding < 0.02
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("replicas", [2, 3, 7])
-def test_ranks_share_the_batches_equally(replicas, drop_last):
-    sizes = lengths()
-    alone = mw.TokenBudgetSampler(sizes, 256)
+# -- ranks -------------------------------------------------------------------------------------------------------------
+def words():
+    """The numbers of words of the paragraphs of Python's own documentation, at most 512: 2,608 real lengths."""
+    paragraphs = [paragraph.split() for topic in topics.values() for paragraph in topic.split("\n\n")]
+    return [min(512, len(paragraph)) for paragraph in paragraphs if paragraph]
+
+
+def on_ranks(sizes, budget, replicas, epoch=0, **options):
+    """The samplers of all ranks, and their steps: one batch for each rank."""
     samplers = [
-        mw.TokenBudgetSampler(sizes, 256, num_replicas=replicas, rank=rank, drop_last=drop_last)
-        for rank in range(replicas)
+        mw.TokenBudgetSampler(sizes, budget, num_replicas=replicas, rank=rank, **options) for rank in range(replicas)
     ]
-    for sampler in (alone, *samplers):
-        sampler.set_epoch(2)
-    shares = [list(sampler) for sampler in samplers]
-    assert len({len(share) for share in shares}) == 1
-    merged = [batch for batches in zip(*shares, strict=True) for batch in batches]
-    whole = list(alone)
-    assert len(merged) == len(whole) // replicas * replicas if drop_last else -(-len(whole) // replicas) * replicas
-    assert merged[: len(whole)] == whole[: len(merged)]
-    assert all(batch in whole for batch in merged)
-    assert samplers[0].waste == alone.waste
+    for sampler in samplers:
+        sampler.set_epoch(epoch)
+    return samplers, list(zip(*samplers, strict=True))
 
 
-def test_more_processes_than_batches_all_get_one():
+def flat(steps):
+    return [i for step in steps for batch in step for i in batch]
+
+
+@every_method
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("pool", [None, 100])
+@pytest.mark.parametrize("replicas", [2, 3, 7, 16])
+def test_ranks_have_equally_many_batches_and_every_sequence_comes_once(replicas, method, pool, shuffle):
+    sizes = lengths()
+    samplers, steps = on_ranks(sizes, 256, replicas, 2, method=method, pool=pool, shuffle=shuffle, max_sequences=9)
+    assert {len(sampler) for sampler in samplers} == {len(steps)}
+    assert sorted(flat(steps)) == list(range(len(sizes)))
+    for batch in (batch for step in steps for batch in step):
+        total, longest = sum(sizes[i] for i in batch), max(sizes[i] for i in batch)
+        assert (longest * len(batch) if method == "bucket" else total) <= 256
+        assert 0 < len(batch) <= 9
+    assert {sampler.waste for sampler in samplers} == {samplers[0].waste}
+
+
+@pytest.mark.parametrize("replicas", [2, 3, 7])
+def test_without_the_last_batches_those_that_are_left_come_once(replicas):
+    sizes = lengths()
+    _, steps = on_ranks(sizes, 256, replicas, drop_last=True)
+    assert len(steps) == len(mw.TokenBudgetSampler(sizes, 256)) // replicas
+    assert len(flat(steps)) == len(set(flat(steps)))
+
+
+@pytest.mark.parametrize("budget", [512, 2048, 4096])
+@pytest.mark.parametrize("replicas", [2, 8, 16])
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_ranks_have_as_many_tokens_in_every_step_of_real_text(replicas, budget, epoch):
+    sizes = words()
+    (sampler, *_), steps = on_ranks(sizes, budget, replicas, epoch)
+    tokens = [[sum(sizes[i] for i in batch) for batch in step] for step in steps]
+    assert max(replicas * max(step) / sum(step) for step in tokens) <= 1.05
+    totals = [sum(step[rank] for step in tokens) for rank in range(replicas)]
+    assert replicas * max(totals) / sum(totals) <= 1.01
+    expected = replicas * sum(map(max, tokens)) / sum(map(sum, tokens))
+    assert sampler.waste.imbalance == pytest.approx(expected)
+    # No more steps than the tokens take.
+    assert len(steps) <= -(-len(mw.TokenBudgetSampler(sizes, budget)) // replicas)
+
+
+@pytest.mark.parametrize(("replicas", "budget"), [(2, 512), (2, 4096), (8, 512), (8, 4096)])
+def test_padded_batches_have_as_many_positions_on_all_ranks(replicas, budget):
+    (sampler, *_), _ = on_ranks(words(), budget, replicas, method="bucket")
+    assert 1.0 <= sampler.waste.imbalance <= 1.05
+
+
+def test_no_rank_always_has_the_heaviest_batch():
+    sizes = lengths(200)
+    for shuffle in (True, False):
+        _, steps = on_ranks(sizes, 300, 4, shuffle=shuffle, method="bucket")
+        positions = [[max(sizes[i] for i in batch) * len(batch) for batch in step] for step in steps]
+        heaviest = {step.index(max(step)) for step in positions}
+        assert len(heaviest) > 1
+
+
+@given(st.lists(st.integers(0, 20), max_size=30), st.integers(1, 9), st.sampled_from(METHODS), st.booleans())
+def test_any_lengths_on_any_number_of_ranks(sizes, replicas, method, shuffle):
+    _, steps = on_ranks(sizes, 20, replicas, method=method, shuffle=shuffle)
+    found = flat(steps)
+    assert set(found) == set(range(len(sizes)))
+    # Where there are fewer sequences than batches, the rest of a single step is repeated.
+    assert len(found) == len(sizes) or len(found) - len(sizes) < replicas
+    assert all(batch for step in steps for batch in step)
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=40), st.integers(1, 12), st.sampled_from([None, 2]))
+def test_even_batches_have_what_they_were_given(sizes, parts, most):
+    for even, method in ((even_fit, first_fit), (even_buckets, bucket)):
+        batches = even(torch.tensor(sizes), 25, parts, most)
+        if batches is None:
+            assert len(sizes) < parts or len(method(torch.tensor(sizes), 25, most)) >= parts or most or even is even_fit
+            continue
+        assert len(batches) == parts
+        assert sorted(i for batch in batches for i in batch.tolist()) == list(range(len(sizes)))
+        assert all(len(batch) <= (most or len(sizes)) for batch in batches)
+
+
+def test_more_processes_than_sequences_all_get_one_batch():
     shares = [list(mw.TokenBudgetSampler([1, 2], 3, num_replicas=5, rank=rank)) for rank in range(5)]
     assert [len(share) for share in shares] == [1] * 5
+
+
+# -- attention, and context parallelism --------------------------------------------------------------------------------
+@every_method
+def test_attention_is_balanced_where_that_is_chosen(method):
+    sizes = words()
+    balances = {}
+    for balance in ("tokens", "attention"):
+        _, steps = on_ranks(sizes, 1024, 4, balance=balance, method=method)
+        assert sorted(flat(steps)) == list(range(len(sizes)))
+        squares = [[sum(sizes[i] ** 2 for i in batch) for batch in step] for step in steps]
+        balances[balance] = 4 * sum(map(max, squares)) / sum(map(sum, squares))
+    # A few paragraphs have half of all squares: their batches are in steps of their own.
+    assert balances["attention"] < 1.2
+    assert balances["tokens"] > 1.8
+
+
+@given(st.lists(st.integers(0, 50), max_size=12), st.integers(1, 6))
+def test_context_shares_have_every_token_once(sizes, replicas):
+    shares = context_shares(sizes, replicas)
+    assert len(shares) == replicas
+    assert sorted(i for share in shares for i in share.tolist()) == list(range(sum(sizes)))
+    assert all(share.equal(share.sort().values) for share in shares)
+
+
+@pytest.mark.parametrize("replicas", [2, 4, 8])
+def test_context_shares_of_packed_text_have_as_many_tokens_and_as_much_attention(replicas):
+    sizes = torch.tensor(words())
+    for batch in list(mw.TokenBudgetSampler(sizes, 4096, balance="attention"))[:5]:
+        lengths = sizes[batch]
+        # What a token attends to: itself, and all before it in its sequence.
+        seen = torch.cat([torch.arange(1, n + 1) for n in lengths.tolist()])
+        shares = context_shares(lengths, replicas)
+        for counts in ([len(share) for share in shares], [int(seen[share].sum()) for share in shares]):
+            assert replicas * max(counts) / sum(counts) < 1.05
+
+
+# -- interrupted runs --------------------------------------------------------------------------------------------------
+@every_method
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_a_run_goes_on_with_the_batches_that_were_still_to_come(replicas, method):
+    options = {"method": method, "pool": 200, "seed": 5}
+    samplers, steps = on_ranks(lengths(), 256, replicas, epoch=4, **options)
+    for rank, sampler in enumerate(samplers):
+        iterator = iter(sampler)
+        taken = [next(iterator) for _ in range(3)]
+        state = sampler.state_dict()
+        assert (state["epoch"], state["steps"]) == (4, [[replicas, 3]])
+        assert state == sampler.state_dict(batches=3)
+        again = mw.TokenBudgetSampler(lengths(), 256, num_replicas=replicas, rank=rank, **options)
+        again.load_state_dict(pickle.loads(pickle.dumps(state)))
+        assert again.state_dict() == state
+        again.set_epoch(4)
+        assert taken + list(again) == [step[rank] for step in steps]
+        # The next iteration is of the whole epoch, and the next epoch another.
+        assert list(again) == [step[rank] for step in steps]
+        again.set_epoch(5)
+        sampler.set_epoch(5)
+        assert list(again) == list(sampler) != [step[rank] for step in steps]
+
+
+def test_a_run_goes_on_with_other_numbers_of_ranks_and_every_sequence_comes_once():
+    sizes, seen, state = lengths(), [], None
+    for replicas, count in ((4, 3), (2, 5), (2, 1), (5, 2), (1, 10_000)):
+        samplers = [mw.TokenBudgetSampler(sizes, 256, num_replicas=replicas, rank=rank) for rank in range(replicas)]
+        if state is not None:
+            for sampler in samplers:
+                sampler.load_state_dict(state)
+        steps = [step for step, _ in zip(zip(*samplers, strict=True), range(count), strict=False)]
+        seen += flat(steps)
+        state = samplers[0].state_dict(batches=state["steps"][-1][1] + 1 if (replicas, count) == (2, 1) else len(steps))
+    assert sorted(seen) == list(range(len(sizes)))
+
+
+def test_the_state_of_another_dataset_or_budget_is_refused_and_nothing_changes():
+    sampler = mw.TokenBudgetSampler(lengths(), 256)
+    before = list(sampler)
+    for other in (
+        mw.TokenBudgetSampler(lengths()[::-1], 256),
+        mw.TokenBudgetSampler(lengths(), 255),
+        mw.TokenBudgetSampler(lengths(), 256, seed=1),
+    ):
+        other.set_epoch(3)
+        with pytest.raises(ArgumentError, match=r"load_state_dict: `state` must be of a sampler with the same"):
+            sampler.load_state_dict(other.state_dict())
+    assert (sampler.epoch, list(sampler)) == (0, before)
+    with pytest.raises(ArgumentError, match=r"state_dict: `batches` must be at least 0 and at most the"):
+        sampler.state_dict(batches=len(sampler) + 1)
 
 
 SCRIPT = """

@@ -1,6 +1,6 @@
 import pytest
 
-from tests.distributed.ranks import Ranks
+from benchmarks.ranks import Ranks
 
 
 @pytest.fixture(scope="session")

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import maskwise as mw
+from benchmarks.ranks import Ranks
 from tests.distributed import frameworks
-from tests.distributed.ranks import Ranks
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 

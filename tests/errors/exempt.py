@@ -8,6 +8,7 @@ EXEMPT: dict[tuple[str, str], str] = {
     ("models/hugging_face/adapter.py", "HuggingFaceAdapter.enclose"): REASON,
     ("distributed/accumulate.py", "Window._verify"): "needs several ranks, which tests/distributed has",
     ("distributed/accumulate.py", "Window._raise_own"): "hands on what counting has raised",
+    ("nn/rewire.py", "Rewire._check_ranks"): "takes several ranks, and tests/nn/test_across_ranks.py has them",
     ("ops/linear/linear.py", "linear"): "hands on what torch raises for arguments that pass every check",
     ("plan/calibration.py", "read"): "becomes the fault of a warning, whose hint tests/plan/test_calibration.py checks",
 }

@@ -50,6 +50,22 @@ def detach_while_frozen() -> None:
         gc.unfreeze()
 
 
+def sharded(call: Callable[[nn.Module], Any], make: Callable[[], nn.Module]) -> Callable[[], Any]:
+    """The call on a module whose parameters are DTensors, as ``fully_shard`` has them, on one rank."""
+
+    def run() -> None:
+        from torch.distributed.fsdp import fully_shard
+
+        distributed = torch.distributed
+        distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+        try:
+            call(fully_shard(make(), mesh=distributed.init_device_mesh("cpu", (1,))))
+        finally:
+            distributed.destroy_process_group()
+
+    return run
+
+
 def two_budgets() -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 3))
     densities = iter((0.1, 0.2))
@@ -167,6 +183,9 @@ def empty_values() -> list[Row]:
         ("MaskedGroupNorm", (2, 4), half.mT, nothing),
         ("MaskedBatchNorm2d", (image.shape[1],), image, torch.zeros(2, 1, 4, dtype=torch.bool)),
         ("MaskedBatchNorm3d", (5,), image[..., None], torch.zeros(2, 1, 4, 1, dtype=torch.bool)),
+        ("SyncMaskedBatchNorm1d", (4,), half.mT, nothing),
+        ("SyncMaskedBatchNorm2d", (image.shape[1],), image, torch.zeros(2, 1, 4, dtype=torch.bool)),
+        ("SyncMaskedBatchNorm3d", (5,), image[..., None], torch.zeros(2, 1, 4, 1, dtype=torch.bool)),
     ):
 
         def call(kind=kind, arguments=arguments, input=input, mask=mask):
@@ -178,6 +197,47 @@ def empty_values() -> list[Row]:
         rows += [
             Row(f"mw.nn.{kind}", call, ArgumentError, f"{kind}(..., empty=0.0)"),
             Row(f"mw.nn.{kind}", make, DtypeError, "empty=0.0"),
+        ]
+    return rows
+
+
+class OtherNorm(mw.nn.MaskedBatchNorm1d):
+    """A subclass, which may compute something else."""
+
+
+class Mesh:
+    """A device mesh of two dims, or one that this process is not in."""
+
+    def __init__(self, ndim: int) -> None:
+        self.ndim = ndim
+
+    def get_group(self) -> None:
+        raise AssertionError
+
+    def get_coordinate(self) -> None:
+        return None
+
+
+def synchronized() -> list[Row]:
+    convert, plain = mw.nn.convert_sync_masked, nn.Sequential(mw.nn.MaskedBatchNorm1d(2))
+    outside = torch.distributed.GroupMember.NON_GROUP_MEMBER
+    rows = [
+        Row("mw.nn.convert_sync_masked", lambda: convert(X), DtypeError, "torch.nn.Sequential(...)"),  # type: ignore[type-var]
+        Row("mw.nn.convert_sync_masked", lambda: convert(OtherNorm(2)), ArgumentError, "convert_sync_masked of other"),
+        Row(
+            "mw.nn.convert_sync_masked", lambda: convert(plain, "dp"), DtypeError, "torch.distributed.new_group(ranks)"
+        ),
+        Row("mw.nn.convert_sync_masked", lambda: convert(plain, outside), ArgumentError, "group=None"),
+        Row("mw.nn.convert_sync_masked", lambda: convert(plain, Mesh(2)), ArgumentError, "mesh['dp']"),
+        Row("mw.nn.convert_sync_masked", lambda: convert(plain, Mesh(1)), ArgumentError, "group=None"),
+    ]
+    for dims in (1, 2, 3):
+        norm, size = called(f"SyncMaskedBatchNorm{dims}d", 3), (2, 3, *[4] * dims)
+        meta = torch.ones(2, *[4] * dims, device="meta") > 0
+        rows += [
+            norm([1.0], BITS, error=DtypeError, hint="torch.as_tensor(input)"),
+            norm(torch.ones(size), meta, error=DeviceError, hint="mask.to(input.device)"),
+            norm(torch.ones(size)[:, :2], torch.ones(2, *[4] * dims) > 0, error=ShapeError, hint="BatchNorm"),
         ]
     return rows
 
@@ -419,6 +479,7 @@ ROWS = [
     *masked_models(),
     *pools(),
     *empty_values(),
+    *synchronized(),
     called("MaskedBatchNorm2d", 3)([1.0], BITS, error=DtypeError, hint="torch.as_tensor(input)"),
     called("MaskedBatchNorm2d", 3)(
         PIXELS, PIXELS[:, 0].bool().to("meta"), error=DeviceError, hint="mask.to(input.device)"
@@ -473,5 +534,25 @@ ROWS = [
     ),
     Row("mw.nn.RigL", rewire("RigL", nn.Linear(3, 2)), ArgumentError, "mw.nn.SparseLinear.from_linear(linear, mask)"),
     Row("mw.nn.RigL", rewire("RigL", fraction=30), ArgumentError, "fraction=0.3"),
+    Row("mw.nn.RigL", rewire("RigL", group="dp"), DtypeError, "torch.distributed.new_group(ranks)"),
+    Row("mw.nn.SET", rewire("SET", group="dp"), DtypeError, "torch.distributed.new_group(ranks)"),
+    Row(
+        "mw.nn.attach",
+        sharded(lambda layer: mw.nn.attach(layer, TopK(0.5)), lambda: nn.Linear(3, 2)),
+        ArgumentError,
+        "mw.nn.attach before fully_shard",
+    ),
+    Row(
+        "mw.nn.detach",
+        sharded(mw.nn.detach, lambda: mw.nn.attach(nn.Linear(3, 2), TopK(0.5))),
+        ArgumentError,
+        "mw.nn.detach before fully_shard",
+    ),
+    Row(
+        "mw.nn.SparseLinear.set_mask",
+        sharded(lambda layer: layer.set_mask(BITS), lambda: mw.nn.SparseLinear(3, 2, density=0.5)),
+        ArgumentError,
+        "another number before fully_shard",
+    ),
     Row("mw.nn.SET", rewire("SET", every=0), ArgumentError, "every=100"),
 ]

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import maskwise as mw
-from maskwise import Mask, Packed
+from maskwise import Mask, Packed, data
 from maskwise.errors import ArgumentError, DeviceError, DtypeError, OutOfRangeError, ShapeError
 from maskwise.ops.attention import attend
 from maskwise.ops.linear import SparseLayout
@@ -224,6 +224,7 @@ ROWS = [
     Row("mw.TokenBudgetSampler", sampler(budget=1.5), DtypeError, "budget=int(budget)"),
     Row("mw.TokenBudgetSampler", sampler(pool=0), ArgumentError, "pool=1"),
     Row("mw.TokenBudgetSampler", sampler(method="best"), ArgumentError, 'method="first_fit" for packed batches'),
+    Row("mw.TokenBudgetSampler", sampler(balance="rows"), ArgumentError, 'balance="tokens"'),
     Row("mw.TokenBudgetSampler", sampler(rank=2, num_replicas=2), ArgumentError, "num_replicas=3"),
     Row("mw.TokenBudgetSampler", sampler(num_replicas=2), ArgumentError, "rank=torch.distributed.get_rank()"),
     Row("mw.TokenBudgetSampler", sampler(["three"]), DtypeError, "[len(tokens) for tokens in dataset]"),
@@ -231,4 +232,13 @@ ROWS = [
     Row("mw.TokenBudgetSampler", sampler([3.0]), DtypeError, "[len(tokens) for tokens in dataset]"),
     Row("mw.TokenBudgetSampler", sampler([12]), ArgumentError, "budget=12"),
     Row("mw.TokenBudgetSampler", sampler([-1]), ArgumentError, "lengths.clamp(min=0)"),
+    Row("data.context_shares", lambda: data.context_shares([3.5], 2), DtypeError, "[len(tokens) for tokens in batch]"),
+    Row("data.context_shares", lambda: data.context_shares([3], 0), ArgumentError, "ranks=1"),
+    Row("mw.TokenBudgetSampler.state_dict", lambda: sampler([3])().state_dict(9), ArgumentError, "len(sampler)"),
+    Row(
+        "mw.TokenBudgetSampler.load_state_dict",
+        lambda: sampler([3])().load_state_dict(sampler([4])().state_dict()),
+        ArgumentError,
+        "num_replicas and rank may differ",
+    ),
 ]

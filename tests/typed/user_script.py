@@ -252,6 +252,19 @@ def own_gates() -> None:
     largest.hold(x > 0)
 
 
+def across_ranks(mask: Mask) -> nn.Module:
+    """What has statistics, batches or a topology of all ranks."""
+    places = torch.ones(3, 5, 5, dtype=torch.bool)
+    mw.nn.SyncMaskedBatchNorm1d(8)(torch.randn(3, 8, 5), mask)
+    mw.nn.SyncMaskedBatchNorm2d(2, group=None)(torch.randn(3, 2, 5, 5), places)
+    mw.nn.SyncMaskedBatchNorm3d(2)(torch.randn(3, 2, 1, 5, 5), places[:, None])
+    sampler = mw.TokenBudgetSampler([3, 6, 4], budget=9, num_replicas=2, rank=1)
+    sampler.load_state_dict(sampler.state_dict(batches=1))
+    assert_type(sampler.waste.imbalance, float)
+    assert_type(data.context_shares([8, 4], 2), list[Tensor])
+    return mw.nn.convert_sync_masked(nn.Sequential(mw.nn.MaskedBatchNorm1d(8)), group=None)
+
+
 def layers(mask: Mask) -> nn.Module:
     """Every layer and every gate."""
     x = torch.randn(3, 5, 8)
@@ -402,6 +415,7 @@ def main() -> None:
     selection(x, mask)
     heads()
     own_gates()
+    across_ranks(mask)
     models(layers(mask))
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from maskwise.data.context import context_shares as context_shares
 from maskwise.data.sampler import TokenBudgetSampler as TokenBudgetSampler
 from maskwise.data.sampler import Waste as Waste
 
-__all__ = ["TokenBudgetSampler", "Waste"]
+__all__ = ["TokenBudgetSampler", "Waste", "context_shares"]

@@ -10,6 +10,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 import torch
 from torch import Tensor, distributed
 
+from maskwise.distributed.group import process_group, whole
 from maskwise.errors import ArgumentError, DtypeError, MaskwiseError, ShapeError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike, need_dense
@@ -233,7 +234,7 @@ class Window:
         place = self._place(kind)
         self._verify(wait=False)
         total = total.to(wide_dtype(total.dtype))
-        value = _plain(total.detach())
+        value = whole(total.detach())
         if not isinstance(kind, str):
             self._sums[_CONSTANT] = self._sums[_CONSTANT] + value / kind
             return total / (kind / self.factor)
@@ -526,12 +527,6 @@ def _moved(x: Tensor, device: torch.device) -> Tensor:
     return pinned.to(device, non_blocking=device.type != "cpu")
 
 
-def _plain(total: Tensor) -> Tensor:
-    """A total that tensor parallelism has sharded or replicated, as a plain tensor."""
-    full = getattr(total, "full_tensor", None)
-    return total if full is None else full()
-
-
 # -- groups ------------------------------------------------------------------------------------------------------------
 def _process_group(group: Any) -> Any:
     """The process group, or None for this process alone; raise where this process is not in it."""
@@ -541,21 +536,7 @@ def _process_group(group: Any) -> Any:
     if not started:
         must, hint = "be None before torch.distributed.init_process_group", "group=None"
         raise ArgumentError(say("accumulate", "group", must=must, got=type(group).__name__, hint=hint))
-    outside = group is distributed.GroupMember.NON_GROUP_MEMBER
-    if hasattr(group, "get_group"):
-        if group.ndim != 1:
-            must, hint = "be a mesh of one dim", 'mesh["dp"], or mesh["dp", "cp"]._flatten() for both'
-            raise ArgumentError(say("accumulate", "group", must=must, got=f"{group.ndim} dims", hint=hint))
-        outside = group.get_coordinate() is None
-        group = group if outside else group.get_group()
-    elif not outside and not isinstance(group, distributed.ProcessGroup):
-        must, hint = "be a process group or a device mesh", "group=torch.distributed.new_group(ranks)"
-        raise DtypeError(say("accumulate", "group", must=must, got=type(group).__name__, hint=hint))
-    if outside or distributed.get_rank(group) < 0:
-        must, hint = "be a group that this process is in", "group=None, or the mesh's own dim: mesh['dp']"
-        got = f"one without rank {distributed.get_rank()}"
-        raise ArgumentError(say("accumulate", "group", must=must, got=got, hint=hint))
-    return group
+    return process_group("accumulate", group)
 
 
 def _factor(average: object, group: Any) -> int:

@@ -26,6 +26,10 @@ from maskwise.nn.rewire import SET as SET
 from maskwise.nn.rewire import RigL as RigL
 from maskwise.nn.sequential import masked as masked
 from maskwise.nn.sparse_linear import SparseLinear as SparseLinear
+from maskwise.nn.sync_norm import SyncMaskedBatchNorm1d as SyncMaskedBatchNorm1d
+from maskwise.nn.sync_norm import SyncMaskedBatchNorm2d as SyncMaskedBatchNorm2d
+from maskwise.nn.sync_norm import SyncMaskedBatchNorm3d as SyncMaskedBatchNorm3d
+from maskwise.nn.sync_norm import convert_sync_masked as convert_sync_masked
 
 __all__ = [
     "SET",
@@ -42,7 +46,11 @@ __all__ = [
     "MaskedMeanPool",
     "RigL",
     "SparseLinear",
+    "SyncMaskedBatchNorm1d",
+    "SyncMaskedBatchNorm2d",
+    "SyncMaskedBatchNorm3d",
     "attach",
+    "convert_sync_masked",
     "detach",
     "full_head",
     "gates",

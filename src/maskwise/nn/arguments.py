@@ -28,6 +28,7 @@ __all__ = [
     "check_linear",
     "check_module",
     "check_tensor",
+    "fit_dtype",
     "in_groups",
     "keeps_all",
     "leading",
@@ -270,7 +271,7 @@ def with_empty(
     empty: float,
 ) -> Tensor:
     """``out`` with ``empty`` where nothing along ``dims`` is kept; the gradient of such a slice is zero."""
-    return replace_empty(op, x, mask, dims, keepdim, _fit_dtype(op, empty, out.dtype))(out)
+    return replace_empty(op, x, mask, dims, keepdim, fit_dtype(op, empty, out.dtype))(out)
 
 
 class GivesEmpty(nn.Module):
@@ -292,7 +293,7 @@ class GivesEmpty(nn.Module):
         return out if self.empty == 0.0 else with_empty(type(self).__name__, out, x, mask, dims, True, self.empty)
 
 
-def _fit_dtype(op: str, empty: float, dtype: torch.dtype) -> float:
+def fit_dtype(op: str, empty: float, dtype: torch.dtype) -> float:
     """A number that keeps the dtype of what it is put into, or raise."""
     if dtype.is_floating_point or dtype.is_complex:
         if not torch.finfo(dtype).max < abs(empty) < math.inf:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from maskwise.distributed.group import is_sharded, whole
 from maskwise.errors import ArgumentError, DtypeError, say
 from maskwise.mask import Mask
 from maskwise.nn.arguments import check_initialized, check_module
@@ -38,8 +39,8 @@ def attach(module: M, gate: Gate | MaskLike, name: str = "weight") -> M:
     The dense parameter goes on under ``module.parametrizations.weight.original``; it is the same object, so that an
     optimizer which has it goes on as before. Whatever an optimizer does to dropped weights, momentum and weight decay
     included, the module computes with the effective weight, in which they are 0. Parameters of the gate itself are new:
-    make the optimizer afterwards, or add them. The module can be copied and pickled, compiled and run under autocast
-    and DistributedDataParallel as before.
+    make the optimizer afterwards, or add them. The module can be copied and pickled, compiled and run under autocast,
+    DistributedDataParallel and ``fully_shard`` as before; attach first, shard afterwards.
 
     Args:
         module: any module that has a parameter or a buffer of this name: Linear, Conv, Embedding, an RNN, ...
@@ -52,8 +53,8 @@ def attach(module: M, gate: Gate | MaskLike, name: str = "weight") -> M:
 
     Raises:
         DtypeError: ``module`` is not a module, ``gate`` is neither a gate nor a mask, or the weight is not of floats.
-        ArgumentError: there is no such tensor, it is not initialized (a lazy module), it has a gate already, or
-            the gate belongs to another weight.
+        ArgumentError: there is no such tensor, it is not initialized (a lazy module) or sharded already, it has a gate
+            already, or the gate belongs to another weight.
         ShapeError: the gate does not fit the weight; the hint says what would.
         DeviceError: the gate's mask is on another device.
     """
@@ -96,9 +97,17 @@ def check_attach(module: nn.Module, gate: Gate, name: str) -> Tensor:
             must = f"be a tensor of {type(module).__name__}, one of {names}"
             raise ArgumentError(say("attach", "name", must=must, got=repr(name), hint=hint))
         check_initialized("attach", "module", tensors[name])
+        _check_whole("attach", tensors[name])
     with torch.no_grad():
         weight: Tensor = getattr(module, name)
     return weight
+
+
+def _check_whole(op: str, weight: Tensor | None) -> None:
+    """Raise for a weight that ``fully_shard`` holds by the name of its module's parameter."""
+    if weight is not None and is_sharded(weight):
+        must, hint = "have a weight that is not sharded", f"mw.nn.{op} before fully_shard"
+        raise ArgumentError(say(op, "module", must=must, got="a DTensor", hint=hint))
 
 
 def detach(module: M, keep: Literal["masked", "original"] = "masked", name: str | None = None) -> M:
@@ -124,8 +133,8 @@ def detach(module: M, keep: Literal["masked", "original"] = "masked", name: str 
 
     Raises:
         DtypeError: ``module`` is not a module.
-        ArgumentError: there is no such gate, ``keep`` is neither of both, another parametrization is on the weight, or
-            ``gc.freeze`` hides who else holds it.
+        ArgumentError: there is no such gate, ``keep`` is neither of both, another parametrization is on the weight, it
+            is sharded, or ``gc.freeze`` hides who else holds it.
     """
     check_module("detach", module, "module")
     if keep not in ("masked", "original"):
@@ -146,6 +155,9 @@ def detach(module: M, keep: Literal["masked", "original"] = "masked", name: str 
             must = f"have nothing but a gate on {each.tensor_name!r}"
             hint = "torch.nn.utils.parametrize.remove_parametrizations removes all of them"
             raise ArgumentError(say("detach", "module", must=must, got=f"also {others}", hint=hint))
+    for each in chosen:
+        for original in chains_of(module)[each.tensor_name].parameters(recurse=False):
+            _check_whole("detach", original)
     holders = {each.tensor_name: _other_holders(module, each.tensor_name) for each in chosen if keep == "masked"}
     for each in chosen:
         training = each.gate.training
@@ -224,14 +236,14 @@ class Gated:
         return f"{self.module_name}.{self.tensor_name}" if self.module_name else self.tensor_name
 
     def weight(self) -> Tensor:
-        """The weight as the gate gets it, without a graph."""
+        """The weight as the gate gets it, without a graph: the whole of it, where it is sharded over ranks."""
         if own_gate(self.module) is self.gate:
             weight: Tensor = getattr(self.module, self.tensor_name)
-            return weight.detach()
+            return whole(weight.detach())
         chain = chains_of(self.module)[self.tensor_name]
         with torch.no_grad():
             names = ["original"] if chain.is_tensor else [f"original{i}" for i in range(chain.ntensors)]
-            originals = [getattr(chain, name) for name in names]
+            originals = [whole(getattr(chain, name)) for name in names]
             found = originals[0]
             for position, step in enumerate(chain):
                 if step is self.gate:

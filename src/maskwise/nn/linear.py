@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from maskwise.distributed.group import whole
 from maskwise.errors import ArgumentError
 from maskwise.mask import Mask
 from maskwise.nn.arguments import check_features, check_linear
@@ -138,9 +139,9 @@ class MaskedLinear(nn.Linear):
             self.in_features, self.out_features, self.bias is not None, self.weight.device, self.weight.dtype
         )
         with torch.no_grad():
-            linear.weight.copy_(evaluated(self.gate, self.weight))
+            linear.weight.copy_(whole(evaluated(self.gate, self.weight)))
             if self.bias is not None:
-                linear.bias.copy_(self.bias)
+                linear.bias.copy_(whole(self.bias))
         return linear.train(self.training)
 
     @property

@@ -34,24 +34,28 @@ __all__ = [
     "MaskedGroupNorm",
     "MaskedInstanceNorm1d",
     "MaskedLayerNorm",
+    "OverKept",
+    "by_channel",
+    "check_batch",
+    "track_batch",
 ]
 
 
 # -- batch -------------------------------------------------------------------------------------------------------------
-class _OverKept(GivesEmpty, _BatchNorm):
+class OverKept(GivesEmpty, _BatchNorm):
     """What these layers have in common: the forward. Torch's layers differ only in the inputs that they refuse."""
 
     def forward(self, input: Tensor, mask: MaskLike | None = None) -> Tensor:
         """Normalize (N, C, *places) over what a mask (N, *places) keeps."""
         if mask is not None:
-            kept = _checked(self, input, mask)
+            kept = check_batch(self, input, mask)
             # Of an input without elements nothing is kept, of which torch would make running statistics of NaN.
             if not keeps_all(mask) or not input.numel():
                 return self._with_empty(_batch_norm(self, input, kept), input, kept, [0, *range(2, input.dim())])
         return super().forward(input)
 
 
-class MaskedBatchNorm1d(_OverKept, nn.BatchNorm1d):
+class MaskedBatchNorm1d(OverKept, nn.BatchNorm1d):
     """``torch.nn.BatchNorm1d`` over what a mask keeps: same arguments, same state_dict, one more input.
 
     >>> import torch, maskwise as mw
@@ -82,7 +86,7 @@ class MaskedBatchNorm1d(_OverKept, nn.BatchNorm1d):
     """
 
 
-class MaskedBatchNorm2d(_OverKept, nn.BatchNorm2d):
+class MaskedBatchNorm2d(OverKept, nn.BatchNorm2d):
     """``torch.nn.BatchNorm2d`` over what a mask keeps: same arguments, same state_dict, one more input.
 
     >>> import torch, maskwise as mw
@@ -102,7 +106,7 @@ class MaskedBatchNorm2d(_OverKept, nn.BatchNorm2d):
     """
 
 
-class MaskedBatchNorm3d(_OverKept, nn.BatchNorm3d):
+class MaskedBatchNorm3d(OverKept, nn.BatchNorm3d):
     """``torch.nn.BatchNorm3d`` over what a mask keeps: same arguments, same state_dict, one more input.
 
     >>> import torch, maskwise as mw
@@ -122,7 +126,7 @@ class MaskedBatchNorm3d(_OverKept, nn.BatchNorm3d):
     """
 
 
-def _checked(self: _BatchNorm, x: Tensor, mask: MaskLike) -> MaskLike:
+def check_batch(self: _BatchNorm, x: Tensor, mask: MaskLike) -> MaskLike:
     """The mask as it broadcasts to x, if both fit the layer."""
     op = type(self).__name__
     shapes = {nn.BatchNorm2d: "(N, C, H, W)", nn.BatchNorm3d: "(N, C, D, H, W)"}
@@ -145,12 +149,12 @@ def _batch_norm(self: _BatchNorm, x: Tensor, mask: MaskLike) -> Tensor:
         return _normalized(self, x, mask, dims, given)
     found = moments(x, mask, dims)
     if self.training and self.track_running_stats and self.num_batches_tracked is not None:
-        _track_batch(self, *found)
+        track_batch(self, *found)
     return _normalized(self, x, mask, dims, found)
 
 
 @torch.no_grad()
-def _track_batch(self: Any, count: Tensor, mean: Tensor, var: Tensor) -> None:
+def track_batch(self: Any, count: Tensor, mean: Tensor, var: Tensor) -> None:
     """Move the running statistics towards those of this batch, where there are any."""
     count, mean, var = (each.reshape(-1) for each in (count, mean, var))
     self.num_batches_tracked.add_((count > 0).any())
@@ -285,7 +289,7 @@ def _group_norm(self: MaskedGroupNorm, x: Tensor, mask: MaskLike) -> Tensor:
     out = affine_norm(values, kept, dims, moments(values, kept, dims), None, None, self.eps)
     if self.weight is not None:
         # A weight is that of a channel, not of what was normalized together. A mean of 0 and a variance of 1 are given.
-        ones = _by_channel(torch.ones_like(self.weight), x)
+        ones = by_channel(torch.ones_like(self.weight), x)
         statistics = (None, torch.zeros_like(ones), ones)
         out = _normalized(self, out.flatten(1, 2), mask, [0, *range(2, x.dim())], statistics, eps=0.0)
         out = out.to(x.dtype).reshape(slices.shape)
@@ -365,10 +369,10 @@ def _running(self: Any, x: Tensor) -> tuple[None, Tensor, Tensor] | None:
     """The running statistics of a layer that has them, as they broadcast to x (N, C, *places)."""
     if self.running_mean is None or self.running_var is None:
         return None
-    return None, _by_channel(self.running_mean, x), _by_channel(self.running_var, x)
+    return None, by_channel(self.running_mean, x), by_channel(self.running_var, x)
 
 
-def _by_channel(values: Tensor, x: Tensor) -> Tensor:
+def by_channel(values: Tensor, x: Tensor) -> Tensor:
     """One value for each channel of x (N, C, *places), as it broadcasts to x."""
     return values.reshape(1, -1, *[1] * (x.dim() - 2))
 
@@ -381,5 +385,5 @@ def _normalized(
     statistics: tuple[Tensor | None, Tensor, Tensor],
     eps: float | None = None,
 ) -> Tensor:
-    weight, bias = (None if each is None else _by_channel(each, x) for each in (self.weight, self.bias))
+    weight, bias = (None if each is None else by_channel(each, x) for each in (self.weight, self.bias))
     return affine_norm(x, mask, dims, statistics, weight, bias, self.eps if eps is None else eps)

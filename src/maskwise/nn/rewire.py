@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from maskwise.distributed.group import Group, all_reduce, broadcast, process_group, size
 from maskwise.errors import ArgumentError, say
 from maskwise.nn.sparse_linear import SparseLinear
+from maskwise.nn.topology import fingerprint
 
 __all__ = ["SET", "Rewire", "RigL"]
 
@@ -26,6 +28,7 @@ class Rewire:
         fraction: float = 0.3,
         every: int = 100,
         until: int = 10_000,
+        group: Group = None,
     ) -> None:
         op = type(self).__name__
         found = model.modules() if isinstance(model, nn.Module) else model
@@ -41,6 +44,7 @@ class Rewire:
                 say(op, name, must="be at least 1", got=got, hint=f"{name}={100 if name == 'every' else 10_000}")
             )
         self.optimizer, self.fraction, self.every, self.until = optimizer, fraction, every, until
+        self.group = process_group(op, group)
         self.steps = 0
 
     @property
@@ -55,18 +59,34 @@ class Rewire:
         return (self.steps + 1) % self.every == 0 and self.steps + 1 < self.until
 
     def step(self) -> bool:
-        """Count one step of training, and exchange weights if that is due; returns whether it was."""
+        """Count one step of training, and exchange weights if that is due; returns whether it was.
+
+        Raises:
+            ArgumentError: on all ranks, where a layer's weights live at other places on some of them.
+        """
         due, fraction = self.is_due, self.current_fraction
         if due:
+            self._check_ranks()
             for layer in self.layers:
-                scores = self.scores(layer)
-                count = layer.drop(fraction, self.optimizer)
-                layer.regrow(count, self.optimizer, scores)
+                layer._exchange(fraction, self.optimizer, self.scores(layer), self.group)
         self.steps += 1
         return due
 
+    def _check_ranks(self) -> None:
+        """Raise, on every rank, where they do not hold the same weights: an exchange would never end."""
+        if size(self.group) == 1:
+            return
+        marks = [mark for layer in self.layers for mark in _marks(layer)]
+        found = torch.tensor(marks, device=self.layers[0].columns.device)
+        is_same = (broadcast(found, self.group) == found).all()
+        same = all_reduce(is_same.long(), self.group)
+        if int(same) < size(self.group):
+            must = "have weights at the same places on all ranks"
+            hint = "the same torch.manual_seed before the layers are made, or load_state_dict"
+            raise ArgumentError(say(type(self).__name__, "model", must=must, got="other places on some", hint=hint))
+
     def scores(self, layer: SparseLinear) -> Tensor | None:
-        """The scores by which weights of the layer grow, or None for a random choice."""
+        """The scores by which weights of the layer grow, the same on all ranks, or None for a random choice."""
         return None
 
     def state_dict(self) -> dict[str, Any]:
@@ -76,6 +96,10 @@ class Rewire:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken."""
         self.steps = int(state["steps"])
+
+
+def _marks(layer: SparseLinear) -> tuple[int, ...]:
+    return fingerprint({"row_starts": layer.row_starts, "columns": layer.columns}) or (0, 0)
 
 
 class SET(Rewire):
@@ -103,9 +127,12 @@ class SET(Rewire):
         fraction: the share of live weights that is exchanged the first time; it falls along a cosine.
         every: the number of steps between exchanges.
         until: the step after which nothing is exchanged any more.
+        group: the ranks that train one model, a process group or a device mesh of one dim; by default all. They
+            exchange the same weights: under DistributedDataParallel and ``fully_shard``, all must call `step`.
 
     Raises:
-        ArgumentError: there is no SparseLinear, or a number is out of range.
+        ArgumentError: there is no SparseLinear, a number is out of range, or this process is not in the group.
+        DtypeError: ``group`` is no process group.
     """
 
 
@@ -129,9 +156,12 @@ class RigL(Rewire):
         fraction: the share of live weights that is exchanged the first time; it falls along a cosine.
         every: the number of steps between exchanges.
         until: the step after which nothing is exchanged any more.
+        group: the ranks that train one model, a process group or a device mesh of one dim; by default all. They
+            exchange the same weights: under DistributedDataParallel and ``fully_shard``, all must call `step`.
 
     Raises:
-        ArgumentError: there is no SparseLinear, or a number is out of range.
+        ArgumentError: there is no SparseLinear, a number is out of range, or this process is not in the group.
+        DtypeError: ``group`` is no process group.
     """
 
     def __init__(
@@ -142,8 +172,9 @@ class RigL(Rewire):
         fraction: float = 0.3,
         every: int = 100,
         until: int = 10_000,
+        group: Group = None,
     ) -> None:
-        super().__init__(model, optimizer, fraction=fraction, every=every, until=until)
+        super().__init__(model, optimizer, fraction=fraction, every=every, until=until, group=group)
         self._gradients: dict[SparseLinear, Tensor] = {}
         self._hooks = [layer.register_forward_hook(self._watch) for layer in self.layers]
 
@@ -161,8 +192,15 @@ class RigL(Rewire):
         output.register_hook(add)  # type: ignore[no-untyped-call]
 
     def scores(self, layer: SparseLinear) -> Tensor | None:
-        """The gradient of all weights of the layer; None where there was no backward pass."""
-        return self._gradients.pop(layer, None)
+        """The gradient of all weights of the layer, summed over ranks; None where there was no backward pass."""
+        found = self._gradients.pop(layer, None)
+        if size(self.group) == 1:
+            return found
+        here = torch.zeros(layer.out_features * layer.in_features + 1, device=layer.columns.device)
+        if found is not None:
+            here[:-1], here[-1] = found.reshape(-1), 1.0
+        total = all_reduce(here, self.group)
+        return total[:-1].reshape(layer.out_features, layer.in_features) if total[-1] else None
 
     def close(self) -> None:
         """Take the hooks off the layers."""

@@ -27,6 +27,7 @@ from maskwise.nn.norm import (
 )
 from maskwise.nn.pool import MaskedAttentionPool, MaskedMaxPool, MaskedMeanPool
 from maskwise.nn.sparse_linear import SparseLinear
+from maskwise.nn.sync_norm import SYNCED
 from maskwise.ops.arguments import MaskLike, check, fits
 from maskwise.ops.primitives import fill_dropped
 
@@ -419,7 +420,7 @@ _STEPS: dict[type[nn.Module], Callable[..., Tensor]] = {
     **dict.fromkeys(_OF_FEATURES, _of_features),
     **dict.fromkeys(_ALONG_CHANNELS, _along_channels),
     **dict.fromkeys((*_CONVOLUTIONS, *_MAX_POOLS, *_MEAN_POOLS), _windows),
-    **dict.fromkeys(_CHANNEL_NORMS.values(), _norm("first")),
+    **dict.fromkeys((*_CHANNEL_NORMS.values(), *SYNCED), _norm("first")),
     **dict.fromkeys(_POOLS_TO_ONE.values(), _pool_to_one),
     **dict.fromkeys((MaskedMeanPool, MaskedMaxPool, MaskedAttentionPool), _own_pool),
 }
@@ -427,7 +428,7 @@ _STEPS: dict[type[nn.Module], Callable[..., Tensor]] = {
 _OTHER_NORMS = {
     nn.InstanceNorm2d: "nn.GroupNorm(C, C), which is the same",
     nn.InstanceNorm3d: "nn.GroupNorm(C, C), which is the same",
-    nn.SyncBatchNorm: "nn.BatchNorm1d, 2d or 3d",
+    nn.SyncBatchNorm: "nn.BatchNorm1d, 2d or 3d, and mw.nn.convert_sync_masked(model) afterwards",
     nn.LocalResponseNorm: "nn.GroupNorm",
 }
 _MIXING = (*_CHANNEL_NORMS, *_OTHER_NORMS)

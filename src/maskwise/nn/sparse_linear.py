@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from maskwise.distributed.group import Group, broadcast, is_sharded, whole
 from maskwise.errors import ArgumentError, ShapeError, StaleMaskError, say
 from maskwise.mask import Mask
 from maskwise.nn.arguments import check_features, check_linear
@@ -173,12 +174,12 @@ class SparseLinear(nn.Module):
         with torch.no_grad():
             linear.weight.copy_(self.to_dense())
             if self.bias is not None:
-                linear.bias.copy_(self.bias)
+                linear.bias.copy_(whole(self.bias))
         return linear.train(self.training)
 
     def to_dense(self) -> Tensor:
         """The dense weight, (out_features, in_features), 0 where nothing lives. It can be differentiated."""
-        return self.layout.dense(self.values)
+        return self.layout.dense(whole(self.values))
 
     # -- what lives ----------------------------------------------------------------------------------------------------
     @property
@@ -287,8 +288,8 @@ class SparseLinear(nn.Module):
         Raises:
             DtypeError: the mask is not bool.
             ShapeError: the mask has another shape than the weight.
-            ArgumentError: the mask keeps a part of a block, the optimizer does not train this layer, or, at the next
-                step, it was not given.
+            ArgumentError: the mask keeps a part of a block, or another number of weights than live while these are
+                sharded over ranks; the optimizer does not train this layer, or, at the next step, it was not given.
         """
         bits = mask_bits("SparseLinear.set_mask", mask, (self.out_features, self.in_features))
         self._become(SparseLayout.from_mask(bits.to(self.columns.device), self.block), optimizer, "set_mask")
@@ -298,17 +299,14 @@ class SparseLinear(nn.Module):
         """Drop this share of what lives, the smallest by magnitude (blocks by the sum of theirs); returns how many.
 
         Raises:
-            ArgumentError: the fraction is not between 0 and 1, or the optimizer does not train this layer.
+            ArgumentError: the fraction is not between 0 and 1, the optimizer does not train this layer, or the weights
+                are sharded over ranks, which only exchange some, by `RigL` and `SET`.
         """
         if not 0.0 <= fraction <= 1.0:
             must, hint = "be between 0 and 1", "fraction=0.3"
             raise ArgumentError(say("SparseLinear.drop", "fraction", must=must, got=fraction, hint=hint))
-        layout = self.layout
-        strength = self.values.abs().reshape(layout.columns.numel(), -1).sum(1)
-        count = round(fraction * strength.numel())
-        kept = strength.argsort(descending=True, stable=True)[: strength.numel() - count].sort().values
-        places = layout.rows[kept], layout.columns[kept].long()
-        self._become(SparseLayout.from_coordinates(layout.shape, *places, self.block), optimizer, "drop")
+        places, count = self._strongest(fraction)
+        self._become(self._at(places), optimizer, "drop")
         return count
 
     @torch.no_grad()
@@ -334,22 +332,54 @@ class SparseLinear(nn.Module):
                 "scores.T" if scores.shape[::-1] == shape else "torch.rand(shape)",
             )
             raise ShapeError(say(op, "scores", must=must, got=tuple(scores.shape), hint=hint))
-        layout, (height, width) = self.layout, self.block
+        places = self._places()
+        grown = self._grown(places, count, scores)
+        self._become(self._at(grown), optimizer, "regrow")
+        return grown.numel() - places.numel()
+
+    @torch.no_grad()
+    def _exchange(self, fraction: float, optimizer: torch.optim.Optimizer, scores: Tensor | None, group: Group) -> None:
+        """Drop this share of what lives and grow as many, as `RigL` and `SET` do, on all ranks of a group the same."""
+        kept, count = self._strongest(fraction)
+        grown = self._grown(kept, count, scores)
+        # Decided by one rank: an argsort may differ from device to device, and a random choice does.
+        both = broadcast(torch.cat([kept, grown]), group)
+        kept, grown = both[: kept.numel()], both[kept.numel() :]
+        layout = self._at(grown)
+        carry(self.values, self.layout, layout, optimizer, "SparseLinear.exchange", kept=self._at(kept))
+        self._set(layout)
+
+    # Places of blocks are numbered row by row.
+    def _places(self) -> Tensor:
+        layout = self.layout
+        return layout.rows * max(1, -(-layout.shape[1] // self.block[1])) + layout.columns.long()
+
+    def _at(self, places: Tensor) -> SparseLayout:
+        shape, along = (self.out_features, self.in_features), max(1, -(-self.in_features // self.block[1]))
+        return SparseLayout.from_coordinates(shape, places // along, places % along, self.block)
+
+    def _strongest(self, fraction: float) -> tuple[Tensor, int]:
+        """The places that are left without this share of what lives, sorted, and how many that is."""
+        strength = whole(self.values.detach()).abs().reshape(self.columns.numel(), -1).sum(1)
+        count = round(fraction * strength.numel())
+        kept = strength.argsort(descending=True, stable=True)[: strength.numel() - count].sort().values
+        return self._places()[kept], count
+
+    def _grown(self, places: Tensor, count: int, scores: Tensor | None) -> Tensor:
+        """These places and so many others: those of the largest scores, or any; sorted."""
+        (height, width), shape = self.block, (self.out_features, self.in_features)
         down, along = -(-shape[0] // height), -(-shape[1] // width)
-        lives = torch.zeros(down * along, dtype=torch.bool, device=layout.device)
-        lives[layout.rows * along + layout.columns.long()] = True
+        lives = torch.zeros(down * along, dtype=torch.bool, device=places.device)
+        lives[places] = True
         if scores is None:
-            strength = torch.rand(down * along, device=layout.device)
+            strength = torch.rand(down * along, device=places.device)
         else:
             full = nn.functional.pad(scores.detach().abs(), (0, -shape[1] % width, 0, -shape[0] % height))
-            strength = full.reshape(down, height, along, width).sum((1, 3)).reshape(-1).to(layout.device)
+            strength = full.reshape(down, height, along, width).sum((1, 3)).reshape(-1).to(places.device)
         strength = torch.where(lives, -math.inf, strength.float().nan_to_num(-1.0))
-        count = min(count, int(lives.numel() - lives.sum()))
+        count = min(count, lives.numel() - places.numel())
         lives[strength.topk(count).indices] = True
-        places = lives.nonzero().squeeze(1)
-        grown = SparseLayout.from_coordinates(shape, places // max(along, 1), places % max(along, 1), self.block)
-        self._become(grown, optimizer, "regrow")
-        return count
+        return lives.nonzero().squeeze(1)
 
     def _become(self, layout: SparseLayout, optimizer: torch.optim.Optimizer | None, method: str) -> None:
         carry(self.values, self.layout, layout, optimizer, f"SparseLinear.{method}")
@@ -460,7 +490,14 @@ class SparseLinear(nn.Module):
                 error_msgs.append(f"{prefix or 'SparseLinear'}: {problem}")
                 return
             device = self.columns.device
-            self._set(layout_from(row_starts.to(device), columns.to(device), shape, self.block))
+            layout = layout_from(row_starts.to(device), columns.to(device), shape, self.block)
+            if is_sharded(self.values) and self.values.numel() != layout.count:
+                error_msgs.append(
+                    f"{prefix or 'SparseLinear'}: {self.values.numel()} values are sharded over ranks, and the state "
+                    f"has {layout.count}. Load it before fully_shard"
+                )
+                return
+            self._set(layout)
             if self.values.numel() != self.layout.count:
                 self.values.grad = None
                 self.values.data = self.values.data.new_zeros(self.layout.count)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from maskwise.distributed.group import is_sharded, whole, write_whole
 from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MUST, MaskLike, mask_hint
@@ -153,12 +154,24 @@ def carry(
     new: SparseLayout,
     optimizer: torch.optim.Optimizer | None,
     op: str,
+    kept: SparseLayout | None = None,
 ) -> None:
-    """Give a parameter the values of a new layout, 0 where new, and its gradient and optimizer state likewise."""
+    """Give a parameter the values of a new layout, 0 where new, and its gradient and optimizer state likewise.
+
+    What a layout ``kept`` in between does not have is new as well. As many values as before stay in the same memory:
+    that of DistributedDataParallel's buckets, or of a rank's shard.
+    """
+    is_same_size = new.count == old.count
+    if is_sharded(values) and not is_same_size:
+        must = f"have {old.count} values while they are sharded over ranks"
+        hint = "as many at other places, by mw.nn.RigL, mw.nn.SET or set_mask; another number before fully_shard"
+        raise ArgumentError(say(op, "layer", must=must, got=new.count, hint=hint))
     if optimizer is not None and not any(p is values for group in optimizer.param_groups for p in group["params"]):
         hint = f"torch.optim.{type(optimizer).__name__}(layer.parameters())"
         raise ArgumentError(say(op, "optimizer", must="train this layer's values", got="one that does not", hint=hint))
     at, lived = moved(old, new)
+    if kept is not None:
+        lived = lived & moved(kept, new)[1]
     if optimizer is None:
         _leave_state_behind(values)
 
@@ -168,10 +181,15 @@ def carry(
         return torch.where(lived, tensor.detach()[at], torch.zeros((), dtype=tensor.dtype, device=tensor.device))
 
     before, gradient = values.shape, values.grad
-    values.grad = None
-    values.data = taken(values.data)
-    if gradient is not None:
-        values.grad = taken(gradient)
+    if is_same_size:
+        for each in (values, gradient):
+            if each is not None:
+                write_whole(each, taken(whole(each.detach())))
+    else:
+        values.grad = None
+        values.data = taken(values.data)
+        if gradient is not None:
+            values.grad = taken(gradient)
     if isinstance(optimizer, torch.optim.LBFGS):
         # Its history is of all parameters in one vector, whose length has changed: it starts afresh.
         optimizer.state.clear()
@@ -180,7 +198,10 @@ def carry(
         state = optimizer.state[values]
         for name, entry in state.items():
             if isinstance(entry, Tensor) and entry.shape == before and entry.dim():
-                state[name] = taken(entry)
+                if is_same_size:
+                    write_whole(entry, taken(whole(entry)))
+                else:
+                    state[name] = taken(entry)
 
 
 def _leave_state_behind(values: nn.Parameter) -> None:

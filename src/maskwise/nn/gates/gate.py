@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from maskwise.distributed.group import place_like, whole
 from maskwise.errors import ArgumentError, DeviceError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike, fits, shape_hint
@@ -88,7 +89,7 @@ class Gate(nn.Module):
         """
         check_weight(type(self).__name__, weight)
         with torch.no_grad():
-            return Mask(self.bits(weight.detach()).clone())
+            return Mask(whole(self.bits(weight.detach())).clone())
 
     def bind(self, weight: Tensor) -> None:
         """Belong to this weight: check that it fits, and make what has its shape.
@@ -119,6 +120,8 @@ class Gate(nn.Module):
 # -- the effective weight ----------------------------------------------------------------------------------------------
 #: Below this, torch's own where is done, gradient included, before the dispatcher would have looked at the call.
 _FEW_WEIGHTS = 1 << 16
+#: Anything else may be a DTensor, whose mask lies on the same ranks.
+_PLAIN = (Tensor, nn.Parameter)
 
 
 def fill_gated(
@@ -132,6 +135,8 @@ def fill_gated(
     >>> out.tolist(), torch.autograd.grad(out.sum(), weight)[0].tolist()
     ([1.0, 0.0], [1.0, 0.0])
     """
+    if type(weight) not in _PLAIN and not is_tracing():
+        return torch.where(place_like(bits, weight), weight, 0.0)
     return torch.where(bits, weight, 0.0) if weight.numel() < _FEW_WEIGHTS else fill_dropped(weight, bits)
 
 
@@ -170,6 +175,8 @@ def straight_through(
     >>> out.tolist(), torch.autograd.grad(out.sum(), weight)[0].tolist()
     ([1.0, 0.0], [1.0, 1.0])
     """
+    if type(weight) not in _PLAIN and not is_tracing():
+        bits = place_like(bits, weight)
     function = _StraightThrough if is_tracing() else _WithForwardMode
     # Torch's own apply carries no types.
     out: Tensor = function.apply(weight, bits)  # type: ignore[no-untyped-call]

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from maskwise.distributed.group import whole
 from maskwise.errors import ArgumentError, DtypeError, say
 from maskwise.nn.gates.gate import Gate, check_device, check_weight, expanded, fill_gated
 
@@ -104,7 +105,7 @@ class Sigmoid(_Learned):
         Raises:
             ArgumentError: the gate has no weight yet.
         """
-        return _parameter(self).sigmoid().sum()
+        return whole(_parameter(self).sigmoid().sum())
 
 
 class HardConcrete(_Learned):
@@ -166,7 +167,7 @@ class HardConcrete(_Learned):
             ArgumentError: the gate has no weight yet.
         """
         low, high = self.stretch
-        return (_parameter(self) - self.temperature * math.log(-low / high)).sigmoid().sum()
+        return whole((_parameter(self) - self.temperature * math.log(-low / high)).sigmoid().sum())
 
     @property
     def random(self) -> bool:

@@ -74,8 +74,8 @@ def named_cases(family: str) -> tuple[Case, ...]:
 def select(pattern: str = "") -> tuple[Case, ...]:
     """Return the cases whose family or name contains every word of the pattern; commas separate alternatives.
 
-    The families `sweep`, `kept`, `head` and `serving` match only patterns that name them. A pattern without a match raises, and
-    the error lists the nearest names.
+    The families `sweep`, `kept`, `head` and `serving` match only patterns that name them. A pattern without a
+    match raises, and the error lists the nearest names.
 
     >>> [case.name for case in select("startup IMPORT, sum 4x8 bool")]
     ['sum 4x8 from a bool tensor', 'import maskwise after torch']

@@ -174,7 +174,7 @@ def like(x):
     return torch.empty_like(x)
 
 
-SEGMENTS = tuple(select.IDENTITIES)
+SEGMENTS = tuple(select.STATS)
 CALLS = (
     Call("sum", simple(reduce, "sum", False), ALL),
     Call("sum backward", lambda x, m, d: reduce.sum_backward(row(x, d), m, list(x.shape), d, False)),

@@ -9,6 +9,7 @@ import torch
 from maskwise.ops.backends import why_not_served
 from maskwise.ops.gpu import geometry, launch
 from maskwise.plan.dispatch import force
+from tests.gpu.interpreter import permuted
 from tests.laws.functions import FUNCTIONS
 from tests.laws.odd_bytes import odd
 from tests.laws.samples import differentiable, needed, outputs
@@ -90,8 +91,10 @@ def test_agrees_with_plain_torch_in_float64(function, shape, mask_shape, dim):
 @OTHERS
 def test_rows_longer_than_registers(function, monkeypatch):
     monkeypatch.setattr(launch, "LONGEST", 64)
-    monkeypatch.setattr(launch, "WIDTHS", (16, 128))
-    shape = (3, 4097) if EVERYTHING else (3, 129)
+    monkeypatch.setattr(launch, "SHORT", 16)
+    monkeypatch.setattr(launch, "WARP", 4)
+    monkeypatch.setattr(launch, "PROCESSORS", 0)
+    shape = (3, 4097) if EVERYTHING else (3, 137)
     assert_as_plain(function, *sample(function, shape, shape), -1, rtol=2e-4, atol=2e-4)
 
 
@@ -163,13 +166,36 @@ def test_few_programs_do_the_tiles_of_many_with_64_bit_indices(function, monkeyp
     assert_as_plain(function, x.T, mask.T, 0, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("function", [f for f in KERNELS if f.family == "reduce"], ids=lambda f: f.name)
-@pytest.mark.parametrize("parts", [1, 4] if EVERYTHING else [4])
-def test_a_long_row_cut_into_parts_is_one_row(function, parts, monkeypatch):
-    monkeypatch.setattr("maskwise.ops.reduce.gpu.splits_for", lambda *_: (parts, 8))
-    monkeypatch.setattr(launch, "WIDTHS", (16, 64))
+def split(monkeypatch):
+    """Rows of hundreds of elements are split, as those of millions are."""
+    monkeypatch.setattr(launch, "LONGEST", 32)
+    monkeypatch.setattr(launch, "SHORT", 16)
+    monkeypatch.setattr(launch, "WARP", 1)
+    monkeypatch.setattr(launch, "FEWEST", 1)
+
+
+@EACH
+@pytest.mark.parametrize("seed", range(3) if EVERYTHING else [1])
+def test_a_long_row_split_between_programs_in_any_order_is_one_row(function, seed, monkeypatch):
+    split(monkeypatch)
     x, mask = sample(function, (2, 300), (2, 300))
-    assert_as_plain(function, x, mask, -1, rtol=2e-4, atol=2e-4)
+    results = [run(function, x, mask, -1, "kernel")]
+    with permuted(seed) as orders:
+        results.append(run(function, x, mask, -1, "kernel"))
+        assert_as_plain(function, x, mask, -1, rtol=2e-4, atol=2e-4)
+    assert any(order != sorted(order) for order in orders.values())
+    # Which program is the last changes no bit.
+    for mine, other in zip(*results, strict=True):
+        for a, b in zip(mine, other, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+@SOME
+def test_a_long_column_split_between_programs_is_one_column(function, monkeypatch):
+    split(monkeypatch)
+    monkeypatch.setattr(launch, "COLUMN_TILE", 64)
+    with permuted(1):
+        assert_as_plain(function, *sample(function, (150, 5), (150, 5)), 0, rtol=2e-4, atol=2e-4)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import os
 import pytest
 import torch
 
+import maskwise as mw
 from maskwise.ops.backends import why_not_served
 from maskwise.ops.gpu import geometry, launch
 from maskwise.plan.dispatch import force
@@ -144,6 +145,67 @@ def test_a_number_of_float64_is_filled_in_to_the_last_bit():
         with force("kernel"):
             out = FUNCTIONS["fill"].call(x, mask, number)
         assert torch.equal(out.view(torch.int64), torch.full_like(x, number).view(torch.int64))
+
+
+#: Intervals along rows, along columns, of whole rows, and of what is no range of a row: those become bits.
+INTERVALS = [
+    ("lengths", (5, 70), -1, lambda: mw.Mask.from_lengths([0, 70, 33, 1, 64], 70)),
+    ("left padding", (5, 70), -1, lambda: mw.Mask.from_lengths([0, 70, 33, 1, 64], 70, side="left")),
+    ("causal", (40, 40), -1, lambda: mw.Mask.causal(40)),
+    ("causal down", (40, 40), 0, lambda: mw.Mask.causal(40)),
+    ("window", (40, 40), -1, lambda: mw.Mask.window(40, 7)),
+    ("lengths of columns", (3, 30, 20), 1, lambda: mw.Mask.from_lengths([0, 30, 7], 30)[..., None]),
+    ("whole rows", (3, 30, 20), 2, lambda: mw.Mask.from_lengths([0, 30, 7], 30)[..., None]),
+    ("short rows", (3, 30, 4), 2, lambda: mw.Mask.from_lengths([0, 30, 7], 30)[..., None]),
+    ("across the batch", (3, 30, 20), 0, lambda: mw.Mask.from_lengths([0, 30, 7], 30)[..., None]),
+    ("heads", (2, 3, 70), -1, lambda: mw.Mask.from_lengths([70, 9], 70)[:, None]),
+    ("full", (3, 70), -1, lambda: mw.Mask.full((3, 70))),
+    ("none", (3, 70), -1, lambda: mw.Mask.none((3, 70))),
+]
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "dim", "make"),
+    [
+        pytest.param(f, *rest, id=f"{f.name}-{label}")
+        for i, f in enumerate(KERNELS)
+        for j, (label, *rest) in enumerate(INTERVALS)
+        if EVERYTHING or (i + j) % 4 == 0
+    ],
+)
+def test_intervals_are_what_their_bits_are(function, shape, dim, make):
+    x, mask = sample(function, shape, shape)[0], make()
+    assert mask.operand == "intervals"
+    found = run(function, torch.where(mask.to_bool(), x, float("nan")), make(), dim, "kernel")
+    truth = run(function, torch.where(mask.to_bool(), x, 0.0).double(), mask.to_bool(), dim, "plain")
+    for mine, other in zip((*found[0], *found[1]), (*truth[0], *truth[1]), strict=True):
+        torch.testing.assert_close(mine, other.to(mine.dtype), rtol=2e-3, atol=2e-4, equal_nan=True)
+
+
+@EACH
+def test_long_intervals_split_between_programs_are_one_row(function, monkeypatch):
+    split(monkeypatch)
+    x, mask = sample(function, (3, 301), (3, 301))[0], mw.Mask.from_lengths([301, 0, 170], 301, side="left")
+    with permuted(2):
+        mine = run(function, torch.where(mask.to_bool(), x, float("nan")), mask, -1, "kernel")
+    truth = run(function, x.double(), mask.to_bool(), -1, "plain")
+    for a, b in zip((*mine[0], *mine[1]), (*truth[0], *truth[1]), strict=True):
+        torch.testing.assert_close(a, b.to(a.dtype), rtol=2e-3, atol=2e-4, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["sum", "mean", "softmax", "fill", "cumsum"])
+def test_no_mask_byte_is_made_of_intervals_along_rows(name, monkeypatch):
+    def refused(*_):
+        raise AssertionError("a bool tensor was made of intervals")
+
+    function = FUNCTIONS[name]
+    x, mask = sample(function, (3, 70), (3, 70))[0], mw.Mask.from_lengths([70, 0, 33], 70)
+    bits = mw.Mask.from_lengths([70, 0, 33], 70).to_bool()
+    monkeypatch.setattr(mw.Mask, "to_bool", refused)
+    mine = run(function, x, mask, -1, "kernel")
+    monkeypatch.undo()
+    for a, b in zip(mine[0], run(function, x, bits, -1, "kernel")[0], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6, equal_nan=True)
 
 
 @EACH

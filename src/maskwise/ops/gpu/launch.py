@@ -34,6 +34,8 @@ LONG = (8192, 65536)
 LONGEST = 8192
 #: Processors of a device that is not there, and warps that each of them runs.
 PROCESSORS, RESIDENT = 132, 64
+#: Warps of each processor above which a program that reads its row again, from the cache, is faster than splits.
+ENOUGH = 16
 #: The fewest tiles of a split.
 FEWEST = 4
 #: The most programs whose results the last of them combines.
@@ -152,6 +154,7 @@ def blocks_for(
     same: bool = True,
     weight: int = 1,
     typical: int = 0,
+    loops: bool = True,
 ) -> Blocks:
     """The tile of a kernel that loops over rows.
 
@@ -162,6 +165,7 @@ def blocks_for(
         same: whether all operands with vectors are as large as x's; else no vector may go beyond a row.
         weight: operands for each element: with more of them, a thread has fewer elements.
         typical: the length of ranges that are but a part of their row each; 0 where they are not.
+        loops: whether a program loops over a row; else each tile is a program's, and four warps are enough.
     """
     itemsize = x.element_size()
     if geometry.columns:
@@ -178,7 +182,7 @@ def blocks_for(
         rows = max(1, WARP * 8 * 8 // weight // width)
         bits = bool(align) and is_aligned(geometry, mask, group, align)
         return Blocks(rows, width, warps=8, group=group, wide=False, align=align, bits=bits)
-    warps = 4 << sum(length >= each for each in LONG)
+    warps = 4 << sum(length >= each for each in LONG) if loops else 4
     elements = WARP * warps * (max(VECTORS * group // weight, group) if group > 1 else 8 // weight)
     bits = bool(align) and is_aligned(geometry, mask, group, align)
     return Blocks(1, elements, warps=warps, group=group, wide=geometry.wide, align=align, bits=bits)
@@ -213,8 +217,12 @@ def is_aligned(geometry: Geometry, mask: Kept, group: int, align: str) -> bool:
     return all(m % group == x % group for m, x in zip(mask_at.outer, x_at.outer, strict=True))
 
 
-def splits_for(geometry: Geometry, blocks: Blocks, device: torch.device, *, typical: int = 0) -> tuple[int, int]:
+def splits_for(
+    geometry: Geometry, blocks: Blocks, device: torch.device, *, typical: int = 0, resident: int = RESIDENT
+) -> tuple[int, int]:
     """The number of splits of each row, so that a few long rows saturate the device, and the maximum number of splits.
+
+    It does so with ``resident`` warps on each processor; ``typical`` is as in `blocks_for`.
 
     The maximum is a compile-time constant of the kernel, so that one kernel serves every number of splits; 0 where rows
     are not split. Split rows always have 64-bit indices, for the same reason.
@@ -225,7 +233,7 @@ def splits_for(geometry: Geometry, blocks: Blocks, device: torch.device, *, typi
     tiles = -(-geometry.rows // blocks.rows)
     steps = -(-length // blocks.elements)
     max_splits = min(BUSY, PARTS // blocks.rows)
-    wave = processors(device) * RESIDENT // blocks.warps
+    wave = processors(device) * resident // blocks.warps
     splits = max(1, min(max_splits, wave // tiles, steps // FEWEST))
     return splits, max_splits if splits > 1 else 0
 

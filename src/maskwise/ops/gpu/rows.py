@@ -10,6 +10,7 @@ from torch import Tensor
 from maskwise.ops.gpu.geometry import are_alike, kept_rows, lay_out, row_strides
 from maskwise.ops.gpu.kernels import expand_kernel, reduce_kernel, rowwise_kernel
 from maskwise.ops.gpu.launch import (
+    ENOUGH,
     accumulator,
     as_bytes,
     blocks_for,
@@ -142,7 +143,7 @@ def expand_rows(
     counted = state is not None and state.op == "count" and kept.kind != "bits"
     needed = state is not None and not counted
     in_registers = row_blocks(geometry, first, kept, same=same) if needed and not only else None
-    blocks = in_registers or blocks_for(geometry, first, kept, same=same, typical=typical)
+    blocks = in_registers or blocks_for(geometry, first, kept, same=same, typical=typical, loops=only)
     saved = State(None, None, None)
     if state is not None and needed and in_registers is None:
         compared = None if out is None else out.reshape(-1)
@@ -210,9 +211,10 @@ def map_rows(
     # Rare norms always read rows twice, which halves the number of their kernels.
     in_registers = None if only or not common else row_blocks(geometry, x, kept, same=same)
     blocks = in_registers or blocks_for(geometry, x, kept, same=same, typical=typical)
-    splits, max_splits = (1, 0) if in_registers else splits_for(geometry, blocks, x.device, typical=typical)
+    splits, max_splits = 1, 0
     if in_registers is None:
-        blocks = blocks._replace(wide=True)
+        splits, max_splits = splits_for(geometry, blocks, x.device, typical=typical, resident=ENOUGH)
+    blocks = blocks._replace(wide=blocks.wide or max_splits > 0)
     arguments = row_arguments(geometry, blocks, kept, ("x", "mask", "grad", "out", "row"), per_row=("row",))
     a = b = n = p = q = None
     if max_splits:

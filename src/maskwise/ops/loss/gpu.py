@@ -56,7 +56,7 @@ def loss(
     dims, keep = elementwise(*others, mask=mask, along=along, shape=x.shape)
     geometry = lay_out(dims, x, keep.strides, *others[1:], shape=x.shape)
     same = are_alike(geometry, 0, 2, 3) and x.element_size() == target.element_size()
-    blocks = blocks_for(geometry, x, keep, same=same)
+    blocks = blocks_for(geometry, x, keep, same=same, loops=False)
     parts = parts_for(geometry, blocks)
     facts = row_arguments(geometry, blocks, keep, ("x", "mask", "target", "out"))
     jobs = facts["tiles"] * parts
@@ -93,7 +93,7 @@ def loss_backward(
     dims, keep = elementwise(*others, mask=mask, along=along, shape=x.shape)
     geometry = lay_out(dims, x, keep.strides, *others[1:], shape=x.shape)
     same = are_alike(geometry, 0, 2, 3, 4) and x.element_size() == target.element_size() == grad.element_size()
-    blocks = blocks_for(geometry, x, keep, same=same)
+    blocks = blocks_for(geometry, x, keep, same=same, loops=False)
     parts = parts_for(geometry, blocks)
     facts = row_arguments(geometry, blocks, keep, ("x", "mask", "target", "grad", "of_x"))
     launch(
@@ -190,7 +190,7 @@ def cross_entropy_backward(
     of_x = empty_for_gradient(x)
     target_at, keep = rows_of_classes(x, target, mask, along)
     geometry = lay_out([1], x, keep.strides, target_at, of_x, row_strides(x.shape, [1]), shape=x.shape)
-    blocks = blocks_for(geometry, x, keep, same=are_alike(geometry, 0, 3))
+    blocks = blocks_for(geometry, x, keep, same=are_alike(geometry, 0, 3), loops=False)
     parts = parts_for(geometry, blocks)
     names = ("x", "mask", "target", "of_x", "row")
     known = row_arguments(geometry, blocks, keep, names, per_row=("mask", "target", "row"))

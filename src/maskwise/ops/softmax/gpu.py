@@ -30,7 +30,7 @@ COMMON = (1.0, 2.0)
 
 def softmax(x: Tensor, mask: Tensor, dim: list[int], along: int = 0) -> Tensor:
     """The softmax."""
-    return map_rows("softmax", EXPONENTIALS, x, mask, dim, along, along)
+    return map_rows("softmax", EXPONENTIALS, x, mask, dim, along)
 
 
 def softmin(x: Tensor, mask: Tensor, dim: list[int], along: int = 0) -> Tensor:
@@ -40,7 +40,7 @@ def softmin(x: Tensor, mask: Tensor, dim: list[int], along: int = 0) -> Tensor:
 
 def log_softmax(x: Tensor, mask: Tensor, dim: list[int], along: int = 0) -> Tensor:
     """The logarithm of the softmax."""
-    return map_rows("log_softmax", EXPONENTIALS, x, mask, dim, along, along)
+    return map_rows("log_softmax", EXPONENTIALS, x, mask, dim, along)
 
 
 def normalize(x: Tensor, mask: Tensor, dim: list[int], p: float, eps: float, along: int = 0) -> Tensor:

@@ -223,7 +223,7 @@ def map_rows(
         if grad is not None:
             p, q = (x.new_empty(splits * geometry.rows, dtype=accumulator(x.dtype)) for _ in range(2))
     if in_registers:
-        launches = ("registers",)
+        launches: tuple[str, ...] = ("registers",)
     elif max_splits:
         launches = ("write",) if grad is None else ("sums", "write")
     else:

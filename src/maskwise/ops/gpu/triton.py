@@ -534,6 +534,9 @@ def tile_at(
         if ALIGN == "shifted":
             inside = inside & (cell >= lead[:, None, None])
         whole = (start >= tl.max(lead, 0)) & (start + ELEMENTS <= tl.min(tl.where(real, stop, 0), 0))
+    # Only vectors along rows are split by a predicate.
+    if SIDE == "columns" or GROUP == 1:
+        whole = False
     mask_row = mask_row_at(row, lead, outer, mask_outer, mask_inner, ALIGN, BITS, GROUP)
     keep = keeps(mask, mask_row, inner, mask_inner, cell, keep, near, MASK, BITS)
     return cell, inside, near, keep, whole

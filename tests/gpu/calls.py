@@ -69,6 +69,23 @@ LAYOUTS = (
     Layout("64-bit columns", (1 << 22, 1024), 0),
     Layout("64-bit strided rows", (2, 1 << 30), -1, step=3),
 )
+#: Short rows, which share a tile: where they begin at 16-byte boundaries, and where not.
+LAYOUTS += tuple(
+    Layout(f"rows of {n}", (1 << 17, n), -1) for n in (3, 4, 7, 8, 15, 31, 32, 63, 64, 127, 255, 256, 511, 512)
+)
+LAYOUTS += (
+    Layout("vocabulary rows", (4096, 50257), -1),
+    Layout("unaligned rows", (4096, 5001), -1),
+    Layout("few columns", (1 << 20, 3), 0),
+    Layout("some columns", (1 << 16, 9), 0),
+    Layout("long strided rows", (4096, 100_000), -1, step=3),
+    Layout("middling strided rows", (4096, 10_000), -1, step=3),
+    Layout("mask of one column", (64, 100, 512), 1, mask=(1, 100, 1)),
+    Layout("strided rows of 2000", (4096, 2000), -1, step=3),
+    Layout("strided rows of 4000", (4096, 4000), -1, step=3),
+    Layout("strided rows of 8000", (4096, 8000), -1, step=3),
+    Layout("row masks", (4096, 4096), -1, mask=(4096, 1)),
+)
 #: What Triton specialises by itself: sizes that 16 does not divide.
 ODD = Layout("odd rows", (63, 1001), -1)
 
@@ -174,9 +191,41 @@ def like(x):
     return torch.empty_like(x)
 
 
-SEGMENTS = tuple(select.IDENTITIES)
+def intervals(x, dim):
+    """The starts and ends of what is kept of each row, and their dim."""
+    sizes = [1 if d in dim else n for d, n in enumerate(x.shape)]
+    return torch.empty(2, *sizes, dtype=torch.int64, device="meta"), dim[0] - x.dim()
+
+
+def of_intervals(module, name, *rest):
+    """A call with a mask of intervals along rows."""
+
+    def run(x, mask, dim):
+        bounds, along = intervals(x, dim)
+        return getattr(module, name)(x, bounds, dim, *rest, along)
+
+    return run
+
+
+def fill_intervals(x, mask, dim):
+    bounds, along = intervals(x, dim)
+    return fill.fill(x, bounds, torch.zeros((), dtype=x.dtype), along)
+
+
+def loss_intervals(x, mask, dim):
+    bounds, along = intervals(x, dim)
+    return loss.loss(x, like(x), bounds, 0, 1.0, 2, along)
+
+
+SEGMENTS = tuple(select.STATS)
 CALLS = (
     Call("sum", simple(reduce, "sum", False), ALL),
+    Call("sum of intervals", of_intervals(reduce, "sum", False)),
+    Call("logsumexp of intervals", of_intervals(reduce, "logsumexp", False)),
+    Call("softmax of intervals", of_intervals(softmax, "softmax")),
+    Call("cumsum of intervals", of_intervals(scan, "cumsum")),
+    Call("fill of intervals", fill_intervals),
+    Call("loss of intervals", loss_intervals),
     Call("sum backward", lambda x, m, d: reduce.sum_backward(row(x, d), m, list(x.shape), d, False)),
     Call("prod", simple(reduce, "prod", False)),
     Call("prod backward", of_row("prod_backward")),

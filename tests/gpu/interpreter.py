@@ -6,6 +6,8 @@ neighbours are combined pair by pair, for all pairs at once, as a GPU does it.
 
 from __future__ import annotations
 
+import random
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -58,6 +60,25 @@ def device_call(function, *args, **kwargs):
     if any(tl.core.is_builtin(language.load) for language in languages):
         interpreter._patch_lang(function.fn)
     return function.rewrite()(*args, **kwargs)
+
+
+@contextmanager
+def permuted(seed):
+    """Run the programs of each launch in another order than theirs: on a device any of them may be the last."""
+    builder = interpreter.interpreter_builder
+    own, orders = type(builder).set_grid_idx, {}
+
+    def set_grid_idx(x, y, z):
+        programs = builder.grid_dim[0]
+        if programs not in orders:
+            orders[programs] = random.Random(f"{seed} {programs}").sample(range(programs), programs)
+        own(builder, orders[programs][x], y, z)
+
+    builder.set_grid_idx = set_grid_idx
+    try:
+        yield orders
+    finally:
+        del builder.set_grid_idx
 
 
 def install() -> None:

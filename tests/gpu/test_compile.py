@@ -7,12 +7,15 @@ dtype and every target.
 
 import os
 import random
+from functools import cache
 
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="the kernels for GPUs are written in Triton")
 
+from maskwise.ops.gpu.launch import recording
+from maskwise.ops.reduce import gpu as reduce
 from tests.gpu import aot, calls
 
 EVERYTHING = os.environ.get("MASKWISE_COMPILE") == "all"
@@ -91,48 +94,160 @@ def any_layout(number):
     return calls.Layout(str(number), tuple(sizes), pick.randrange(len(sizes)), mask, step=pick.choice((1, 1, 3)))
 
 
+def tile(launch):
+    """What a launcher chooses of a kernel's tile."""
+    names = ("ROWS", "ELEMENTS", "GROUP", "SIDE")
+    return *(launch.arguments.get(name) for name in names), launch.warps
+
+
+@cache
+def known_tiles():
+    """The tiles of all kernels that are compiled."""
+    return {
+        tile(each) for call in calls.CALLS for where in calls.LAYOUTS for each in call.launches(where, torch.float32)
+    }
+
+
 @pytest.mark.parametrize("name", KERNELS)
-def test_whatever_the_shape_its_configuration_is_one_that_is_compiled(name):
+def test_whatever_the_shape_its_tile_is_one_that_is_compiled(name):
     (call,) = [call for call in calls.CALLS if call.name == name]
-    known = {aot.configuration(launch) for layout in calls.LAYOUTS for launch in call.launches(layout, torch.float32)}
     for layout in map(any_layout, range(200)):
         for launch in call.launches(layout, torch.float32):
-            assert aot.configuration(launch) in known, layout
+            assert tile(launch) in known_tiles(), layout
 
 
 def test_there_is_a_launch_for_each_kind_of_tile():
     (call,) = [call for call in calls.CALLS if call.name == "softmax"]
-    tiles = {
-        tuple(launch.arguments[name] for name in ("ROWS", "ELEMENTS", "GROUP", "WIDE", "IN_REGISTERS"))
-        for layout in calls.LAYOUTS
-        for launch in call.launches(layout, torch.float32)
-    }
-    assert tiles == {
-        (128, 16, 4, False, True),
-        (16, 128, 4, False, True),
-        (1, 1024, 4, False, True),
-        (1, 2048, 4, False, True),
-        (1, 4096, 4, False, True),
-        (1, 8192, 4, False, True),
-        (1, 1024, 4, True, False),
-        (64, 32, 1, True, True),
-        (64, 32, 1, True, False),
-        (16, 128, 1, True, False),
-    }
+    launches = [launch for layout in calls.LAYOUTS for launch in call.launches(layout, torch.float32)]
+    passes = {launch.arguments["PASS"] for launch in launches if "PASS" in launch.arguments}
+    assert passes == {"registers", "loop", "write"}
+    for name, kinds in {
+        "ALIGN": {"aligned", "shifted", ""},
+        "MASK": {"bits", "rows"},
+        "SIDE": {"rows", "columns"},
+        "GROUP": {1, 4},
+    }.items():
+        assert {launch.arguments[name] for launch in launches} == kinds
 
 
-COLUMNS = next(layout for layout in calls.LAYOUTS if layout.name == "columns")
-WIDE = next(layout for layout in calls.LAYOUTS if layout.name == "64-bit rows")
+def layout(name):
+    return next(each for each in calls.LAYOUTS if each.name == name)
+
+
+# -- gates on the machine code -----------------------------------------------------------------------------------------
+#: Reductions, and where their rows lie.
+GATED = [
+    ("sum", "rows", torch.float32),
+    ("sum of intervals", "wider rows", torch.float32),
+    ("sum", "vocabulary rows", torch.bfloat16),
+    ("sum", "few long rows", torch.float32),
+    ("sum", "columns", torch.float32),
+    ("sum", "many short rows", torch.float32),
+    ("sum", "long rows", torch.bfloat16),
+    ("sum of intervals", "columns", torch.bfloat16),
+    ("sum", "row masks", torch.float16),
+    ("sum", "unaligned rows", torch.float32),
+    ("sum", "rows of 8", torch.float32),
+]
+OTHERS = [
+    (name, where, torch.float32)
+    for name in (
+        "mean",
+        "var",
+        "amax",
+        "argmax",
+        "logsumexp",
+        "norm",
+        "logsumexp of intervals",
+        "softmax",
+        "cross_entropy",
+    )
+    for where in ("long rows", "few long rows", "columns")
+]
+NVIDIA = ("sm_80", "sm_90", "sm_100")
+
+
+def gated(cases, every, targets):
+    """The cases that are compiled: all, or every so many-th for one target."""
+    chosen = [(*case, target) for case in cases for target in targets]
+    chosen = chosen if EVERYTHING else [(*case, targets[1]) for case in cases[::every]]
+    return [pytest.param(*each, id="-".join(map(str, each))) for each in chosen]
+
+
+def accumulating(name, where, dtype):
+    """The launches of a call that accumulate rows in a loop."""
+    (call,) = [call for call in calls.CALLS if call.name == name]
+    for launch in call.launches(layout(where), dtype):
+        if launch.kernel.__name__ in ("reduce_kernel", "class_kernel") or launch.arguments.get("PASS") == "loop":
+            yield launch
+
+
+@pytest.mark.parametrize(("name", "where", "dtype", "target"), gated(GATED + OTHERS, 5, tuple(aot.TARGETS)))
+def test_no_loop_over_a_row_has_a_barrier_and_no_register_is_spilled(name, where, dtype, target):
+    launches = list(accumulating(name, where, dtype))
+    assert launches
+    for launch in launches:
+        # A loop that stores writes the result, and its threads may exchange what they write.
+        loops = [loop for loop in aot.loops(launch, target) if not loop.count("STG", "_store_")]
+        assert loops
+        assert [loop.barriers for loop in loops] == [0] * len(loops)
+        assert aot.resources(launch, target).spilled == 0
+
+
+@pytest.mark.parametrize(("name", "where", "dtype", "target"), gated(GATED, 3, NVIDIA))
+def test_a_sum_takes_at_most_eight_instructions_an_element_and_has_two_16_byte_loads_in_flight(
+    name, where, dtype, target
+):
+    (launch,) = accumulating(name, where, dtype)
+    # Tiles that are in the range of their rows as a whole have a loop of their own, which is the one that counts.
+    size = dtype.itemsize + (launch.arguments["MASK"] == "bits")
+    loop = min(aot.loops(launch, target), key=lambda loop: len(loop.body) / sum(loop.loads))
+    assert len(loop.body) / (sum(loop.loads) / size) <= 8
+    assert loop.loads.count(16) >= 2
+
+
+@pytest.mark.parametrize(("name", "where", "dtype", "target"), gated(GATED[1:2], 1, NVIDIA))
+def test_intervals_read_no_mask_in_their_loops(name, where, dtype, target):
+    (launch,) = accumulating(name, where, dtype)
+    assert {size for loop in aot.loops(launch, target) for size in loop.loads} == {16}
+
+
+def test_few_long_rows_are_as_many_programs_as_a_device_runs_at_once():
+    (call,) = [call for call in calls.CALLS if call.name == "sum"]
+    one = calls.Layout("one row", (1, 1 << 26), -1)
+    (launch,) = call.launches(one, torch.float32)
+    assert launch.programs * launch.warps == 132 * 64
+    for name in ("softmax", "cross_entropy", "cumsum", "segment sum"):
+        (call,) = [call for call in calls.CALLS if call.name == name]
+        given = calls.Layout("one column", (1 << 26, 1), 0) if "segment" in name else one
+        assert all(launch.programs >= 132 for launch in call.launches(given, torch.float32)), name
 
 
 @pytest.mark.parametrize(
-    ("name", "layout"),
-    [("sum", DEFAULT), ("softmax", COLUMNS), ("cumsum", DEFAULT), ("pack", DEFAULT), ("sum", WIDE)],
-    ids=lambda each: getattr(each, "name", each),
+    "view",
+    [
+        lambda: torch.empty(4096, 4096, device="meta").t(),
+        lambda: torch.empty(64, 32, 64, 64, device="meta").to(memory_format=torch.channels_last),
+        lambda: torch.empty(4096, 4096, device="meta")[:, ::2],
+    ],
+    ids=["transposed", "channels_last", "every other"],
 )
-def test_x_is_read_sixteen_bytes_at_once_although_what_is_dropped_is_skipped(name, layout):
+def test_a_sum_of_all_elements_is_many_programs_however_they_lie(view):
+    x = view()
+    mask = torch.empty_strided(x.shape, x.stride(), dtype=torch.bool, device="meta")
+    with recording() as launches:
+        reduce.sum(x, mask, list(range(x.dim())), False)
+    assert launches[0].programs >= 132
+    assert len(launches[0].arguments["inner"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [("sum", "rows"), ("softmax", "columns"), ("cumsum", "rows"), ("pack", "rows"), ("softmax", "vocabulary rows")],
+)
+def test_x_is_read_sixteen_bytes_at_once(name, where):
     (call,) = [call for call in calls.CALLS if call.name == name]
-    (launch,) = call.launches(layout, torch.float32)
+    (launch,) = call.launches(layout(where), torch.float32)
     assert "ld.global.v4.b32" in aot.compiled(launch, "sm_80").asm["ptx"]
 
 

@@ -18,8 +18,7 @@ from tests.laws.functions import FUNCTIONS
 from tests.laws.samples import UNDER_LAW, outputs, samples
 from tests.mask.test_no_sync import BUILDS
 
-FUSED = ("reduce", "softmax", "fill", "loss")
-OPS = ("scan",)
+FUSED = ("reduce", "softmax", "fill", "scan", "loss")
 SHAPE = (3, 4)
 
 
@@ -141,8 +140,6 @@ def test_compiled_for_cuda_it_is_one_graph_of_plain_operations_where_those_fuse(
     if function.family in FUSED:
         assert not ours
         assert any("where" in target for target in targets)
-    elif function.family in OPS:
-        assert ours
 
 
 def test_pack_stays_an_op_in_a_graph_compiled_for_cuda():
@@ -160,9 +157,7 @@ def planned(function, shape, device, *, grad):
     ).plan
 
 
-@pytest.mark.parametrize(
-    "function", [f for f in UNDER_LAW if f.family in (*FUSED[:3], *OPS) and f.kernel], ids=lambda f: f.name
-)
+@pytest.mark.parametrize("function", [f for f in UNDER_LAW if f.family in FUSED[:4] and f.kernel], ids=lambda f: f.name)
 def test_large_inputs_on_cuda_are_planned_for_the_kernel(function):
     plan = planned(function, (4096, 4096), "cuda", grad=True)
     if function.gradient:

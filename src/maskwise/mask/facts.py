@@ -103,6 +103,9 @@ def bounds(structure: Structure) -> Tensor:
         ends = torch.full_like(starts, structure.shape[structure.along])
     if starts is None:
         starts = torch.zeros_like(ends)
+    if starts.device != ends.device:
+        device = starts.device if ends.device.type == "cpu" else ends.device
+        starts, ends = starts.to(device), ends.to(device)
     return torch.stack(torch.broadcast_tensors(starts, ends))  # type: ignore[no-untyped-call]
 
 

@@ -230,12 +230,16 @@ class Mask:
                 self._cache["along"] = hit
         return cast("int | None", hit[0])
 
-    def _bounds(self) -> Tensor:
+    def _bounds(self, device: torch.device | None = None) -> Tensor:
         """Return the starts and ends of the intervals as kernels take them: int64, of the mask's dims and one in front.
 
-        They lie on the host. Sizes are 1 where the bounds do not change.
+        They lie where the mask's own tensors lie, which may be the host, or on a device. Sizes are 1 where the bounds do
+        not change.
         """
-        return self._once("bounds", lambda: _facts.bounds(self._structure))
+        bounds = self._once("bounds", lambda: _facts.bounds(self._structure))
+        if device is None or bounds.device == device:
+            return bounds
+        return self._once(f"bounds on {device}", lambda: bounds.to(device))
 
     # -- facts ---------------------------------------------------------------------------------------------------------
     @property

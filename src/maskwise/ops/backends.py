@@ -49,8 +49,8 @@ if INTERPRETED:
     os.environ["TRITON_INTERPRET"] = "1"
 #: The device type of the Triton kernels, and the dispatch key under which they are registered.
 DEVICE, KEY = ("cpu", "CPU") if INTERPRETED else ("cuda", "CUDA")
-#: The device whose kernels take masks as intervals: the C++ ones.
-INTERVALS_ON = None if INTERPRETED else "cpu"
+#: The devices whose kernels take masks as intervals.
+INTERVALS_ON = frozenset({"cpu", DEVICE})
 #: Whether Triton is installed. Not imported here: that takes as long as importing torch.
 _HAS_TRITON = find_spec("triton") is not None
 

@@ -90,7 +90,7 @@ class Operation:
             return planned
         dims, takes_intervals = decision.prepared
         if takes_intervals:
-            out = decision.run(x, bits._bounds(), dims, *rest, along)
+            out = decision.run(x, bits._bounds(x.device), dims, *rest, along)
         else:
             out = decision.run(x, bits if along is None else bits.to_bool(), dims, *rest)
         return out if then is None else then(out)
@@ -118,7 +118,7 @@ class Operation:
         dims = dims_of(self.name, x, dim)
         *_, grad, transformed, _ = key
         # A mask that is broadcast along the dim of its intervals has one byte for all of it.
-        is_along = along is not None and x.device.type == INTERVALS_ON and mask.shape[along] == x.shape[along]
+        is_along = along is not None and x.device.type in INTERVALS_ON and mask.shape[along] == x.shape[along]
         kind: Operand = "intervals" if is_along else "bits"
         facts = Facts(self.name, tuple(x.shape), x.dtype, x.device.type, grad=grad, transformed=transformed, mask=kind)
         decision = decide(facts, self.routes)
@@ -195,7 +195,7 @@ def kernel_routes(
         eager: the kernel with autograd in eager mode, where that is cheaper than the registered op.
         fuses: whether compiled graphs on a GPU use plain torch operations instead, which Inductor fuses.
         skips: what the CPU kernel skips for a dropped element of a mask of bits; None for nothing.
-        intervals: whether the CPU kernel takes masks as intervals.
+        intervals: whether the kernels take masks as intervals.
     """
 
     def serves_bare(facts: Facts) -> str | None:
@@ -323,7 +323,7 @@ def register(
     Args:
         name: the public name, such as ``"sum"``.
         schema: arguments and results, such as ``"(Tensor x, Tensor mask, int[] dim, bool keepdim) -> Tensor"``; one
-            that ends with `ALONG` takes masks as intervals on the CPU.
+            that ends with `ALONG` takes masks as intervals.
         reference: the same function in plain torch operations: leak-proof, differentiable, the ground truth.
         fake: the fake kernel: results without data, for tracing.
         backward: the gradient, as for ``torch.library.register_autograd``; None where there is none.
@@ -393,11 +393,11 @@ def as_operand(mask: MaskLike, like: torch.Tensor) -> tuple[torch.Tensor, int]:
     >>> as_operand(Mask.from_lengths([1, 3], max_len=4), torch.ones(2, 4))[0].tolist()
     [[[0], [0]], [[1], [3]]]
     """
-    if isinstance(mask, Mask) and like.device.type == INTERVALS_ON and not is_tracing():
+    if isinstance(mask, Mask) and like.device.type in INTERVALS_ON and not is_tracing():
         along = mask._along
         # A mask that is broadcast along the dim of its intervals has one byte for all of it.
         if along is not None and mask.shape[along] == like.shape[along]:
-            return mask._bounds(), along
+            return mask._bounds(like.device), along
     return as_bits(mask), 0
 
 

@@ -267,7 +267,8 @@ def _sum_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
     """Expand the gradient over what was kept; exactly zero elsewhere, whatever the gradient holds."""
     (mask,) = ctx.saved_tensors
     if expands_by_kernel(grad):
-        return torch.ops.maskwise.sum_backward(grad, mask, ctx.shape, ctx.dim, ctx.keepdim), None, None, None
+        settings = (ctx.shape, ctx.dim, ctx.keepdim, ctx.along)
+        return torch.ops.maskwise.sum_backward(grad, mask, *settings), None, None, None
     expanded = expand_reduced(grad, ctx.shape, ctx.dim, ctx.keepdim)
     return fill_dropped(expanded, kept_mask(mask, ctx.along, ctx.shape)), None, None, None
 
@@ -282,7 +283,7 @@ def _sum_work(route: str, elements: int, size: int, grad: bool) -> Work:
 
 define(
     "sum_backward",
-    "(Tensor grad, Tensor mask, SymInt[] shape, int[] dim, bool keepdim) -> Tensor",
+    f"(Tensor grad, Tensor mask, SymInt[] shape, int[] dim, bool keepdim{ALONG} -> Tensor",
     reference=sum_gradient,
     fake=lambda grad, mask, shape, dim, keepdim: grad.new_empty(shape),
     gpu=FLOATING,

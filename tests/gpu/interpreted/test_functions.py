@@ -6,9 +6,11 @@ import os
 import pytest
 import torch
 
+import maskwise as mw
 from maskwise.ops.backends import why_not_served
 from maskwise.ops.gpu import geometry, launch
 from maskwise.plan.dispatch import force
+from tests.gpu.interpreter import permuted
 from tests.laws.functions import FUNCTIONS
 from tests.laws.odd_bytes import odd
 from tests.laws.samples import differentiable, needed, outputs
@@ -90,8 +92,10 @@ def test_agrees_with_plain_torch_in_float64(function, shape, mask_shape, dim):
 @OTHERS
 def test_rows_longer_than_registers(function, monkeypatch):
     monkeypatch.setattr(launch, "LONGEST", 64)
-    monkeypatch.setattr(launch, "WIDTHS", (16, 128))
-    shape = (3, 4097) if EVERYTHING else (3, 129)
+    monkeypatch.setattr(launch, "SHORT", 16)
+    monkeypatch.setattr(launch, "WARP", 4)
+    monkeypatch.setattr(launch, "PROCESSORS", 0)
+    shape = (3, 4097) if EVERYTHING else (3, 137)
     assert_as_plain(function, *sample(function, shape, shape), -1, rtol=2e-4, atol=2e-4)
 
 
@@ -143,6 +147,67 @@ def test_a_number_of_float64_is_filled_in_to_the_last_bit():
         assert torch.equal(out.view(torch.int64), torch.full_like(x, number).view(torch.int64))
 
 
+#: Intervals along rows, along columns, of whole rows, and of what is no range of a row: those become bits.
+INTERVALS = [
+    ("lengths", (5, 70), -1, lambda: mw.Mask.from_lengths([0, 70, 33, 1, 64], 70)),
+    ("left padding", (5, 70), -1, lambda: mw.Mask.from_lengths([0, 70, 33, 1, 64], 70, side="left")),
+    ("causal", (40, 40), -1, lambda: mw.Mask.causal(40)),
+    ("causal down", (40, 40), 0, lambda: mw.Mask.causal(40)),
+    ("window", (40, 40), -1, lambda: mw.Mask.window(40, 7)),
+    ("lengths of columns", (3, 30, 20), 1, lambda: mw.Mask.from_lengths([0, 30, 7], 30)[..., None]),
+    ("whole rows", (3, 30, 20), 2, lambda: mw.Mask.from_lengths([0, 30, 7], 30)[..., None]),
+    ("short rows", (3, 30, 4), 2, lambda: mw.Mask.from_lengths([0, 30, 7], 30)[..., None]),
+    ("across the batch", (3, 30, 20), 0, lambda: mw.Mask.from_lengths([0, 30, 7], 30)[..., None]),
+    ("heads", (2, 3, 70), -1, lambda: mw.Mask.from_lengths([70, 9], 70)[:, None]),
+    ("full", (3, 70), -1, lambda: mw.Mask.full((3, 70))),
+    ("none", (3, 70), -1, lambda: mw.Mask.none((3, 70))),
+]
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "dim", "make"),
+    [
+        pytest.param(f, *rest, id=f"{f.name}-{label}")
+        for i, f in enumerate(KERNELS)
+        for j, (label, *rest) in enumerate(INTERVALS)
+        if EVERYTHING or (i + j) % 4 == 0
+    ],
+)
+def test_intervals_are_what_their_bits_are(function, shape, dim, make):
+    x, mask = sample(function, shape, shape)[0], make()
+    assert mask.operand == "intervals"
+    found = run(function, torch.where(mask.to_bool(), x, float("nan")), make(), dim, "kernel")
+    truth = run(function, torch.where(mask.to_bool(), x, 0.0).double(), mask.to_bool(), dim, "plain")
+    for mine, other in zip((*found[0], *found[1]), (*truth[0], *truth[1]), strict=True):
+        torch.testing.assert_close(mine, other.to(mine.dtype), rtol=2e-3, atol=2e-4, equal_nan=True)
+
+
+@EACH
+def test_long_intervals_split_between_programs_are_one_row(function, monkeypatch):
+    split(monkeypatch)
+    x, mask = sample(function, (3, 301), (3, 301))[0], mw.Mask.from_lengths([301, 0, 170], 301, side="left")
+    with permuted(2):
+        mine = run(function, torch.where(mask.to_bool(), x, float("nan")), mask, -1, "kernel")
+    truth = run(function, x.double(), mask.to_bool(), -1, "plain")
+    for a, b in zip((*mine[0], *mine[1]), (*truth[0], *truth[1]), strict=True):
+        torch.testing.assert_close(a, b.to(a.dtype), rtol=2e-3, atol=2e-4, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["sum", "mean", "softmax", "fill", "cumsum"])
+def test_no_mask_byte_is_made_of_intervals_along_rows(name, monkeypatch):
+    def refused(*_):
+        raise AssertionError("a bool tensor was made of intervals")
+
+    function = FUNCTIONS[name]
+    x, mask = sample(function, (3, 70), (3, 70))[0], mw.Mask.from_lengths([70, 0, 33], 70)
+    bits = mw.Mask.from_lengths([70, 0, 33], 70).to_bool()
+    monkeypatch.setattr(mw.Mask, "to_bool", refused)
+    mine = run(function, x, mask, -1, "kernel")
+    monkeypatch.undo()
+    for a, b in zip(mine[0], run(function, x, bits, -1, "kernel")[0], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6, equal_nan=True)
+
+
 @EACH
 def test_poison_changes_no_bit_and_gets_no_gradient(function):
     x, mask = sample(function, (5, 33), (5, 33))
@@ -163,13 +228,36 @@ def test_few_programs_do_the_tiles_of_many_with_64_bit_indices(function, monkeyp
     assert_as_plain(function, x.T, mask.T, 0, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("function", [f for f in KERNELS if f.family == "reduce"], ids=lambda f: f.name)
-@pytest.mark.parametrize("parts", [1, 4] if EVERYTHING else [4])
-def test_a_long_row_cut_into_parts_is_one_row(function, parts, monkeypatch):
-    monkeypatch.setattr("maskwise.ops.reduce.gpu.splits_for", lambda *_: (parts, 8))
-    monkeypatch.setattr(launch, "WIDTHS", (16, 64))
+def split(monkeypatch):
+    """Rows of hundreds of elements are split, as those of millions are."""
+    monkeypatch.setattr(launch, "LONGEST", 32)
+    monkeypatch.setattr(launch, "SHORT", 16)
+    monkeypatch.setattr(launch, "WARP", 1)
+    monkeypatch.setattr(launch, "FEWEST", 1)
+
+
+@EACH
+@pytest.mark.parametrize("seed", range(3) if EVERYTHING else [1])
+def test_a_long_row_split_between_programs_in_any_order_is_one_row(function, seed, monkeypatch):
+    split(monkeypatch)
     x, mask = sample(function, (2, 300), (2, 300))
-    assert_as_plain(function, x, mask, -1, rtol=2e-4, atol=2e-4)
+    results = [run(function, x, mask, -1, "kernel")]
+    with permuted(seed) as orders:
+        results.append(run(function, x, mask, -1, "kernel"))
+        assert_as_plain(function, x, mask, -1, rtol=2e-4, atol=2e-4)
+    assert any(order != sorted(order) for order in orders.values())
+    # Which program is the last changes no bit.
+    for mine, other in zip(*results, strict=True):
+        for a, b in zip(mine, other, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+@SOME
+def test_a_long_column_split_between_programs_is_one_column(function, monkeypatch):
+    split(monkeypatch)
+    monkeypatch.setattr(launch, "COLUMN_TILE", 64)
+    with permuted(1):
+        assert_as_plain(function, *sample(function, (150, 5), (150, 5)), 0, rtol=2e-4, atol=2e-4)
 
 
 @pytest.mark.parametrize(

@@ -69,14 +69,15 @@ class Combination(Structure):
         lines, rows = self._lines_and_rows()
         assert lines.along is not None
         assert rows.along is not None
-        row = torch.arange(self.shape[rows.along]).reshape((-1,) + (1,) * (-rows.along - 1))
-        start, end = rows.bounds()
-        is_kept = torch.ones((), dtype=torch.bool)
+        (start, end), (starts, ends) = rows.bounds(), lines.bounds()
+        start, end, starts, ends = _on_one_device(start, end, starts, ends)
+        device = next(b.device for b in (start, end, starts, ends) if b is not None)
+        row = torch.arange(self.shape[rows.along], device=device).reshape((-1,) + (1,) * (-rows.along - 1))
+        is_kept = torch.ones((), dtype=torch.bool, device=device)
         if start is not None:
             is_kept = is_kept & (start <= row)
         if end is not None:
             is_kept = is_kept & (row < end)
-        starts, ends = lines.bounds()
         return starts, torch.where(is_kept, self.shape[lines.along] if ends is None else ends, 0)
 
     @override
@@ -96,7 +97,16 @@ class Combination(Structure):
 def _tighter(a: Tensor | None, b: Tensor | None, pick: Callable[[Tensor, Tensor], Tensor]) -> Tensor | None:
     if a is None or b is None:
         return b if a is None else a
+    a, b = _on_one_device(a, b)
+    assert a is not None
+    assert b is not None
     return pick(a, b)
+
+
+def _on_one_device(*bounds: Tensor | None) -> list[Tensor | None]:
+    """Bounds that lie on the host and on a device, all on the device."""
+    target = next((b.device for b in bounds if b is not None and b.device.type != "cpu"), None)
+    return [b if b is None or target is None else b.to(target) for b in bounds]
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,34 +8,31 @@ import torch
 from torch import Tensor
 
 from maskwise.ops.fill.triton import fill_kernel
-from maskwise.ops.gpu.geometry import elementwise
-from maskwise.ops.gpu.launch import as_bytes, blocks_for, launch
+from maskwise.ops.gpu.geometry import are_alike, elementwise, lay_out
+from maskwise.ops.gpu.launch import as_bytes, blocks_for, launch, parts_for, row_arguments
 from maskwise.ops.primitives import empty_dense
 
 __all__ = ["fill"]
 
 
-def fill(x: Tensor, mask: Tensor, value: Tensor) -> Tensor:
+def fill(x: Tensor, mask: Tensor, value: Tensor, along: int = 0) -> Tensor:
     """X where it is kept, the value where it is dropped."""
     out = empty_dense(x)
-    mask, number = mask.expand(x.shape), number_of(value)
+    number = number_of(value)
+    values = None if number is not None else value.to(x.device).expand(x.shape)
     # The strides of the result decide the order of elements; they are x's where x is dense.
-    geometry = elementwise(out, mask, x, value.expand(x.shape) if number is None else out)
-    blocks = blocks_for(geometry, x.element_size())
-    out_at, mask_at, x_at, value_at = geometry.operands
-    tiles, steps = -(-geometry.rows // blocks.rows), -(-geometry.length // blocks.elements)
+    others = (out, x, out if values is None else values)
+    dims, kept = elementwise(*others, mask=mask, along=along, shape=x.shape)
+    geometry = lay_out(dims, out, kept.strides, *others[1:], shape=x.shape)
+    blocks = blocks_for(geometry, out, kept, same=are_alike(geometry, 0, 2, 3), loops=False)
+    parts = parts_for(geometry, blocks)
+    arguments = row_arguments(geometry, blocks, kept, ("out", "mask", "x", "values"))
     launch(
         fill_kernel,
-        tiles * steps,
+        arguments["tiles"] * parts,
         {
-            **dict(x=as_bytes(x), mask=as_bytes(mask), number=number, out=as_bytes(out)),
-            **dict(values=as_bytes(value.to(x.device).expand(x.shape)) if number is None else None),
-            **dict(outer=geometry.outer, inner=geometry.inner, x_outer=x_at.outer, x_inner=x_at.inner),
-            **dict(mask_outer=mask_at.outer, mask_inner=mask_at.inner, values_outer=value_at.outer),
-            **dict(values_inner=value_at.inner, out_outer=out_at.outer, out_inner=out_at.inner),
-            **dict(rows=geometry.rows, length=geometry.length, tiles=tiles, steps=steps),
-            **dict(WIDE=blocks.wide, ROWS=blocks.rows, ELEMENTS=blocks.elements, GROUP=blocks.group),
-            **dict(SKIP=blocks.skip),
+            **dict(x=as_bytes(x), number=number, out=as_bytes(out), **arguments, parts=parts),
+            **dict(values=None if values is None else as_bytes(values)),
         },
         warps=blocks.warps,
         reads={"x": 1, "mask": 1, "values": 1},

@@ -5,34 +5,38 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from maskwise.ops.gpu.triton import bases, beginning, offsets, window
+from maskwise.ops.gpu.triton import bases, beginning, extents, offsets, put, row_at, shifted, tile_at
 
 __all__ = ["fill_kernel"]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["unit", "size", "step"])
 def fill_kernel(
     x, mask, values, number, out,
     outer, inner, x_outer, x_inner, mask_outer, mask_inner, values_outer, values_inner, out_outer, out_inner,
-    rows, length, tiles, steps,
-    WIDE: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr, GROUP: tl.constexpr, SKIP: tl.constexpr,
+    rows, length, tiles, parts, unit, size, step,
+    MASK: tl.constexpr, BITS: tl.constexpr, ALIGN: tl.constexpr, SIDE: tl.constexpr, WIDE: tl.constexpr,
+    ROWS: tl.constexpr, ELEMENTS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """X where it is kept, else the number, or the value where there is no number."""
-    for job in range(tl.program_id(0), tiles * steps, tl.num_programs(0)):
-        row, real = bases(job // steps, rows, ROWS)
-        start = beginning(job % steps, ELEMENTS, WIDE)
-        mask_base, x_base = offsets(row, outer, mask_outer), offsets(row, outer, x_outer)
-        index, inside, keep, wanted = window(
-            mask, mask_base, inner, mask_inner, real, start, length, WIDE, ELEMENTS, GROUP, SKIP
-        )
-        kept = tl.load(x + x_base[:, None, None] + offsets(index, inner, x_inner), mask=wanted, other=0)
+    for job in range(tl.program_id(0), tiles * parts, tl.num_programs(0)):
+        row, real = bases(job // parts, rows, ROWS)
+        begin, end = extents(mask, row, real, outer, mask_outer, length, unit, size, step, MASK, WIDE)
+        lead = shifted(offsets(row, outer, out_outer), ALIGN, GROUP, WIDE)
+        cell, inside, near, keep, whole = tile_at(
+            mask, beginning(job % parts, ELEMENTS, WIDE), row, real, lead, begin + lead, end + lead, length + lead,
+            outer, inner, mask_outer, mask_inner, False, MASK, BITS, ALIGN, SIDE, WIDE, ROWS, ELEMENTS, GROUP,
+        )  # fmt: skip
+        x_row = row_at(row, lead, outer, x_outer, x_inner, ALIGN, GROUP)
+        kept = tl.load(x + x_row[:, None, None] + offsets(cell, inner, x_inner), mask=near, other=0)
         if number is None:
-            at = offsets(row, outer, values_outer)[:, None, None] + offsets(index, inner, values_inner)
+            values_row = row_at(row, lead, outer, values_outer, values_inner, ALIGN, GROUP)
+            at = values_row[:, None, None] + offsets(cell, inner, values_inner)
             other = tl.load(values + at, mask=inside & (keep == 0), other=0)
         elif kept.dtype == tl.float64:
             # Float arguments of kernels are float32, so a float64 comes as the integer of its bits.
             other = tl.cast(number, tl.int64).to(tl.float64, bitcast=True)
         else:
             other = tl.cast(number, kept.dtype)
-        at = offsets(row, outer, out_outer)[:, None, None] + offsets(index, inner, out_inner)
-        tl.store(out + at, tl.where(keep, kept, other), mask=inside)
+        out_row = row_at(row, lead, outer, out_outer, out_inner, ALIGN, GROUP)
+        put(out, out_row, inner, out_inner, cell, inside, whole, tl.where(keep, kept, other))

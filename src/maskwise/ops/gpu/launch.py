@@ -5,48 +5,61 @@ Nothing here reads data or causes a host-device sync.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from maskwise.ops.gpu.geometry import Geometry
+from maskwise.ops.gpu.geometry import Geometry, Kept
 
 __all__ = [
-    "Blocks", "Launch", "accumulator", "as_bytes", "blocks_for", "counters", "launch", "recording", "row_blocks",
-    "splits_for", "triton_type",
+    "Blocks", "Launch", "accumulator", "as_bytes", "blocks_for", "counters", "launch", "parts_for", "processors",
+    "recording", "row_arguments", "row_blocks", "splits_for", "triton_type",
 ]  # fmt: skip
 
 #: The maximum size of the 1-D grid; beyond it, a program processes several tiles. ROCm allows 2**32 threads, and a
 #: program has up to 1024.
 MOST_PROGRAMS = 2**21
-#: Elements per tile of short rows: 16 for each of 128 threads.
-TILE = 2048
+#: Threads of a warp, as few as any device has, and vectors of 16 bytes per thread of a tile: loads in flight.
+WARP, VECTORS = 32, 2
+#: The longest row that shares a tile with others.
+SHORT = 512
+#: Rows at least this long have twice, or four times, as many warps.
+LONG = (8192, 65536)
 #: The longest row that a kernel holds in registers.
 LONGEST = 8192
-#: Programs that saturate a large device: the target when a few long rows are split.
-BUSY = 512
+#: Processors of a device that is not there, and warps that each of them runs.
+PROCESSORS, RESIDENT = 132, 64
+#: Warps of each processor above which a program that reads its row again, from the cache, is faster than splits.
+ENOUGH = 16
+#: The fewest tiles of a split.
+FEWEST = 4
+#: The most programs whose results the last of them combines.
+BUSY = 1024
 #: Partial results that one program combines.
 PARTS = 4096
 
 
 class Blocks(NamedTuple):
-    """The tile of a kernel: rows, elements per row, warps; and the number of adjacent elements per load."""
+    """The tile of a kernel: rows, elements per row, warps, and how its memory is read."""
 
     rows: int
     elements: int
     warps: int
+    #: Adjacent elements of a row that are one load.
     group: int
     #: Whether indices within a row have 64 bits.
     wide: bool
-
-    @property
-    def skip(self) -> str:
-        """The direction of elements that are adjacent in memory, and so loaded or skipped together."""
-        return "columns" if (self.rows, self.elements) == COLUMNS else "rows"
+    #: Whether rows begin at 16-byte boundaries ("aligned"), are read from the one before ("shifted"), or neither ("").
+    align: str = ""
+    #: Whether the bits of a mask are aligned as x is.
+    bits: bool = False
+    #: The direction of elements that are adjacent in memory: "rows" or "columns".
+    side: str = "rows"
 
 
 @dataclass(frozen=True)
@@ -119,55 +132,140 @@ def power(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-#: The widths of tiles: few, so that all kernels can be compiled ahead of time. A tile of the last width is part of one
-#: row, any other has as many rows as fit.
-WIDTHS = (16, 128, 1024)
-#: The tile of strided rows: 64 rows, which are adjacent in memory, by 32 elements.
-COLUMNS = (64, 32)
+#: Rows per tile where rows are adjacent in memory: as many as there are, up to 64.
+COLUMNS = (4, 16, 64)
+#: Elements of such a tile.
+COLUMN_TILE = 2048
 
 
-def blocks_for(geometry: Geometry, itemsize: int, tile: int = TILE) -> Blocks:
-    """The tile of a kernel that loops over rows."""
-    # Without vector loads, 64-bit indices cost nothing extra.
+@lru_cache
+def processors(device: torch.device) -> int:
+    """The number of processors of a device."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return PROCESSORS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def blocks_for(
+    geometry: Geometry,
+    x: Tensor,  # the first operand
+    mask: Kept,  # the second
+    *,
+    same: bool = True,
+    weight: int = 1,
+    typical: int = 0,
+    loops: bool = True,
+) -> Blocks:
+    """The tile of a kernel that loops over rows.
+
+    Args:
+        geometry: its first operand is x, its second the mask.
+        x: decides the size of a vector.
+        mask: the mask.
+        same: whether all operands with vectors are as large as x's; else no vector may go beyond a row.
+        weight: operands for each element: with more of them, a thread has fewer elements.
+        typical: the length of ranges that are but a part of their row each; 0 where they are not.
+        loops: whether a program loops over a row; else each tile is a program's, and four warps are enough.
+    """
+    itemsize = x.element_size()
     if geometry.columns:
-        return Blocks(*COLUMNS, warps=4, group=1, wide=True)
-    side = group(geometry, itemsize)
-    if side == 1:
-        return Blocks(tile // WIDTHS[1], WIDTHS[1], warps=4, group=1, wide=True)
-    width = WIDTHS[-1] if geometry.wide else next((w for w in WIDTHS if geometry.length <= w), WIDTHS[-1])
-    return Blocks(1 if width == WIDTHS[-1] else tile // width, width, warps=4, group=side, wide=geometry.wide)
+        rows = next((each for each in COLUMNS if geometry.outer[-1] <= each), COLUMNS[-1])
+        elements = COLUMN_TILE // weight // rows
+        return Blocks(rows, elements, warps=4, group=1, wide=geometry.wide, side="columns")
+    group = max(1, 16 // itemsize) if geometry.operands[0].inner[-1] == 1 else 1
+    align = alignment(geometry, x, group) if same else ""
+    length = max(typical, SHORT + 1) if typical else geometry.length
+    if length <= SHORT and not geometry.wide:
+        # Rows that begin anywhere are read element by element, which adjacent threads do together.
+        group, align = (group, align) if align == "aligned" else (1, "")
+        width = max(power(length), group, 4)
+        rows = max(1, WARP * 8 * 8 // weight // width)
+        bits = bool(align) and is_aligned(geometry, mask, group, align)
+        return Blocks(rows, width, warps=8, group=group, wide=False, align=align, bits=bits)
+    warps = 4 << sum(length >= each for each in LONG) if loops else 4
+    elements = WARP * warps * (max(VECTORS * group // weight, group) if group > 1 else 8 // weight)
+    bits = bool(align) and is_aligned(geometry, mask, group, align)
+    return Blocks(1, elements, warps=warps, group=group, wide=geometry.wide, align=align, bits=bits)
 
 
-def row_blocks(geometry: Geometry, itemsize: int) -> Blocks | None:
+def row_blocks(geometry: Geometry, x: Tensor, mask: Kept, *, same: bool = True, weight: int = 1) -> Blocks | None:
     """The tile of a kernel that holds rows in registers; None where they are too long."""
-    blocks = blocks_for(geometry, itemsize)
-    if geometry.length <= blocks.elements:
-        # Strided rows and 64-bit indices are not worth another kernel.
-        return blocks if geometry.columns or not blocks.wide else None
-    if blocks.elements == WIDTHS[-1] and geometry.length <= LONGEST and not blocks.wide:
-        width = max(2048, power(geometry.length))
-        return Blocks(1, width, warps=width // 512, group=blocks.group, wide=False)
+    blocks = blocks_for(geometry, x, mask, same=same, weight=weight)
+    if geometry.length <= blocks.elements and (geometry.length <= SHORT or geometry.columns):
+        return blocks
+    if blocks.side == "rows" and geometry.length <= LONGEST and not blocks.wide:
+        width = power(geometry.length + (blocks.group - 1 if blocks.align == "shifted" else 0))
+        return blocks._replace(rows=1, elements=width, warps=max(4, width * weight // 512))
     return None
 
 
-def group(geometry: Geometry, itemsize: int) -> int:
-    """The number of adjacent elements in 16 bytes: one vector load, which is skipped where none is kept."""
-    return max(1, 16 // itemsize) if geometry.operands[0].inner[-1] == 1 else 1
+def alignment(geometry: Geometry, x: Tensor, group: int) -> str:
+    """How vectors of a row lie: see `Blocks`."""
+    strides = geometry.operands[0]
+    if group == 1 or len(strides.inner) > 1 or x.data_ptr() % 16:
+        return ""
+    return "aligned" if all(each % group == 0 for each in strides.outer) else "shifted"
 
 
-def splits_for(geometry: Geometry, blocks: Blocks) -> tuple[int, int]:
+def is_aligned(geometry: Geometry, mask: Kept, group: int, align: str) -> bool:
+    """Whether the bits of a mask lie as x does, so that they are read in vectors too."""
+    x_at, mask_at, *_ = geometry.operands
+    if mask.kind != "bits" or mask_at.inner != (1,) or mask.tensor.data_ptr() % 16:
+        return False
+    if align == "aligned":
+        return all(each % group == 0 for each in mask_at.outer)
+    return all(m % group == x % group for m, x in zip(mask_at.outer, x_at.outer, strict=True))
+
+
+def splits_for(
+    geometry: Geometry, blocks: Blocks, device: torch.device, *, typical: int = 0, resident: int = RESIDENT
+) -> tuple[int, int]:
     """The number of splits of each row, so that a few long rows saturate the device, and the maximum number of splits.
+
+    It does so with ``resident`` warps on each processor; ``typical`` is as in `blocks_for`.
 
     The maximum is a compile-time constant of the kernel, so that one kernel serves every number of splits; 0 where rows
     are not split. Split rows always have 64-bit indices, for the same reason.
     """
-    if blocks.skip == "rows" and blocks.elements < WIDTHS[-1]:
+    length = typical or geometry.length
+    if length <= blocks.elements or not geometry.rows:
         return 1, 0
     tiles = -(-geometry.rows // blocks.rows)
-    steps = -(-geometry.length // blocks.elements)
+    steps = -(-length // blocks.elements)
     max_splits = min(BUSY, PARTS // blocks.rows)
-    splits = max(1, min(max_splits, BUSY // tiles, -(-steps // 4))) if tiles else 1
-    return splits, max_splits if splits > 1 or (blocks.wide and not geometry.columns) else 0
+    wave = processors(device) * resident // blocks.warps
+    splits = max(1, min(max_splits, wave // tiles, steps // FEWEST))
+    return splits, max_splits if splits > 1 else 0
+
+
+def parts_for(geometry: Geometry, blocks: Blocks) -> int:
+    """The number of tiles of each row: where rows are written, each tile is a program's."""
+    return max(1, -(-(geometry.length + (blocks.group - 1 if blocks.align == "shifted" else 0)) // blocks.elements))
+
+
+def row_arguments(
+    geometry: Geometry, blocks: Blocks, mask: Kept, names: Sequence[str], per_row: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The arguments that all kernels of rows share: sizes and strides, what is kept, and the tile.
+
+    Args:
+        geometry: of the operands.
+        blocks: the tile.
+        mask: the mask.
+        names: those of the geometry's operands.
+        per_row: which of them have one element for each row.
+    """
+    at: dict[str, Any] = {}
+    for name, strides in zip(names, geometry.operands, strict=True):
+        at[f"{name}_outer"] = strides.outer
+        if name not in per_row:
+            at[f"{name}_inner"] = strides.inner
+    return {
+        **dict(mask=mask.tensor, outer=geometry.outer, inner=geometry.inner, **at, rows=geometry.rows),
+        **dict(length=geometry.length, tiles=-(-geometry.rows // blocks.rows)),
+        **dict(unit=mask.unit, size=mask.size, step=mask.step, MASK=mask.kind, BITS=blocks.bits, ALIGN=blocks.align),
+        **dict(SIDE=blocks.side, WIDE=blocks.wide, ROWS=blocks.rows, ELEMENTS=blocks.elements, GROUP=blocks.group),
+    }
 
 
 _counters: dict[tuple[torch.device, int], Tensor] = {}

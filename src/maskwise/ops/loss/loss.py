@@ -291,7 +291,7 @@ def _decide(
         largest=max(each.numel() for each in aligned.tensors),
     )
     # A mask that is broadcast along the dim of its intervals has one byte for all of it.
-    is_along = along is not None and x.device.type == INTERVALS_ON and bits.shape[along] == aligned.shape[along]
+    is_along = along is not None and x.device.type in INTERVALS_ON and bits.shape[along] == aligned.shape[along]
     facts = _facts(x, transformed=transformed, mask="intervals" if is_along else "bits", detail=detail)
     decision = decide(facts, _ROUTES[fn])
     settings = () if isinstance(kernel, str) else kernel

@@ -9,18 +9,19 @@ import triton
 import triton.language as tl
 
 from maskwise.ops.gpu.triton import (
+    accumulate,
     bases,
     beginning,
-    cells,
-    flat,
-    joined,
-    lift,
+    extents,
+    is_last,
     merge,
-    number,
     offsets,
+    part_of,
     put,
+    row_at,
+    shifted,
     take,
-    window,
+    tile_at,
 )
 
 __all__ = ["class_backward_kernel", "class_kernel", "element_backward_kernel", "element_kernel"]
@@ -114,19 +115,15 @@ def slope_of(x, t, code, parameter: tl.constexpr):
 
 @triton.jit
 def put_together(
-    out, facts, part, part_n, counter, total, count, mean,
+    out, facts, part, part_n, counter, me, programs, total, count, mean,
     REDUCED: tl.constexpr, PROGRAMS: tl.constexpr, STRAY: tl.constexpr,
 ):  # fmt: skip
     """The sum of all programs' totals and counts, by the last of them: the loss, and by what a mean divides."""
-    me, programs = tl.program_id(0), tl.num_programs(0)
     tl.store(part + me, total)
     tl.store(part_n + me, count)
-    tl.debug_barrier()
-    done = tl.atomic_add(counter, 1, sem="acq_rel")
-    last = done == programs - 1
-    if last:
-        tl.store(counter, 0)
+    if is_last(counter, programs):
         each = tl.arange(0, PROGRAMS)
+        # Written by other programs: L1 may be stale.
         whole = tl.sum(tl.load(part + each, mask=each < programs, other=0, cache_modifier=".cg"), 0)
         many = tl.sum(tl.load(part_n + each, mask=each < programs, other=0, cache_modifier=".cg").to(tl.float64), 0)
         if REDUCED:
@@ -144,150 +141,234 @@ def divisor_of(many, mean):
 
 
 # -- single elements ---------------------------------------------------------------------------------------------------
-@triton.jit(do_not_specialize=["code", "mean"])
+@triton.jit(do_not_specialize=["code", "mean", "unit", "size", "step"])
 def element_kernel(
     x, target, mask, out, facts, part, part_n, counter,
     outer, inner, x_outer, x_inner, target_outer, target_inner, mask_outer, mask_inner, out_outer, out_inner,
-    rows, length, tiles, steps, code, mean, parameter: tl.constexpr,
-    REDUCED: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr,
-    GROUP: tl.constexpr, SKIP: tl.constexpr, PROGRAMS: tl.constexpr,
+    rows, length, tiles, parts, unit, size, step, code, mean, parameter: tl.constexpr,
+    REDUCED: tl.constexpr, DTYPE: tl.constexpr, MASK: tl.constexpr, BITS: tl.constexpr, ALIGN: tl.constexpr,
+    SIDE: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr, GROUP: tl.constexpr,
+    PROGRAMS: tl.constexpr,
 ):  # fmt: skip
     """A loss of single elements: unreduced, its sum or its mean."""
-    total = tl.zeros((ROWS,), DTYPE)
-    count = tl.zeros((ROWS,), tl.int64)
-    for job in range(tl.program_id(0), tiles * steps, tl.num_programs(0)):
-        row, real = bases(job // steps, rows, ROWS)
-        start = beginning(job % steps, ELEMENTS, WIDE)
-        mask_base = offsets(row, outer, mask_outer)
-        index, inside, keep, wanted = window(
-            mask, mask_base, inner, mask_inner, real, start, length, WIDE, ELEMENTS, GROUP, SKIP
-        )
-        value = take(x, offsets(row, outer, x_outer), inner, x_inner, index, wanted, keep, 0.0, DTYPE)
-        wish = take(target, offsets(row, outer, target_outer), inner, target_inner, index, wanted, keep, 0.0, DTYPE)
+    total = tl.zeros((ROWS, ELEMENTS // GROUP), DTYPE)
+    count = tl.zeros((ROWS, ELEMENTS // GROUP), tl.int32)
+    for job in range(tl.program_id(0), tiles * parts, tl.num_programs(0)):
+        row, real = bases(job // parts, rows, ROWS)
+        begin, end = extents(mask, row, real, outer, mask_outer, length, unit, size, step, MASK, WIDE)
+        lead = shifted(offsets(row, outer, x_outer), ALIGN, GROUP, WIDE)
+        cell, inside, near, keep, whole = tile_at(
+            mask, beginning(job % parts, ELEMENTS, WIDE), row, real, lead, begin + lead, end + lead, length + lead,
+            outer, inner, mask_outer, mask_inner, False, MASK, BITS, ALIGN, SIDE, WIDE, ROWS, ELEMENTS, GROUP,
+        )  # fmt: skip
+        x_row = row_at(row, lead, outer, x_outer, x_inner, ALIGN, GROUP)
+        target_row = row_at(row, lead, outer, target_outer, target_inner, ALIGN, GROUP)
+        value = take(x, x_row, inner, x_inner, cell, near, keep, 0.0, DTYPE)
+        wish = take(target, target_row, inner, target_inner, cell, near, keep, 0.0, DTYPE)
         loss = tl.where(keep, loss_of(value, wish, code, parameter), 0.0)
         if REDUCED:
-            total += tl.sum(flat(loss, ROWS, ELEMENTS), 1)
-            count += tl.sum(flat(keep, ROWS, ELEMENTS).to(tl.int32), 1)
+            total += tl.sum(loss, 2)
+            count += tl.sum(keep.to(tl.int32), 2)
         else:
-            put(out, offsets(row, outer, out_outer), inner, out_inner, index, inside, loss)
+            out_row = row_at(row, lead, outer, out_outer, out_inner, ALIGN, GROUP)
+            put(out, out_row, inner, out_inner, cell, inside, whole, loss)
     if REDUCED:
-        total_of_all, count_of_all = tl.sum(total, 0), tl.sum(count, 0)
-        put_together(out, facts, part, part_n, counter, total_of_all, count_of_all, mean, REDUCED, PROGRAMS, False)
+        total_of_all, count_of_all = tl.sum(tl.sum(total, 1), 0), tl.sum(tl.sum(count.to(tl.int64), 1), 0)
+        put_together(
+            out, facts, part, part_n, counter, tl.program_id(0), tl.num_programs(0), total_of_all, count_of_all, mean,
+            REDUCED, PROGRAMS, False,
+        )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["code", "mean"])
+@triton.jit(do_not_specialize=["code", "mean", "unit", "size", "step"])
 def element_backward_kernel(
     grad, x, target, mask, kept, of_x,
     outer, inner, grad_outer, grad_inner, x_outer, x_inner, target_outer, target_inner, mask_outer, mask_inner,
     of_x_outer, of_x_inner,
-    rows, length, tiles, steps, code, mean, parameter: tl.constexpr,
-    REDUCED: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr,
-    GROUP: tl.constexpr, SKIP: tl.constexpr,
+    rows, length, tiles, parts, unit, size, step, code, mean, parameter: tl.constexpr,
+    REDUCED: tl.constexpr, DTYPE: tl.constexpr, MASK: tl.constexpr, BITS: tl.constexpr, ALIGN: tl.constexpr,
+    SIDE: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a loss of single elements."""
-    for job in range(tl.program_id(0), tiles * steps, tl.num_programs(0)):
-        row, real = bases(job // steps, rows, ROWS)
-        start = beginning(job % steps, ELEMENTS, WIDE)
-        mask_base = offsets(row, outer, mask_outer)
-        index, inside, keep, wanted = window(
-            mask, mask_base, inner, mask_inner, real, start, length, WIDE, ELEMENTS, GROUP, SKIP
-        )
-        value = take(x, offsets(row, outer, x_outer), inner, x_inner, index, wanted, keep, 0.0, DTYPE)
-        wish = take(target, offsets(row, outer, target_outer), inner, target_inner, index, wanted, keep, 0.0, DTYPE)
+    for job in range(tl.program_id(0), tiles * parts, tl.num_programs(0)):
+        row, real = bases(job // parts, rows, ROWS)
+        begin, end = extents(mask, row, real, outer, mask_outer, length, unit, size, step, MASK, WIDE)
+        lead = shifted(offsets(row, outer, x_outer), ALIGN, GROUP, WIDE)
+        cell, inside, near, keep, whole = tile_at(
+            mask, beginning(job % parts, ELEMENTS, WIDE), row, real, lead, begin + lead, end + lead, length + lead,
+            outer, inner, mask_outer, mask_inner, False, MASK, BITS, ALIGN, SIDE, WIDE, ROWS, ELEMENTS, GROUP,
+        )  # fmt: skip
+        x_row = row_at(row, lead, outer, x_outer, x_inner, ALIGN, GROUP)
+        target_row = row_at(row, lead, outer, target_outer, target_inner, ALIGN, GROUP)
+        value = take(x, x_row, inner, x_inner, cell, near, keep, 0.0, DTYPE)
+        wish = take(target, target_row, inner, target_inner, cell, near, keep, 0.0, DTYPE)
         if REDUCED:
             g = tl.load(grad).to(DTYPE) / divisor_of(tl.load(kept), mean).to(DTYPE)
         else:
-            g = take(grad, offsets(row, outer, grad_outer), inner, grad_inner, index, wanted, keep, 0.0, DTYPE)
+            grad_row = row_at(row, lead, outer, grad_outer, grad_inner, ALIGN, GROUP)
+            g = take(grad, grad_row, inner, grad_inner, cell, near, keep, 0.0, DTYPE)
         result = tl.where(keep, slope_of(value, wish, code, parameter) * g, 0.0)
-        put(of_x, offsets(row, outer, of_x_outer), inner, of_x_inner, index, inside, result)
+        of_x_row = row_at(row, lead, outer, of_x_outer, of_x_inner, ALIGN, GROUP)
+        put(of_x, of_x_row, inner, of_x_inner, cell, inside, whole, result)
 
 
 # -- classes -----------------------------------------------------------------------------------------------------------
-@triton.jit(do_not_specialize=["mean", "ignored"])
+@triton.jit
+def kept_classes(
+    mask, target, row, real, outer, mask_outer, target_outer, length, unit, size, step, ignored, MASK: tl.constexpr
+):
+    """Which rows of classes are kept, and their targets: what is dropped is never read."""
+    begin, end = extents(mask, row, real, outer, mask_outer, length, unit, size, step, MASK, True)
+    keep = begin < end
+    wish = tl.load(target + offsets(row, outer, target_outer), mask=keep, other=ignored)
+    return keep & (wish != ignored), wish
+
+
+@triton.jit(do_not_specialize=["mean", "ignored", "unit", "size", "step"])
 def class_kernel(
-    x, target, mask, weight, out, sums, facts, part, part_n, counter,
-    outer, inner, x_outer, x_inner, target_outer, mask_outer,
-    rows, length, tiles, ignored, mean, smoothing: tl.constexpr,
-    REDUCED: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr,
-    GROUP: tl.constexpr, PROGRAMS: tl.constexpr,
+    x, target, mask, weight, out, sums, facts, part, part_n, counter, part_a, part_b, part_l, counters,
+    outer, inner, x_outer, x_inner, target_outer, mask_outer, row_outer,
+    rows, length, tiles, splits, unit, size, step, ignored, mean, smoothing: tl.constexpr,
+    REDUCED: tl.constexpr, DTYPE: tl.constexpr, MASK: tl.constexpr, BITS: tl.constexpr, ALIGN: tl.constexpr,
+    SIDE: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr, GROUP: tl.constexpr,
+    PROGRAMS: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Cross entropy of rows of classes, of which what is dropped is never read. A class that is none gives NaN."""
+    OP: tl.constexpr = "logsumexp" if smoothing == 0.0 else "levels"
     total = tl.zeros((ROWS,), DTYPE)
     count = tl.zeros((ROWS,), tl.float64)
-    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+    for job in range(tl.program_id(0), tiles * splits, tl.num_programs(0)):
+        tile, split = job // splits, job % splits
         row, real = bases(tile, rows, ROWS)
-        x_base = offsets(row, outer, x_outer)
-        keep = tl.load(mask + offsets(row, outer, mask_outer), mask=real, other=0) != 0
-        wish = tl.load(target + offsets(row, outer, target_outer), mask=real & keep, other=ignored)
-        keep = real & keep & (wish != ignored)
-        a = tl.full((ROWS,), -float("inf"), DTYPE)
-        b = tl.zeros((ROWS,), DTYPE)
-        n = number(ROWS, WIDE, 0)
-        level = tl.zeros((ROWS,), DTYPE)
-        for start in range(0, length, ELEMENTS):
-            index = cells(start, ELEMENTS, GROUP, WIDE)
-            inside = tl.broadcast_to(keep[:, None, None], (ROWS, ELEMENTS // GROUP, GROUP)) & (index < length)
-            value = take(x, x_base, inner, x_inner, index, inside, inside, -float("inf"), DTYPE)
-            value, there = flat(value, ROWS, ELEMENTS), flat(inside, ROWS, ELEMENTS)
-            la, lb, ln = lift(value, there, value, value, "logsumexp", 0, 0)
-            ta, tb, tn = merge(la, lb, ln, "logsumexp", False)
-            a, b, n = joined(a, b, n, ta, tb, tn, "logsumexp", False)
+        keep, wish = kept_classes(
+            mask, target, row, real, outer, mask_outer, target_outer, length, unit, size, step, ignored, MASK
+        )
+        lead = shifted(offsets(row, outer, x_outer), ALIGN, GROUP, WIDE)
+        x_row = row_at(row, lead, outer, x_outer, x_inner, ALIGN, GROUP)
+        first, last = lead, tl.where(keep, length + lead, lead)
+        if SPLITS > 0:
+            first, last = part_of(first, last, split, splits, ELEMENTS)
+        a, b, level = accumulate(
+            x, mask, x_row, x_row, inner, x_inner, x_inner, lead, first, last, real, total,
+            OP, 0.0, -float("inf"), DTYPE, False, "rows", False, ALIGN, SIDE, False, WIDE, ROWS, ELEMENTS, GROUP,
+        )  # fmt: skip
+        if SPLITS > 0:
+            at = split * rows + row
+            tl.store(part_a + at, a, mask=real)
+            tl.store(part_b + at, b, mask=real)
             if smoothing != 0.0:
-                level += tl.sum(tl.where(there, value, 0.0), 1)
-        stray = keep & ((wish < 0) | (wish >= length))
-        tl.device_assert(stray == 0, "cross_entropy: a kept target is a class that does not exist")
-        chosen = tl.where(keep & (stray == 0), wish, 0)
-        if WIDE == 0:
-            chosen = chosen.to(tl.int32)
-        mine = tl.load(x + x_base + offsets(chosen, inner, x_inner), mask=keep, other=0).to(DTYPE)
-        log_sum = tl.log(b) + tl.where(tl.abs(a) == float("inf"), 0.0, a)
-        log_sum = tl.where(a == float("inf"), float("nan"), log_sum)
-        loss = log_sum - mine
-        share = tl.full((ROWS,), 1.0, DTYPE)
-        if weight is not None:
-            share = tl.load(weight + chosen, mask=keep, other=0).to(DTYPE)
-            loss = loss * share
-        if smoothing != 0.0:
-            loss = (1.0 - smoothing) * loss + smoothing * (log_sum - level / length)
-        loss = tl.where(keep, tl.where(stray, float("nan"), loss), 0.0)
-        if not REDUCED:
-            tl.store(out + row, loss.to(out.dtype.element_ty), mask=real)
-        tl.store(sums + row, tl.where(keep, tl.where(stray, float("nan"), log_sum), 0.0).to(tl.float64), mask=real)
-        total += loss
-        count += tl.where(keep, share, 0.0).to(tl.float64)
-    total_of_all, count_of_all = tl.sum(total, 0), tl.sum(count, 0)
-    put_together(out, facts, part, part_n, counter, total_of_all, count_of_all, mean, REDUCED, PROGRAMS, True)
+                tl.store(part_l + at, level, mask=real)
+            if is_last(counters + tile, splits):
+                combine_classes(
+                    x, weight, out, sums, facts, part, part_n, counter, part_a, part_b, part_l, tile, tiles, row, real,
+                    rows, splits, keep, wish, outer, inner, x_outer, x_inner, row_outer, length, mean, smoothing,
+                    OP, REDUCED, DTYPE, WIDE, ROWS, PROGRAMS, SPLITS,
+                )  # fmt: skip
+        else:
+            loss, share = class_loss(
+                x, weight, out, sums, row, real, keep, wish, a, b, level, outer, inner, x_outer, x_inner, row_outer,
+                length, smoothing, REDUCED, DTYPE, WIDE, ROWS,
+            )  # fmt: skip
+            total += loss
+            count += share
+    if SPLITS == 0:
+        total_of_all, count_of_all = tl.sum(total, 0), tl.sum(count, 0)
+        put_together(
+            out, facts, part, part_n, counter, tl.program_id(0), tl.num_programs(0), total_of_all, count_of_all, mean,
+            REDUCED, PROGRAMS, True,
+        )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["mean", "ignored"])
+@triton.jit
+def combine_classes(
+    x, weight, out, sums, facts, part, part_n, counter, part_a, part_b, part_l, tile, tiles, row, real,
+    rows, splits, keep, wish, outer, inner, x_outer, x_inner, row_outer, length, mean, smoothing: tl.constexpr,
+    OP: tl.constexpr, REDUCED: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
+    PROGRAMS: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Combine the splits of rows, and put the rows together."""
+    each = tl.arange(0, SPLITS)
+    at = each[None, :] * rows + row[:, None]
+    there = real[:, None] & (each < splits)[None, :]
+    # Written by other programs: L1 may be stale.
+    a = tl.load(part_a + at, mask=there, other=-float("inf"), cache_modifier=".cg")
+    b = tl.load(part_b + at, mask=there, other=0, cache_modifier=".cg")
+    level = b
+    if smoothing != 0.0:
+        level = tl.load(part_l + at, mask=there, other=0, cache_modifier=".cg")
+    total_a, total_b, total_level = merge(a, b, level, OP, False, 1)
+    loss, share = class_loss(
+        x, weight, out, sums, row, real, keep, wish, total_a, total_b, total_level, outer, inner, x_outer, x_inner,
+        row_outer, length, smoothing, REDUCED, DTYPE, WIDE, ROWS,
+    )  # fmt: skip
+    put_together(
+        out, facts, part, part_n, counter, tile, tiles, tl.sum(loss, 0), tl.sum(share, 0), mean, REDUCED, PROGRAMS, True
+    )
+
+
+@triton.jit
+def class_loss(
+    x, weight, out, sums, row, real, keep, wish, a, b, level, outer, inner, x_outer, x_inner, row_outer, length,
+    smoothing: tl.constexpr, REDUCED: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """The loss of rows, from their sums of exponentials, and by how much each counts."""
+    stray = keep & ((wish < 0) | (wish >= length))
+    tl.device_assert(stray == 0, "cross_entropy: a kept target is a class that does not exist")
+    chosen = tl.where(keep & (stray == 0), wish, 0)
+    mine = tl.load(x + offsets(row, outer, x_outer) + offsets(chosen, inner, x_inner), mask=keep, other=0).to(DTYPE)
+    log_sum = tl.log(b) + tl.where(tl.abs(a) == float("inf"), 0.0, a)
+    log_sum = tl.where(a == float("inf"), float("nan"), log_sum)
+    loss = log_sum - mine
+    share = tl.full((ROWS,), 1.0, DTYPE)
+    if weight is not None:
+        share = tl.load(weight + chosen, mask=keep, other=0).to(DTYPE)
+        loss = loss * share
+    if smoothing != 0.0:
+        loss = (1.0 - smoothing) * loss + smoothing * (log_sum - level / length)
+    loss = tl.where(keep, tl.where(stray, float("nan"), loss), 0.0)
+    place = offsets(row, outer, row_outer)
+    if not REDUCED:
+        tl.store(out + place, loss.to(out.dtype.element_ty), mask=real)
+    tl.store(sums + place, tl.where(keep, tl.where(stray, float("nan"), log_sum), 0.0).to(tl.float64), mask=real)
+    return loss, tl.where(keep, share, 0.0).to(tl.float64)
+
+
+@triton.jit(do_not_specialize=["mean", "ignored", "unit", "size", "step"])
 def class_backward_kernel(
     grad, x, target, mask, weight, sums, facts, of_x,
-    outer, inner, x_outer, x_inner, target_outer, mask_outer, of_x_outer, of_x_inner,
-    rows, length, tiles, steps, ignored, mean, smoothing: tl.constexpr,
-    REDUCED: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr,
-    GROUP: tl.constexpr,
+    outer, inner, x_outer, x_inner, target_outer, mask_outer, of_x_outer, of_x_inner, row_outer,
+    rows, length, tiles, parts, unit, size, step, ignored, mean, smoothing: tl.constexpr,
+    REDUCED: tl.constexpr, DTYPE: tl.constexpr, MASK: tl.constexpr, BITS: tl.constexpr, ALIGN: tl.constexpr,
+    SIDE: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """The gradient of cross entropy."""
-    for job in range(tl.program_id(0), tiles * steps, tl.num_programs(0)):
-        row, real = bases(job // steps, rows, ROWS)
-        keep = tl.load(mask + offsets(row, outer, mask_outer), mask=real, other=0) != 0
-        wish = tl.load(target + offsets(row, outer, target_outer), mask=real & keep, other=ignored)
-        keep = real & keep & (wish != ignored)
-        index = cells(beginning(job % steps, ELEMENTS, WIDE), ELEMENTS, GROUP, WIDE)
-        inside = real[:, None, None] & (index < length)
-        wanted = tl.broadcast_to(keep[:, None, None], inside.shape) & inside
-        value = take(x, offsets(row, outer, x_outer), inner, x_inner, index, wanted, wanted, 0.0, DTYPE)
+    for job in range(tl.program_id(0), tiles * parts, tl.num_programs(0)):
+        row, real = bases(job // parts, rows, ROWS)
+        place = offsets(row, outer, row_outer)
+        keep, wish = kept_classes(
+            mask, target, row, real, outer, mask_outer, target_outer, length, unit, size, step, ignored, MASK
+        )
+        lead = shifted(offsets(row, outer, x_outer), ALIGN, GROUP, WIDE)
+        cell, inside, near, wanted, whole = tile_at(
+            mask, beginning(job % parts, ELEMENTS, WIDE), row, real, lead, lead, tl.where(keep, length + lead, lead),
+            length + lead, outer, inner, x_outer, x_inner, False, "rows", False, ALIGN, SIDE, WIDE, ROWS, ELEMENTS,
+            GROUP,
+        )  # fmt: skip
+        x_row = row_at(row, lead, outer, x_outer, x_inner, ALIGN, GROUP)
+        value = take(x, x_row, inner, x_inner, cell, near, wanted, 0.0, DTYPE)
         if REDUCED:
             g = tl.load(grad + row * 0, mask=keep, other=0).to(DTYPE) / divisor_of(tl.load(facts), mean).to(DTYPE)
         else:
-            g = tl.load(grad + row, mask=keep, other=0).to(DTYPE)
+            g = tl.load(grad + place, mask=keep, other=0).to(DTYPE)
         if weight is not None:
             # A class that is none has no weight to be read; its row is NaN, for so is its sum.
             there = keep & (wish >= 0) & (wish < length)
             g = g * tl.load(weight + wish, mask=there, other=0).to(DTYPE)
-        log_sum = tl.load(sums + row, mask=keep, other=0).to(DTYPE)
+        log_sum = tl.load(sums + place, mask=keep, other=0).to(DTYPE)
         # In DTYPE from the start: a number of its own would be one of float32.
+        index = cell - lead[:, None, None]
         chosen = tl.where(index == wish[:, None, None], tl.full((), 1.0 - smoothing, DTYPE), 0.0)
         even = tl.full((), smoothing, DTYPE) / length
         result = (tl.exp(value - log_sum[:, None, None]) - chosen - even) * g[:, None, None]
-        put(of_x, offsets(row, outer, of_x_outer), inner, of_x_inner, index, inside, tl.where(wanted, result, 0.0))
+        of_x_row = row_at(row, lead, outer, of_x_outer, of_x_inner, ALIGN, GROUP)
+        put(of_x, of_x_row, inner, of_x_inner, cell, inside, whole, tl.where(wanted, result, 0.0))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from maskwise.ops.arguments import Dim, MaskLike, to_dtype
 from maskwise.ops.backends import FLOATING, why_not_served
-from maskwise.ops.operation import define, kept_mask
+from maskwise.ops.operation import ALONG, define, kept_mask
 from maskwise.ops.primitives import (
     accumulate_dtype,
     count,
@@ -217,7 +217,7 @@ def _share(grad: Tensor, kept: Tensor) -> Tensor:
 
 define(
     "mean_backward",
-    "(Tensor grad, Tensor mask, SymInt[] shape, int[] dim, bool keepdim) -> Tensor",
+    f"(Tensor grad, Tensor mask, SymInt[] shape, int[] dim, bool keepdim{ALONG} -> Tensor",
     reference=mean_gradient,
     fake=lambda grad, mask, shape, dim, keepdim: grad.new_empty(shape),
     gpu=FLOATING,
@@ -228,9 +228,10 @@ define(
 def mean_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
     """Expand the gradient as the sum does, an equal share to each that was kept."""
     (operand,) = ctx.saved_tensors
-    mask = kept_mask(operand, ctx.along, ctx.shape)
     if expands_by_kernel(grad):
-        return torch.ops.maskwise.mean_backward(grad, mask, ctx.shape, ctx.dim, ctx.keepdim), None, None, None
+        settings = (ctx.shape, ctx.dim, ctx.keepdim, ctx.along)
+        return torch.ops.maskwise.mean_backward(grad, operand, *settings), None, None, None
+    mask = kept_mask(operand, ctx.along, ctx.shape)
     if ctx.along == 0 and mask.shape == ctx.shape and why_not_served("sum", mask.device.type, torch.bool) is None:
         # torch's sum of bools is a hundred times slower than reading them.
         kept = _sum_forward(mask, mask, ctx.dim, ctx.keepdim)

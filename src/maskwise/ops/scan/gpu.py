@@ -1,15 +1,14 @@
-"""The scans on a GPU: each op is one launch, forward and backward."""
+"""The scans on a GPU: each op is one launch, forward and backward, or two where a few long rows are split."""
 
 from __future__ import annotations
 
 from math import inf
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from maskwise.ops.gpu.geometry import Geometry, lay_out
-from maskwise.ops.gpu.launch import Blocks, accumulator, as_bytes, blocks_for, launch, triton_type
+from maskwise.ops.gpu.geometry import are_alike, kept_rows, lay_out
+from maskwise.ops.gpu.launch import accumulator, as_bytes, blocks_for, launch, row_arguments, splits_for, triton_type
 from maskwise.ops.primitives import empty_dense, highest, lowest
 from maskwise.ops.scan.triton import product_backward_kernel, scan_backward_kernel, scan_kernel
 
@@ -19,35 +18,49 @@ __all__ = [
 ]  # fmt: skip
 
 
-def launch_arguments(geometry: Geometry, blocks: Blocks, names: tuple[str, ...], dtype: torch.dtype) -> dict[str, Any]:
-    """The arguments that all kernels of the family share."""
-    at = {f"{name}_outer": strides.outer for name, strides in zip(names, geometry.operands, strict=True)}
-    at |= {f"{name}_inner": strides.inner for name, strides in zip(names, geometry.operands, strict=True)}
-    return {
-        **dict(outer=geometry.outer, inner=geometry.inner, **at, rows=geometry.rows, length=geometry.length),
-        **dict(tiles=-(-geometry.rows // blocks.rows), DTYPE=triton_type(dtype), WIDE=blocks.wide),
-        **dict(ROWS=blocks.rows, ELEMENTS=blocks.elements, GROUP=blocks.group, SKIP=blocks.skip),
-    }
+#: What the parts of a split row come to.
+TOTALS = {"cumsum": "sum", "cumprod": "prod", "cummax": "cummax", "cummin": "cummin", "logcumsumexp": "logsumexp"}
 
 
 def forward(
-    op: str, identity: float, x: Tensor, mask: Tensor, dim: list[int], dtype: torch.dtype, with_indices: bool = False
+    op: str,
+    identity: float,
+    x: Tensor,
+    mask: Tensor,
+    dim: list[int],
+    dtype: torch.dtype,
+    along: int,
+    with_indices: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Launch a scan; ``with_indices`` also returns the indices of the values."""
     out, indices = empty_dense(x, dtype), empty_dense(x, torch.int64) if with_indices else None
-    mask = mask.expand(x.shape)
-    geometry = lay_out(dim if x.dim() else [], x, mask, out)
-    blocks = blocks_for(geometry, x.element_size())
-    arguments = launch_arguments(geometry, blocks, ("x", "mask", "out"), accumulator(dtype))
-    operands = dict(x=as_bytes(x), mask=as_bytes(mask), out=as_bytes(out), indices=indices)
-    launch(
-        scan_kernel,
-        arguments["tiles"],
-        {**operands, **arguments, "OP": op, "IDENTITY": identity, "TRUTH": x.dtype is torch.bool},
-        warps=blocks.warps,
-        reads={"x": 1, "mask": 1},
-        writes=("out", "indices") if with_indices else ("out",),
-    )
+    dim = dim if x.dim() else []
+    kept = kept_rows(mask, along, x.shape, dim, x.stride(), ordered=True)
+    geometry = lay_out(dim, x, kept.strides, out, shape=x.shape, ordered=True)
+    blocks = blocks_for(geometry, x, kept, same=are_alike(geometry, 0, 2))
+    splits, max_splits = splits_for(geometry, blocks, x.device)
+    blocks = blocks._replace(wide=blocks.wide or max_splits > 0)
+    arguments = row_arguments(geometry, blocks, kept, ("x", "mask", "out"))
+    a = b = n = None
+    wide = accumulator(dtype)
+    if max_splits:
+        size, state = splits * geometry.rows, TOTALS[op]
+        a = x.new_empty(size, dtype=wide)
+        b = x.new_empty(size, dtype=wide) if state == "logsumexp" else None
+        n = x.new_empty(size, dtype=torch.int64) if with_indices else None
+    for which in ("totals", "scan") if max_splits else ("scan",):
+        launch(
+            scan_kernel,
+            arguments["tiles"] * splits,
+            {
+                **dict(x=as_bytes(x), out=as_bytes(out), indices=indices, part_a=a, part_b=b, part_n=n, **arguments),
+                **dict(splits=splits, OP=op, STATE=TOTALS[op], PASS=which, IDENTITY=identity, SPLITS=max_splits),
+                **dict(TRUTH=x.dtype is torch.bool, DTYPE=triton_type(wide)),
+            },
+            warps=blocks.warps,
+            reads={"x": 1, "mask": 1},
+            writes=("part_a",) if which == "totals" else ("out", "indices") if with_indices else ("out",),
+        )
     return out, indices
 
 
@@ -56,84 +69,105 @@ def total(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype.is_floating_point else torch.int64
 
 
-def cumsum(x: Tensor, mask: Tensor, dim: list[int]) -> Tensor:
+def cumsum(x: Tensor, mask: Tensor, dim: list[int], along: int = 0) -> Tensor:
     """The running sum."""
-    return forward("cumsum", 0, x, mask, dim, total(x.dtype))[0]
+    return forward("cumsum", 0, x, mask, dim, total(x.dtype), along)[0]
 
 
-def cumprod(x: Tensor, mask: Tensor, dim: list[int]) -> Tensor:
+def cumprod(x: Tensor, mask: Tensor, dim: list[int], along: int = 0) -> Tensor:
     """The running product."""
-    return forward("cumprod", 1, x, mask, dim, total(x.dtype))[0]
+    return forward("cumprod", 1, x, mask, dim, total(x.dtype), along)[0]
 
 
-def cummax(x: Tensor, mask: Tensor, dim: list[int]) -> tuple[Tensor, Tensor | None]:
+def cummax(x: Tensor, mask: Tensor, dim: list[int], along: int = 0) -> tuple[Tensor, Tensor | None]:
     """The running maximum and its indices."""
-    return forward("cummax", lowest(x.dtype), x, mask, dim, x.dtype, with_indices=True)
+    return forward("cummax", lowest(x.dtype), x, mask, dim, x.dtype, along, with_indices=True)
 
 
-def cummin(x: Tensor, mask: Tensor, dim: list[int]) -> tuple[Tensor, Tensor | None]:
+def cummin(x: Tensor, mask: Tensor, dim: list[int], along: int = 0) -> tuple[Tensor, Tensor | None]:
     """The running minimum and its indices."""
-    return forward("cummin", highest(x.dtype), x, mask, dim, x.dtype, with_indices=True)
+    return forward("cummin", highest(x.dtype), x, mask, dim, x.dtype, along, with_indices=True)
 
 
-def logcumsumexp(x: Tensor, mask: Tensor, dim: list[int]) -> Tensor:
+def logcumsumexp(x: Tensor, mask: Tensor, dim: list[int], along: int = 0) -> Tensor:
     """The logarithm of the running sum of exponentials."""
-    return forward("logcumsumexp", -inf, x, mask, dim, x.dtype)[0]
+    return forward("logcumsumexp", -inf, x, mask, dim, x.dtype, along)[0]
 
 
 def backward(
-    op: str, grad: Tensor, x: Tensor | None, mask: Tensor | None, saved: Tensor | None, dim: list[int], like: Tensor
+    op: str,
+    grad: Tensor,
+    x: Tensor | None,
+    mask: Tensor,
+    saved: Tensor | None,
+    dim: list[int],
+    like: Tensor,
+    along: int,
 ) -> Tensor:
     """Launch the gradient of a scan; its result has the strides of ``like``."""
     grad_x = empty_dense(like, like.dtype)
-    mask = None if mask is None else mask.expand(grad.shape)
-    operands = {"grad": grad, "x": x, "mask": mask, "saved": saved, "grad_x": grad_x}
+    operands = {"grad": grad, "x": x, "saved": saved, "grad_x": grad_x}
+    dim = dim if grad.dim() else []
+    kept = kept_rows(mask, along, grad.shape, dim, grad_x.stride(), ordered=True)
     # An absent operand has strides too, which are never used.
-    geometry = lay_out(dim if grad.dim() else [], grad_x, *(grad_x if t is None else t for t in operands.values()))
-    blocks = blocks_for(geometry, grad_x.element_size())
+    others = [grad_x if t is None else t for t in operands.values()]
+    geometry = lay_out(dim, grad_x, kept.strides, *others, shape=grad.shape, ordered=True)
+    same = are_alike(geometry, 0, 2, 3, 4) and len({t.element_size() for t in (grad, grad_x, others[1])}) == 1
+    blocks = blocks_for(geometry, grad_x, kept, same=same)
+    splits, max_splits = splits_for(geometry, blocks, grad.device) if op == "sum" else (1, 0)
+    blocks = blocks._replace(wide=blocks.wide or max_splits > 0)
     without = geometry._replace(operands=geometry.operands[1:])
-    arguments = launch_arguments(without, blocks, tuple(operands), accumulator(grad_x.dtype))
-    operands["mask"] = None if mask is None else as_bytes(mask)
-    launch(
-        scan_backward_kernel,
-        arguments["tiles"],
-        {**operands, **arguments, "steps": -(-geometry.length // blocks.elements), "OP": op},
-        warps=blocks.warps,
-        reads=dict.fromkeys(("grad", "x", "mask", "saved"), 1),
-        writes=("grad_x",),
-    )
+    arguments = row_arguments(without, blocks, kept, ("mask", *operands))
+    dtype = accumulator(grad_x.dtype)
+    for which in ("totals", "scan") if max_splits else ("scan",):
+        part_a = arguments.get("part_a")
+        if max_splits and part_a is None:
+            part_a = arguments["part_a"] = grad.new_empty(splits * geometry.rows, dtype=dtype)
+        launch(
+            scan_backward_kernel,
+            arguments["tiles"] * splits,
+            {
+                **dict(part_a=part_a, **operands, splits=splits, OP=op, PASS=which, SPLITS=max_splits),
+                **dict(DTYPE=triton_type(dtype)),
+                **arguments,
+            },
+            warps=blocks.warps,
+            reads=dict.fromkeys(("grad", "x", "mask", "saved"), 1),
+            writes=("part_a",) if which == "totals" else ("grad_x",),
+        )
     return grad_x
 
 
-def cumsum_backward(grad: Tensor, mask: Tensor, dim: list[int]) -> Tensor:
+def cumsum_backward(grad: Tensor, mask: Tensor, dim: list[int], along: int = 0) -> Tensor:
     """The gradient of the running sum."""
-    return backward("sum", grad, None, mask, None, dim, grad)
+    return backward("sum", grad, None, mask, None, dim, grad, along)
 
 
-def cumextreme_backward(grad: Tensor, indices: Tensor, mask: Tensor, dim: list[int]) -> Tensor:
+def cumextreme_backward(grad: Tensor, indices: Tensor, mask: Tensor, dim: list[int], along: int = 0) -> Tensor:
     """The gradient of a running extremum: indices are those of kept elements, or -1."""
-    return backward("extreme", grad, None, None, indices, dim, grad)
+    return backward("extreme", grad, None, mask, indices, dim, grad, along)
 
 
-def logcumsumexp_backward(grad: Tensor, x: Tensor, mask: Tensor, out: Tensor, dim: list[int]) -> Tensor:
+def logcumsumexp_backward(grad: Tensor, x: Tensor, mask: Tensor, out: Tensor, dim: list[int], along: int = 0) -> Tensor:
     """The gradient of the running sum of exponentials."""
-    return backward("exponentials", grad, x, mask, out, dim, x)
+    return backward("exponentials", grad, x, mask, out, dim, x, along)
 
 
-def cumprod_backward(grad: Tensor, x: Tensor, mask: Tensor, out: Tensor, dim: list[int]) -> Tensor:
+def cumprod_backward(grad: Tensor, x: Tensor, mask: Tensor, out: Tensor, dim: list[int], along: int = 0) -> Tensor:
     """The gradient of the running product."""
     grad_x = empty_dense(x, x.dtype)
     dtype = accumulator(x.dtype)
     scratch = torch.empty_strided(grad_x.shape, grad_x.stride(), dtype=dtype, device=x.device)
-    mask = mask.expand(x.shape)
-    geometry = lay_out(dim if x.dim() else [], x, grad, mask, grad_x)
-    blocks = blocks_for(geometry, x.element_size())
-    arguments = launch_arguments(geometry, blocks, ("x", "grad", "mask", "grad_x"), dtype)
-    operands = dict(grad=grad, x=x, mask=as_bytes(mask), scratch=scratch, grad_x=grad_x)
+    dim = dim if x.dim() else []
+    kept = kept_rows(mask, along, x.shape, dim, x.stride(), ordered=True)
+    geometry = lay_out(dim, x, kept.strides, grad, grad_x, shape=x.shape, ordered=True)
+    same = are_alike(geometry, 0, 2, 3) and x.element_size() == grad.element_size()
+    blocks = blocks_for(geometry, x, kept, same=same)
+    arguments = row_arguments(geometry, blocks, kept, ("x", "mask", "grad", "grad_x"))
     launch(
         product_backward_kernel,
         arguments["tiles"],
-        {**operands, **arguments, "steps": -(-geometry.length // blocks.elements)},
+        {**dict(grad=grad, x=x, scratch=scratch, grad_x=grad_x), **arguments, "DTYPE": triton_type(dtype)},
         warps=blocks.warps,
         reads={"grad": 1, "x": 2, "mask": 2, "scratch": 1},
         writes=("grad_x", "scratch"),

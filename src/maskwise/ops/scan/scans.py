@@ -381,6 +381,7 @@ _cumsum = register(
     gpu=ALL,
     skips=dropped_rows,
     gpu_from=f"{GPU}:cumsum",
+    fuses=True,
 )
 _cumprod = register(
     "cumprod",
@@ -394,6 +395,7 @@ _cumprod = register(
     gpu=ALL,
     skips=dropped_rows,
     gpu_from=f"{GPU}:cumprod",
+    fuses=True,
 )
 _cummax = register(
     "cummax",
@@ -407,6 +409,7 @@ _cummax = register(
     gpu=ALL,
     skips=dropped_rows,
     gpu_from=f"{GPU}:cummax",
+    fuses=True,
 )
 _cummin = register(
     "cummin",
@@ -420,6 +423,7 @@ _cummin = register(
     gpu=ALL,
     skips=dropped_rows,
     gpu_from=f"{GPU}:cummin",
+    fuses=True,
 )
 _logcumsumexp = register(
     "logcumsumexp",
@@ -433,4 +437,5 @@ _logcumsumexp = register(
     gpu=FLOATING,
     skips=dropped_rows,
     gpu_from=f"{GPU}:logcumsumexp",
+    fuses=True,
 )

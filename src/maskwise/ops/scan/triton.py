@@ -1,6 +1,6 @@
 """The scans and their gradients as Triton kernels: tile by tile along rows, with a carry from tile to tile.
 
-Gradients scan in reverse.
+A few long rows are split between programs: reduce, then scan. Gradients scan in reverse.
 """
 
 from __future__ import annotations
@@ -8,7 +8,21 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from maskwise.ops.gpu.triton import bases, beginning, cells, flat, keeps, number, offsets, put, read, window
+from maskwise.ops.gpu.triton import (
+    accumulate,
+    bases,
+    extents,
+    mask_row_at,
+    merge,
+    number,
+    offsets,
+    part_range,
+    put,
+    row_at,
+    shifted,
+    take,
+    tile_at,
+)
 
 __all__ = ["product_backward_kernel", "scan_backward_kernel", "scan_kernel"]
 
@@ -66,131 +80,220 @@ def multiply_count_zeros(a, n, b, m):
 
 # -- forward -----------------------------------------------------------------------------------------------------------
 @triton.jit
-def scan_kernel(
-    x, mask, out, indices,
-    outer, inner, x_outer, x_inner, mask_outer, mask_inner, out_outer, out_inner,
-    rows, length, tiles,
-    OP: tl.constexpr, IDENTITY: tl.constexpr, DTYPE: tl.constexpr, TRUTH: tl.constexpr, WIDE: tl.constexpr,
-    ROWS: tl.constexpr, ELEMENTS: tl.constexpr, GROUP: tl.constexpr, SKIP: tl.constexpr,
+def flat(x, ROWS: tl.constexpr, ELEMENTS: tl.constexpr):
+    """A tile of (ROWS, lanes, GROUP) reshaped to (ROWS, ELEMENTS), along which it is scanned."""
+    return tl.reshape(x, (ROWS, ELEMENTS))
+
+
+@triton.jit
+def carried(
+    part_a, part_b, part_n, row, real, rows, before, splits,
+    STATE: tl.constexpr, IDENTITY: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
+    SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """A running sum, product, extremum or logsumexp of kept elements."""
-    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
-        row, real = bases(tile, rows, ROWS)
-        x_base, mask_base = offsets(row, outer, x_outer), offsets(row, outer, mask_outer)
-        out_base = offsets(row, outer, out_outer)
-        a = tl.full((ROWS, 1), IDENTITY, DTYPE)
-        s = tl.zeros((ROWS, 1), DTYPE)
-        n = number(ROWS, WIDE, -1)[:, None]
-        for start in range(0, length, ELEMENTS):
-            index, inside, keep, wanted = window(
-                mask, mask_base, inner, mask_inner, real, start, length, WIDE, ELEMENTS, GROUP, SKIP
-            )
-            value = read(x, x_base, inner, x_inner, index, wanted, keep, IDENTITY, DTYPE, ROWS, ELEMENTS, TRUTH)
-            kept = flat(keep, ROWS, ELEMENTS)
-            column = tl.arange(0, ELEMENTS)[None, :]
-            last = ELEMENTS - 1
-            if OP == "cumsum":
-                result = a + tl.associative_scan(value, 1, add)
-                a = tl.sum(tl.where(column == last, result, 0), 1)[:, None]
-            elif OP == "cumprod":
-                result = a * tl.associative_scan(value, 1, multiply)
-                a = tl.sum(tl.where(column == last, result, 0), 1)[:, None]
-            elif OP == "logcumsumexp":
-                one = tl.where(kept & (value != -float("inf")), 1.0, 0.0).to(DTYPE)
-                # Unlike any other exponent, exp(inf) is not relative to the largest exponent.
-                one = tl.where(value == float("inf"), float("inf"), one)
-                high, total = tl.associative_scan((value, one), 1, add_exponentials)
-                high, total = add_exponentials(a, s, high, total)
-                result = tl.log(total) + tl.where(tl.abs(high) == float("inf"), 0.0, high)
-                a = tl.sum(tl.where(column == last, tl.where(tl.abs(high) == float("inf"), 0.0, high), 0.0), 1)[:, None]
-                s = tl.sum(tl.where(column == last, total, 0), 1)[:, None]
-                # An empty sum has exponent -inf, which the masked sum above cannot extract.
-                a = tl.where(s == 0.0, -float("inf"), a)
-            else:
-                position = flat(tl.broadcast_to(index, inside.shape), ROWS, ELEMENTS)
-                position = tl.where(kept, position, -1)
-                if OP == "cummax":
-                    result, position = tl.associative_scan((value, position), 1, latest_greatest)
-                    result, position = latest_greatest(a, n, result, position)
+    """What the parts of rows for which ``before(part)`` holds come to, from the launch before."""
+    each = tl.arange(0, SPLITS)
+    at = each[None, :] * rows + row[:, None]
+    there = real[:, None] & before[None, :]
+    a = tl.load(part_a + at, mask=there, other=IDENTITY)
+    b = tl.zeros((ROWS, SPLITS), DTYPE)
+    if STATE == "logsumexp":
+        b = tl.load(part_b + at, mask=there, other=0)
+    n = tl.full((ROWS, SPLITS), -1, tl.int64)
+    if STATE == "cummax" or STATE == "cummin":
+        n = tl.load(part_n + at, mask=there, other=-1)
+    total_a, total_b, total_n = merge(a, b, n, STATE, False, 1)
+    if STATE == "logsumexp":
+        # A sum of exponentials with an exponent that is always finite, unless there are none.
+        total_a = tl.where(tl.abs(total_a) == float("inf"), 0.0, total_a)
+        total_a = tl.where(total_b == 0.0, -float("inf"), total_a)
+    if not WIDE:
+        total_n = total_n.to(tl.int32)
+    return total_a[:, None], total_b[:, None], total_n[:, None]
+
+
+@triton.jit(do_not_specialize=["unit", "size", "step"])
+def scan_kernel(
+    x, mask, out, indices, part_a, part_b, part_n,
+    outer, inner, x_outer, x_inner, mask_outer, mask_inner, out_outer, out_inner,
+    rows, length, tiles, splits, unit, size, step,
+    OP: tl.constexpr, STATE: tl.constexpr, PASS: tl.constexpr, IDENTITY: tl.constexpr, DTYPE: tl.constexpr,
+    TRUTH: tl.constexpr, MASK: tl.constexpr, BITS: tl.constexpr, ALIGN: tl.constexpr, SIDE: tl.constexpr,
+    WIDE: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr, GROUP: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """A running sum, product, extremum or logsumexp of kept elements.
+
+    Of split rows a first launch, "totals", leaves what each part comes to; each part then starts with those before it.
+    """
+    for job in range(tl.program_id(0), tiles * splits, tl.num_programs(0)):
+        part = job % splits
+        row, real = bases(job // splits, rows, ROWS)
+        begin, end = extents(mask, row, real, outer, mask_outer, length, unit, size, step, MASK, WIDE)
+        lead = shifted(offsets(row, outer, x_outer), ALIGN, GROUP, WIDE)
+        x_row = row_at(row, lead, outer, x_outer, x_inner, ALIGN, GROUP)
+        out_row = row_at(row, lead, outer, out_outer, out_inner, ALIGN, GROUP)
+        first, last, stop = begin + lead, end + lead, length + lead
+        low, high = part_range(first, last, lead, stop, part, splits, False, ELEMENTS)
+        if PASS == "totals":
+            mask_row = mask_row_at(row, lead, outer, mask_outer, mask_inner, ALIGN, BITS, GROUP)
+            first, last = tl.maximum(first, low), tl.minimum(last, high)
+            last = tl.maximum(first, last)
+            none = tl.zeros((ROWS,), DTYPE)
+            a, b, n = accumulate(
+                x, mask, x_row, mask_row, inner, x_inner, mask_inner, lead, first, last, real, none,
+                STATE, 0.0, IDENTITY, DTYPE, TRUTH, MASK, BITS, ALIGN, SIDE, False, WIDE, ROWS, ELEMENTS, GROUP,
+            )  # fmt: skip
+            at = part * rows + row
+            tl.store(part_a + at, a, mask=real)
+            if STATE == "logsumexp":
+                tl.store(part_b + at, b, mask=real)
+            if STATE == "cummax" or STATE == "cummin":
+                tl.store(part_n + at, n, mask=real)
+        else:
+            a = tl.full((ROWS, 1), IDENTITY, DTYPE)
+            s = tl.zeros((ROWS, 1), DTYPE)
+            n = number(ROWS, WIDE, -1)[:, None]
+            if SPLITS > 0:
+                a, s, n = carried(
+                    part_a, part_b, part_n, row, real, rows, tl.arange(0, SPLITS) < part, splits,
+                    STATE, IDENTITY, DTYPE, WIDE, ROWS, SPLITS,
+                )  # fmt: skip
+            for start in range(low, high, ELEMENTS):
+                cell, inside, near, keep, whole = tile_at(
+                    mask, start, row, real, lead, first, last, stop, outer, inner, mask_outer, mask_inner,
+                    False, MASK, BITS, ALIGN, SIDE, WIDE, ROWS, ELEMENTS, GROUP,
+                )  # fmt: skip
+                value = take(x, x_row, inner, x_inner, cell, near, keep, IDENTITY, DTYPE, TRUTH)
+                value, kept = flat(value, ROWS, ELEMENTS), flat(keep, ROWS, ELEMENTS)
+                column = tl.arange(0, ELEMENTS)[None, :]
+                last_one = ELEMENTS - 1
+                if OP == "cumsum":
+                    result = a + tl.associative_scan(value, 1, add)
+                    a = tl.sum(tl.where(column == last_one, result, 0), 1)[:, None]
+                elif OP == "cumprod":
+                    result = a * tl.associative_scan(value, 1, multiply)
+                    a = tl.sum(tl.where(column == last_one, result, 0), 1)[:, None]
+                elif OP == "logcumsumexp":
+                    one = tl.where(kept & (value != -float("inf")), 1.0, 0.0).to(DTYPE)
+                    # Unlike any other exponent, exp(inf) is not relative to the largest exponent.
+                    one = tl.where(value == float("inf"), float("inf"), one)
+                    exponent, total = tl.associative_scan((value, one), 1, add_exponentials)
+                    exponent, total = add_exponentials(a, s, exponent, total)
+                    finite = tl.where(tl.abs(exponent) == float("inf"), 0.0, exponent)
+                    result = tl.log(total) + finite
+                    a = tl.sum(tl.where(column == last_one, finite, 0.0), 1)[:, None]
+                    s = tl.sum(tl.where(column == last_one, total, 0), 1)[:, None]
+                    # An empty sum has exponent -inf, which the masked sum above cannot extract.
+                    a = tl.where(s == 0.0, -float("inf"), a)
                 else:
-                    result, position = tl.associative_scan((value, position), 1, latest_least)
-                    result, position = latest_least(a, n, result, position)
-                n = tl.sum(tl.where(column == last, position, 0), 1)[:, None]
-                # The masked sum extracts NaN and inf as well, since the rest of the tile is 0.
-                a = tl.sum(tl.where(column == last, result, 0), 1)[:, None]
-                put(indices, out_base, inner, out_inner, index, inside, position)
-            put(out, out_base, inner, out_inner, index, inside, result)
+                    position = flat(tl.broadcast_to(cell - lead[:, None, None], inside.shape), ROWS, ELEMENTS)
+                    position = tl.where(kept, position, -1)
+                    if OP == "cummax":
+                        result, position = tl.associative_scan((value, position), 1, latest_greatest)
+                        result, position = latest_greatest(a, n, result, position)
+                    else:
+                        result, position = tl.associative_scan((value, position), 1, latest_least)
+                        result, position = latest_least(a, n, result, position)
+                    n = tl.sum(tl.where(column == last_one, position, 0), 1)[:, None].to(n.dtype)
+                    # The masked sum extracts NaN and inf as well, since the rest of the tile is 0.
+                    a = tl.sum(tl.where(column == last_one, result, 0), 1)[:, None]
+                    at = tl.reshape(position, inside.shape)
+                    put(indices, out_row, inner, out_inner, cell, inside, whole, at)
+                put(out, out_row, inner, out_inner, cell, inside, whole, tl.reshape(result, inside.shape))
 
 
 # -- backward ----------------------------------------------------------------------------------------------------------
-@triton.jit
+@triton.jit(do_not_specialize=["unit", "size", "step"])
 def scan_backward_kernel(
-    grad, x, mask, saved, grad_x,
+    grad, x, mask, saved, grad_x, part_a,
     outer, inner, grad_outer, grad_inner, x_outer, x_inner, mask_outer, mask_inner, saved_outer, saved_inner,
     grad_x_outer, grad_x_inner,
-    rows, length, tiles, steps,
-    OP: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr,
-    GROUP: tl.constexpr, SKIP: tl.constexpr,
+    rows, length, tiles, splits, unit, size, step,
+    OP: tl.constexpr, PASS: tl.constexpr, DTYPE: tl.constexpr, MASK: tl.constexpr, BITS: tl.constexpr,
+    ALIGN: tl.constexpr, SIDE: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr,
+    GROUP: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a running sum, extremum (``saved``: its indices) or logsumexp (``saved``: the result)."""
-    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
-        row, real = bases(tile, rows, ROWS)
-        grad_base, grad_x_base = offsets(row, outer, grad_outer), offsets(row, outer, grad_x_outer)
-        a = tl.zeros((ROWS, 1), DTYPE)
-        s = tl.zeros((ROWS, 1), DTYPE)
-        n = number(ROWS, WIDE, -2)[:, None]
-        column = tl.arange(0, ELEMENTS)[None, :]
-        for step in range(steps):
-            index = cells(beginning(steps - 1 - step, ELEMENTS, WIDE), ELEMENTS, GROUP, WIDE)
-            inside = real[:, None, None] & (index < length)
-            g = read(grad, grad_base, inner, grad_inner, index, inside, inside, 0.0, DTYPE, ROWS, ELEMENTS)
-            if OP == "extreme":
-                saved_base = offsets(row, outer, saved_outer)
-                position = tl.load(
-                    saved + saved_base[:, None, None] + offsets(index, inner, saved_inner), mask=inside, other=-1
-                )
-                here = tl.broadcast_to(index, inside.shape)
-                position, here = flat(position, ROWS, ELEMENTS), flat(here, ROWS, ELEMENTS)
-                total, key = tl.associative_scan((g, position), 1, add_same_key, reverse=True)
-                total = tl.where((n == key), total + a, total)
-                a = tl.sum(tl.where(column == 0, total, 0), 1)[:, None]
-                n = tl.sum(tl.where(column == 0, key, 0), 1)[:, None].to(n.dtype)
-                result = tl.where(position == here, total, 0.0)
-            else:
-                mask_base = offsets(row, outer, mask_outer)
-                keep, wanted = keeps(mask, mask_base, inner, mask_inner, index, inside, SKIP)
+    for job in range(tl.program_id(0), tiles * splits, tl.num_programs(0)):
+        part = job % splits
+        row, real = bases(job // splits, rows, ROWS)
+        begin, end = extents(mask, row, real, outer, mask_outer, length, unit, size, step, MASK, WIDE)
+        lead = shifted(offsets(row, outer, grad_x_outer), ALIGN, GROUP, WIDE)
+        grad_row = row_at(row, lead, outer, grad_outer, grad_inner, ALIGN, GROUP)
+        grad_x_row = row_at(row, lead, outer, grad_x_outer, grad_x_inner, ALIGN, GROUP)
+        saved_row = row_at(row, lead, outer, saved_outer, saved_inner, ALIGN, GROUP)
+        first, last, stop = begin + lead, end + lead, length + lead
+        low, high = part_range(first, last, lead, stop, part, splits, False, ELEMENTS)
+        if PASS == "totals":
+            # All of a gradient counts, also where the element is dropped.
+            from_here = tl.maximum(lead, low)
+            to_there = tl.maximum(from_here, tl.where(real, tl.minimum(stop, high), 0))
+            none = tl.zeros((ROWS,), DTYPE)
+            total_of_part, _, _ = accumulate(
+                grad, mask, grad_row, grad_row, inner, grad_inner, grad_inner, lead, from_here, to_there, real, none,
+                "sum", 0.0, 0.0, DTYPE, False, "rows", False, ALIGN, SIDE, False, WIDE, ROWS, ELEMENTS, GROUP,
+            )  # fmt: skip
+            tl.store(part_a + part * rows + row, total_of_part, mask=real)
+        else:
+            a = tl.zeros((ROWS, 1), DTYPE)
+            s = tl.zeros((ROWS, 1), DTYPE)
+            n = number(ROWS, WIDE, -2)[:, None]
+            if SPLITS > 0:
+                each = tl.arange(0, SPLITS)
+                later = real[:, None] & ((each > part) & (each < splits))[None, :]
+                a = tl.sum(tl.load(part_a + each[None, :] * rows + row[:, None], mask=later, other=0), 1)[:, None]
+            column = tl.arange(0, ELEMENTS)[None, :]
+            steps = (high - low + ELEMENTS - 1) // ELEMENTS
+            for back in range(steps):
+                cell, inside, near, keep, whole = tile_at(
+                    mask, low + (steps - 1 - back) * ELEMENTS, row, real, lead, first, last, stop, outer, inner,
+                    mask_outer, mask_inner, False, MASK, BITS, ALIGN, SIDE, WIDE, ROWS, ELEMENTS, GROUP,
+                )  # fmt: skip
                 kept = flat(keep, ROWS, ELEMENTS)
-                if OP == "sum":
+                g = flat(take(grad, grad_row, inner, grad_inner, cell, inside, inside, 0.0, DTYPE), ROWS, ELEMENTS)
+                if OP == "extreme":
+                    position = tl.load(
+                        saved + saved_row[:, None, None] + offsets(cell, inner, saved_inner), mask=inside, other=-1
+                    )
+                    here = flat(tl.broadcast_to(cell - lead[:, None, None], inside.shape), ROWS, ELEMENTS)
+                    position = flat(position, ROWS, ELEMENTS)
+                    total, key = tl.associative_scan((g, position), 1, add_same_key, reverse=True)
+                    total = tl.where((n == key), total + a, total)
+                    a = tl.sum(tl.where(column == 0, total, 0), 1)[:, None]
+                    n = tl.sum(tl.where(column == 0, key, 0), 1)[:, None].to(n.dtype)
+                    result = tl.where(position == here, total, 0.0)
+                elif OP == "sum":
                     total = a + tl.associative_scan(g, 1, add, reverse=True)
                     a = tl.sum(tl.where(column == 0, total, 0), 1)[:, None]
                     result = tl.where(kept, total, 0.0)
                 else:
-                    x_base, saved_base = offsets(row, outer, x_outer), offsets(row, outer, saved_outer)
-                    value = read(x, x_base, inner, x_inner, index, wanted, keep, 0.0, DTYPE, ROWS, ELEMENTS)
-                    out = read(saved, saved_base, inner, saved_inner, index, inside, inside, 0.0, DTYPE, ROWS, ELEMENTS)
+                    x_row = row_at(row, lead, outer, x_outer, x_inner, ALIGN, GROUP)
+                    value = flat(take(x, x_row, inner, x_inner, cell, near, keep, 0.0, DTYPE), ROWS, ELEMENTS)
+                    out = take(saved, saved_row, inner, saved_inner, cell, inside, inside, 0.0, DTYPE)
+                    out = flat(out, ROWS, ELEMENTS)
                     # An empty sum has no gradient, and an infinite one none for finite terms.
                     there = flat(inside, ROWS, ELEMENTS) & (tl.abs(out) != float("inf"))
                     exponent = tl.where(there, -out, -float("inf"))
-                    high, total = tl.associative_scan(
+                    exponent, total = tl.associative_scan(
                         (exponent, tl.where(there, g, 0.0)), 1, add_exponentials, reverse=True
                     )
                     before = tl.where(s == 0.0, -float("inf"), a)
-                    high, total = add_exponentials(before, s, high, total)
-                    finite = tl.where(tl.abs(high) == float("inf"), 0.0, high)
+                    exponent, total = add_exponentials(before, s, exponent, total)
+                    finite = tl.where(tl.abs(exponent) == float("inf"), 0.0, exponent)
                     a = tl.sum(tl.where(column == 0, finite, 0.0), 1)[:, None]
                     s = tl.sum(tl.where(column == 0, total, 0.0), 1)[:, None]
-                    part = kept & (value != -float("inf")) & ((total != 0.0) | (value == float("inf")))
-                    result = tl.where(part, tl.exp(value + finite) * total, 0.0)
-            put(grad_x, grad_x_base, inner, grad_x_inner, index, inside, result)
+                    counts = kept & (value != -float("inf")) & ((total != 0.0) | (value == float("inf")))
+                    result = tl.where(counts, tl.exp(value + finite) * total, 0.0)
+                put(grad_x, grad_x_row, inner, grad_x_inner, cell, inside, whole, tl.reshape(result, inside.shape))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["unit", "size", "step"])
 def product_backward_kernel(
     grad, x, mask, scratch, grad_x,
     outer, inner, grad_outer, grad_inner, x_outer, x_inner, mask_outer, mask_inner, grad_x_outer, grad_x_inner,
-    rows, length, tiles, steps,
-    DTYPE: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr, GROUP: tl.constexpr,
-    SKIP: tl.constexpr,
+    rows, length, tiles, unit, size, step,
+    DTYPE: tl.constexpr, MASK: tl.constexpr, BITS: tl.constexpr, ALIGN: tl.constexpr, SIDE: tl.constexpr,
+    WIDE: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a running product.
 
@@ -200,51 +303,51 @@ def product_backward_kernel(
     """
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
         row, real = bases(tile, rows, ROWS)
-        grad_base, x_base = offsets(row, outer, grad_outer), offsets(row, outer, x_outer)
-        mask_base, grad_x_base = offsets(row, outer, mask_outer), offsets(row, outer, grad_x_outer)
+        begin, end = extents(mask, row, real, outer, mask_outer, length, unit, size, step, MASK, WIDE)
+        lead = shifted(offsets(row, outer, x_outer), ALIGN, GROUP, WIDE)
+        grad_row = row_at(row, lead, outer, grad_outer, grad_inner, ALIGN, GROUP)
+        x_row = row_at(row, lead, outer, x_outer, x_inner, ALIGN, GROUP)
+        grad_x_row = row_at(row, lead, outer, grad_x_outer, grad_x_inner, ALIGN, GROUP)
+        first, last, stop = begin + lead, end + lead, length + lead
         column = tl.arange(0, ELEMENTS)[None, :]
         a = tl.full((ROWS, 1), 1.0, DTYPE)
         zeros = tl.zeros((ROWS, 1), tl.int32)
-        for step in range(steps):
-            start = beginning(step, ELEMENTS, WIDE)
-            index, inside, keep, wanted = window(
-                mask, mask_base, inner, mask_inner, real, start, length, WIDE, ELEMENTS, GROUP, SKIP
-            )
-            value = read(x, x_base, inner, x_inner, index, wanted, keep, 1.0, DTYPE, ROWS, ELEMENTS)
+        steps = (length + tl.max(lead, 0) + ELEMENTS - 1) // ELEMENTS
+        for forth in range(steps):
+            cell, inside, near, keep, whole = tile_at(
+                mask, forth * ELEMENTS, row, real, lead, first, last, stop, outer, inner, mask_outer, mask_inner,
+                False, MASK, BITS, ALIGN, SIDE, WIDE, ROWS, ELEMENTS, GROUP,
+            )  # fmt: skip
+            value = flat(take(x, x_row, inner, x_inner, cell, near, keep, 1.0, DTYPE), ROWS, ELEMENTS)
             zero = (value == 0).to(tl.int32)
             product, count = tl.associative_scan((tl.where(value == 0, 1.0, value), zero), 1, multiply_count_zeros)
             product, count = product * a, count + zeros
             a = tl.sum(tl.where(column == ELEMENTS - 1, product, 0), 1)[:, None]
             zeros = tl.sum(tl.where(column == ELEMENTS - 1, count, 0), 1)[:, None]
-            put(scratch, grad_x_base, inner, grad_x_inner, index, inside, product)
+            product = tl.reshape(product, inside.shape)
+            put(scratch, grad_x_row, inner, grad_x_inner, cell, inside, whole, product)
         tl.debug_barrier()
         before = tl.zeros((ROWS, 1), DTYPE)
         after = tl.zeros((ROWS, 1), DTYPE)
-        for step in range(steps):
-            start = beginning(steps - 1 - step, ELEMENTS, WIDE)
-            index, inside, keep, wanted = window(
-                mask, mask_base, inner, mask_inner, real, start, length, WIDE, ELEMENTS, GROUP, SKIP
-            )
-            value = read(x, x_base, inner, x_inner, index, wanted, keep, 1.0, DTYPE, ROWS, ELEMENTS)
+        for back in range(steps):
+            cell, inside, near, keep, whole = tile_at(
+                mask, (steps - 1 - back) * ELEMENTS, row, real, lead, first, last, stop, outer, inner, mask_outer,
+                mask_inner, False, MASK, BITS, ALIGN, SIDE, WIDE, ROWS, ELEMENTS, GROUP,
+            )  # fmt: skip
+            value = flat(take(x, x_row, inner, x_inner, cell, near, keep, 1.0, DTYPE), ROWS, ELEMENTS)
             zero = (value == 0).to(tl.int32)
             # The number of zeros up to each position: the total minus the later ones.
             behind = tl.associative_scan(zero, 1, add, reverse=True)
             count = zeros - behind + zero
             zeros = zeros - tl.sum(zero, 1)[:, None]
-            product = read(scratch, grad_x_base, inner, grad_x_inner, index, inside, inside, 0.0, DTYPE, ROWS, ELEMENTS)
-            g = read(grad, grad_base, inner, grad_inner, index, inside, inside, 0.0, DTYPE, ROWS, ELEMENTS) * product
+            product = take(scratch, grad_x_row, inner, grad_x_inner, cell, inside, inside, 0.0, DTYPE)
+            g = take(grad, grad_row, inner, grad_inner, cell, inside, inside, 0.0, DTYPE) * product
+            g = flat(g, ROWS, ELEMENTS)
             none = before + tl.associative_scan(tl.where(count == 0, g, 0.0), 1, add, reverse=True)
             one = after + tl.associative_scan(tl.where(count == 1, g, 0.0), 1, add, reverse=True)
             before = tl.sum(tl.where(column == 0, none, 0), 1)[:, None]
             after = tl.sum(tl.where(column == 0, one, 0), 1)[:, None]
             safe = tl.where(value == 0, 1.0, value)
             result = tl.where(count == 0, none / safe, tl.where((count == 1) & (zero != 0), one, 0.0))
-            put(
-                grad_x,
-                grad_x_base,
-                inner,
-                grad_x_inner,
-                index,
-                inside,
-                tl.where(flat(keep, ROWS, ELEMENTS), result, 0.0),
-            )
+            result = tl.reshape(result, inside.shape)
+            put(grad_x, grad_x_row, inner, grad_x_inner, cell, inside, whole, tl.where(keep, result, 0.0))

@@ -8,14 +8,9 @@ import torch
 from torch import Tensor
 
 from maskwise.ops.gpu.geometry import Geometry, lay_out
-from maskwise.ops.gpu.launch import accumulator, as_bytes, launch, triton_type
-from maskwise.ops.select.triton import (
-    count_kernel,
-    pack_kernel,
-    segment_backward_kernel,
-    segment_kernel,
-    unpack_kernel,
-)
+from maskwise.ops.gpu.launch import as_bytes, launch
+from maskwise.ops.gpu.rows import Stat, expand_rows, map_rows, reduce_rows
+from maskwise.ops.select.triton import count_kernel, pack_kernel, unpack_kernel
 
 __all__ = ["pack_capacity", "pack_rows", "segment_backward", "segments", "unpack_capacity"]
 
@@ -23,10 +18,6 @@ __all__ = ["pack_capacity", "pack_rows", "segment_backward", "segments", "unpack
 BLOCK, SHORT = 4096, 1 << 16
 #: Rows and elements per tile, for wide rows, narrow rows, and single elements.
 TILES = ((16, 128), (128, 16), (1024, 1))
-#: Columns and rows per tile of segments, for wide rows and for single elements.
-SEGMENT_TILES = ((64, 32), (1, 1024))
-#: The same for gradients, which need more registers per element.
-GRADIENT_TILES = ((64, 16), (1, 512))
 
 
 def tile_for(width: int) -> tuple[int, int]:
@@ -37,7 +28,8 @@ def tile_for(width: int) -> tuple[int, int]:
 def row_geometry(mask: Tensor, rest: torch.Size, moved: Tensor) -> Geometry:
     """The geometry of the rows: of the padded operand, and of the mask."""
     lead = mask.reshape(*mask.shape, *[1] * len(rest)).expand(moved.shape)
-    return lay_out(list(range(mask.dim(), moved.dim())), moved, lead)
+    dims = list(range(mask.dim(), moved.dim()))
+    return lay_out(dims, moved, lead, shape=moved.shape, ordered=True, in_order=True)
 
 
 def counts_of(mask: Tensor, rows: Geometry) -> tuple[Tensor | None, int]:
@@ -123,50 +115,68 @@ def unpack_capacity(
 
 
 # -- segments of rows --------------------------------------------------------------------------------------------------
-IDENTITIES = {"sum": 0.0, "mean": 0.0, "amax": -inf, "amin": inf, "logsumexp": -inf, "softmax": -inf}
+# A segment is a row of all values, of which an interval is kept: nothing else of it is read or written.
+EXPONENTIALS = Stat("logsumexp", -inf, b=True)
+STATS = {
+    "sum": Stat("sum", 0),
+    "mean": Stat("mean", 0, n=True),
+    "amax": Stat("amax", -inf),
+    "amin": Stat("amin", inf),
+    "logsumexp": EXPONENTIALS,
+    "softmax": EXPONENTIALS,
+}
+#: The gradient of each reduction, and what it needs of a segment besides.
+GRADIENTS = {
+    "sum": ("sum", None),
+    "mean": ("mean", Stat("count", 0, n=True)),
+    "amax": ("ties", Stat("ties", 0, n=True)),
+    "amin": ("ties", Stat("ties", 0, n=True)),
+    "logsumexp": ("logsumexp", None),
+}
+
+
+def as_segments(values: Tensor, many: int) -> Tensor:
+    """All values for each segment, (S, n, width), which repeats them in no memory."""
+    width = prod(values.shape[1:])
+    return values.reshape(values.shape[0], width).unsqueeze(0).expand(many, values.shape[0], width)
+
+
+def intervals_of(bounds: Tensor) -> tuple[Tensor, int]:
+    """The bounds of segments as a mask of intervals, (2, S, 1, 1), and their number."""
+    many = bounds.shape[0] - 1
+    bounds = bounds.contiguous()
+    return bounds.as_strided((2, many, 1, 1), (1, 1, 0, 0)), many
 
 
 def segments(values: Tensor, bounds: Tensor, op: str) -> Tensor:
     """A reduction of each segment, (S, *rest), or its softmax, (n, *rest)."""
     values = values.contiguous()
-    many = bounds.shape[0] - 1
-    rest = values.shape[1:]
-    out = torch.empty_like(values) if op == "softmax" else values.new_empty((many, *rest))
-    width = prod(rest)
-    columns, rows = SEGMENT_TILES[width == 1]
-    steps = -(-width // columns)
-    launch(
-        segment_kernel,
-        many * steps,
-        {
-            **dict(values=values, bounds=bounds, out=out, segments=many, width=width, steps=steps, OP=op),
-            **dict(IDENTITY=IDENTITIES[op], DTYPE=triton_type(accumulator(values.dtype)), COLUMNS=columns, ROWS=rows),
-        },
-        warps=4,
-        reads={"values": 2 if op == "softmax" else 1, "bounds": 1},
-        writes=("out",),
-    )
+    mask, many = intervals_of(bounds)
+    typical = max(1, values.shape[0] // max(many, 1))
+    x = as_segments(values, many)
+    if op == "softmax":
+        out = torch.empty_like(values)
+        map_rows(op, EXPONENTIALS, x, mask, [1], -2, out=as_segments(out, many), typical=typical)
+    else:
+        out = values.new_empty((many, *values.shape[1:]))
+        reduce_rows(STATS[op], x, mask, [1], -2, out, typical=typical)
     return out
 
 
 def segment_backward(grad: Tensor, saved: Tensor, values: Tensor, bounds: Tensor, op: str) -> Tensor:
-    """The gradient of a reduction over segments."""
+    """The gradient of a reduction over segments; ``saved`` is its result."""
     grad_values = torch.empty(values.shape, dtype=values.dtype, device=values.device)
-    many, width = bounds.shape[0] - 1, prod(values.shape[1:])
-    columns, rows = GRADIENT_TILES[width == 1]
-    steps = -(-width // columns)
-    passes = 2 if op in ("softmax", "amax", "amin") else 1
-    launch(
-        segment_backward_kernel,
-        many * steps,
-        {
-            **dict(grad=grad.contiguous(), saved=saved, values=values.contiguous(), bounds=bounds),
-            **dict(grad_values=grad_values, segments=many, width=width, steps=steps, OP=op, COLUMNS=columns, ROWS=rows),
-            **dict(DTYPE=triton_type(accumulator(values.dtype))),
-        },
-        warps=4,
-        reads={"grad": passes if op == "softmax" else 1, "saved": 1, "bounds": 1}
-        | ({} if op in ("sum", "mean", "softmax") else {"values": passes}),
-        writes=("grad_values",),
-    )
+    mask, many = intervals_of(bounds)
+    typical = max(1, values.shape[0] // max(many, 1))
+    grad_x = as_segments(grad_values, many)
+    if op == "softmax":
+        of_out = as_segments(grad.contiguous(), many)
+        map_rows(op, None, as_segments(saved, many), mask, [1], -2, grad=of_out, out=grad_x, typical=typical)
+        return grad_values
+    name, state = GRADIENTS[op]
+    need_x = op not in ("sum", "mean")
+    x = as_segments(values.contiguous(), many) if need_x else grad_x
+    out = saved.reshape(many, -1) if need_x else None
+    grad = grad.reshape(many, -1)
+    expand_rows(name, state, grad, out, x, mask, [1], -2, need_x=need_x, grad_x=grad_x, typical=typical)
     return grad_values

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from maskwise.mask import Mask
-from maskwise.ops.backends import FLOATING, INTEGRAL, INTERVALS_ON
+from maskwise.ops.backends import FLOATING, INTEGRAL, INTERPRETED
 from maskwise.ops.operation import define, differentiate
 from maskwise.ops.select import reference
 from maskwise.ops.torch_private import is_tracing
@@ -34,7 +34,7 @@ def mask_of_rows(mask: Mask) -> Tensor:
     >>> mask_of_rows(Mask.from_lengths([1, 2]))[..., 0].tolist()
     [[0, 0], [1, 2]]
     """
-    if mask.device.type != INTERVALS_ON or is_tracing() or mask._along != -1:
+    if mask.device.type != "cpu" or INTERPRETED or is_tracing() or mask._along != -1:
         return mask.to_bool()
     return mask._bounds().expand(2, *mask.shape)
 

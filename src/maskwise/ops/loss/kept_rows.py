@@ -28,7 +28,8 @@ __all__ = ["Settings", "check_classes", "reference", "run", "run_in_graph"]
 _CHUNK, _CHUNK_ON_DEVICE = 1 << 24, 1 << 27
 #: Logits that the kernels of cross entropy get at a time on the CPU: 2 MB of float32, which stay in the cache.
 _BLOCK = 1 << 19
-#: Classes that are multiplied at a time on the CPU: BLAS is a third slower on all of them, whose rows are far apart.
+#: Classes that are multiplied at a time on the CPU, at least: BLAS is a third slower on all of them, whose rows are far
+#: apart. Of few rows more, so that a product writes about a block.
 _CLASSES = 1024
 
 
@@ -137,7 +138,7 @@ class _Sweep:
 
     def _multiply(self, hidden: Tensor, logits: Tensor) -> None:
         """The logits of a chunk, without softcap."""
-        step = _CLASSES if logits.is_cpu else logits.shape[1]
+        step = _class_step(logits)
         for at in range(0, logits.shape[1], step):
             part, out = self.weight[at : at + step].T, logits[:, at : at + step]
             if self.bias is None:
@@ -202,12 +203,17 @@ class _Sweep:
 _NO_CLASS = -(1 << 62)
 
 
+def _class_step(logits: Tensor) -> int:
+    """How many classes are multiplied at a time."""
+    return max(_CLASSES, _BLOCK // logits.shape[0]) if logits.is_cpu else logits.shape[1]
+
+
 def _add_product(total: Tensor, logits: Tensor, hidden: Tensor) -> None:
     """Add ``logits.T @ hidden`` to the total. In half precision in float32, some classes at a time."""
     if logits.dtype == total.dtype:
         total.addmm_(logits.T, hidden)
         return
-    step = _CLASSES if logits.is_cpu else logits.shape[1]
+    step = _class_step(logits)
     for at in range(0, logits.shape[1], step):
         part = logits[:, at : at + step].T
         if logits.is_cpu:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -27,6 +28,9 @@ def why_not(device: str) -> str | None:
     if not torch.cuda.is_available():
         built = "this torch is built without CUDA or ROCm" if torch.version.cuda is None else "torch finds no GPU"
         return f"no GPU to measure on: {built} (torch {torch.__version__}). `maskwise doctor` shows more."
+    count, index = torch.cuda.device_count(), torch.device(device).index or 0
+    if index >= count:
+        return f"there {'is' if count == 1 else 'are'} {count} GPU{'s' if count > 1 else ''} here, and no {device!r}."
     return None
 
 
@@ -45,6 +49,8 @@ def moved(inputs: Any, device: str) -> Any:
         return inputs
     if isinstance(inputs, torch.Tensor | Mask | torch.nn.Module):
         return inputs.to(device)
+    if isinstance(inputs, SimpleNamespace):
+        return SimpleNamespace(**moved(vars(inputs), device))
     if is_dataclass(inputs) and not isinstance(inputs, type):
         return replace(inputs, **{f.name: moved(getattr(inputs, f.name), device) for f in fields(inputs) if f.init})
     if isinstance(inputs, dict):

@@ -100,13 +100,20 @@ def run_varlen(
     q, finite = _clean_queries(q, k, v, some)
     k, v = where_kept(k, kept, 0.0), where_kept(v, kept, 0.0)
     out = attend_rows(
-        *(x.transpose(1, 2).reshape(-1, x.shape[1], x.shape[3]) for x in (q, k, v)),
+        _rows(q),
+        _rows(k),
+        _rows(v),
         (_cumulative(query_rows, batch * queries), _cumulative(key_rows, batch * keys)),
         (queries, keys),
         scale=scale,
     )
     out = out.reshape(batch, queries, *out.shape[1:]).transpose(1, 2)
     return where_kept(out if finite is None else reference.with_nan(out, ~finite), some, 0.0)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """The tokens of all batch entries one after the other: (B * L, H, D)."""
+    return x.transpose(1, 2).reshape(-1, x.shape[1], x.shape[3])
 
 
 def _runs(four: Mask, batch: int) -> tuple[Tensor, Tensor]:
@@ -147,7 +154,8 @@ def attend_rows(
         options["enable_gqa"] = q.shape[1] != k.shape[1]
     elif q.shape[1] != k.shape[1]:
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
-    out: Tensor = varlen.varlen_attn(q, k, v, *cumulative, *longest, **options)
+    attend: Callable[..., Any] = varlen.varlen_attn
+    out: Tensor = attend(q, k, v, *cumulative, *longest, **options)
     return out
 
 

@@ -181,7 +181,7 @@ def attend_without_sync(
 
 def _causal_alone(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, scale: float | None) -> Tensor:
     """SDPA that is causal by itself: no mask of pairs is made, and no head of keys repeated."""
-    gqa, queries = q.shape[1] != k.shape[1], q.shape[2]
+    gqa, queries = bool(q.shape[1] != k.shape[1]), q.shape[2]
     # Keys after the last query are dropped by all, and not read.
     k, v = k[:, :, :queries], v[:, :, :queries]
     is_traced = not torch.compiler.is_compiling() and is_tracing()

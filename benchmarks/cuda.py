@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import fields, is_dataclass, replace
 from types import SimpleNamespace
@@ -11,8 +12,10 @@ import torch
 
 from benchmarks.case import Case
 from maskwise.mask import Mask
+from maskwise.ops.gpu.launch import recording
+from maskwise.plan import calibration
 
-__all__ = ["for_device", "moved", "why_not"]
+__all__ = ["for_device", "moved", "roofline", "why_not"]
 
 #: What runs on the host alone.
 ON_HOST = ("startup",)
@@ -33,6 +36,33 @@ def why_not(device: str) -> str | None:
     if index >= count:
         return f"there {'is' if count == 1 else 'are'} {count} GPU{'s' if count > 1 else ''} here, and no {device!r}."
     return None
+
+
+#: Seconds that a kernel takes at least.
+SHORTEST = 2e-6
+
+
+def roofline(call: Callable[[], object], device: str) -> float | None:
+    """The seconds that the launches of a call take at least: the bytes of each, at the bandwidth of the device.
+
+    None where the call launches none of our kernels: what torch's own kernels move is not known here.
+    """
+    with recording(runs=True) as launches:
+        call()
+        if device.startswith("cuda"):
+            torch.cuda.synchronize(device)
+    if not launches:
+        return None
+    speed = bandwidth(device)
+    return sum(max(SHORTEST, launch.moved / speed) for launch in launches)
+
+
+def bandwidth(device: str) -> float:
+    """Bytes a second that the memory of a device moves at most: by its clock and width, or as the cost model has it."""
+    properties = torch.cuda.get_device_properties(device)
+    kilohertz, bits = (getattr(properties, name, 0) for name in ("memory_clock_rate", "memory_bus_width"))
+    # Two transfers a clock.
+    return 2e3 * kilohertz * bits / 8 or calibration.rates_for("cuda").streamed * 1e6
 
 
 def for_device(case: Case, device: str) -> Case:

@@ -12,6 +12,7 @@ from benchmarks import cuda
 from benchmarks.case import Case, Side, at_least, never_slower
 from benchmarks.command import app
 from benchmarks.run import run_case
+from maskwise.ops.gpu.launch import launch
 from maskwise.plan.measure import event_timer
 
 
@@ -97,6 +98,30 @@ def test_a_case_is_measured_with_the_device_time(device, monkeypatch):
     case = Case("family", "fn", "variant", lambda case: None, (Side("ours", lambda i: device.call, "ours"),))
     result = run_case(case, quick=True, device="cuda")
     assert result.ours.median == pytest.approx(3e-3)
+
+
+def test_the_roofline_of_a_call_is_its_bytes_at_the_speed_of_the_device(monkeypatch):
+    x, out = torch.empty(1 << 20), torch.empty(1 << 20)
+
+    class Kernel:
+        arg_names = ("x", "out")
+
+        def __getitem__(self, grid):
+            return lambda **_: None
+
+    def call():
+        for _ in range(2):
+            launch(Kernel(), 1, {"x": x, "out": out}, reads={"x": 1}, writes=("out",))
+        launch(Kernel(), 1, {"x": x[:1], "out": out[:1]}, reads={"x": 1}, writes=("out",))
+
+    # 5 GHz of 1,024 bits, twice a clock: 1.28 TB/s.
+    properties = SimpleNamespace(memory_clock_rate=5_000_000, memory_bus_width=1024)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    assert cuda.roofline(call, "cuda") == pytest.approx(2 * (8 << 20) / 1.28e12 + cuda.SHORTEST)
+    assert cuda.roofline(lambda: None, "cuda") is None
+    properties.memory_clock_rate = 0
+    assert cuda.bandwidth("cuda") == 1.5e12
 
 
 def test_every_tensor_mask_and_module_of_the_inputs_is_moved():

@@ -70,18 +70,23 @@ class Launch:
         return sum(bytes_of(self.arguments[name]) * n for name, n in times.items() if self.arguments[name] is not None)
 
 
-_recorders: list[list[Launch]] = []
+_recorders: list[tuple[list[Launch], bool]] = []
 
 
 @contextmanager
-def recording() -> Iterator[list[Launch]]:
-    """Record the launches inside the block instead of running them; tensors may be on the meta device."""
+def recording(*, runs: bool = False) -> Iterator[list[Launch]]:
+    """Record the launches inside the block, in all threads.
+
+    Args:
+        runs: whether they run, too; else tensors may be on the meta device.
+    """
     launches: list[Launch] = []
-    _recorders.append(launches)
+    entry = launches, runs
+    _recorders.append(entry)
     try:
         yield launches
     finally:
-        _recorders.remove(launches)
+        _recorders.remove(entry)
 
 
 def launch(
@@ -96,8 +101,10 @@ def launch(
     """Launch a kernel on the device of its operands."""
     programs = max(1, min(programs, MOST_PROGRAMS))
     if _recorders:
-        _recorders[-1].append(Launch(kernel, programs, dict(arguments), warps, reads, writes))
-        return
+        launches, runs = _recorders[-1]
+        launches.append(Launch(kernel, programs, dict(arguments), warps, reads, writes))
+        if not runs:
+            return
     with on(arguments[writes[0]].device), _internally():
         compiled = kernel[(programs,)](**arguments, num_warps=warps)
     if _notes.launches is not None:
@@ -157,7 +164,7 @@ def is_internal() -> bool:
 
 
 def is_recording() -> bool:
-    """Whether launches are recorded instead of run."""
+    """Whether launches are recorded: none of them is replayed then."""
     return bool(_recorders)
 
 

@@ -149,7 +149,7 @@ test-sanitize: install  ## Kernel tests under AddressSanitizer and UndefinedBeha
 SHARE ?= 1
 .PHONY: test-gpu
 test-gpu: install  ## The laws and the tests of Triton kernels, by Triton's interpreter; no GPU needed
-	MASKWISE_INTERPRET=1 MASKWISE_INTERPRET_ALL=1 $(BIN)/python -m pytest -n $(WORKERS) tests/gpu/interpreted $(ARGS)
+	MASKWISE_INTERPRET=1 MASKWISE_INTERPRET_ALL=1 $(BIN)/python -m pytest -n $(WORKERS) tests/gpu/interpreted tests/gpu/test_bench.py $(ARGS)
 	MASKWISE_INTERPRET=1 MASKWISE_SHARE=$(SHARE) $(BIN)/python -m pytest -n $(WORKERS) -k "not plain" $(ARGS) \
 	    tests/laws/test_nothing_kept.py tests/laws/test_nothing_leaks.py tests/laws/test_one_convention.py
 

@@ -93,6 +93,7 @@ def rows(results: Sequence[Result], provenance: Provenance) -> list[dict[str, An
             "ratio": round(side.ratio.median, 4),
             "ratio_q1": round(side.ratio.q1, 4),
             "ratio_q3": round(side.ratio.q3, 4),
+            "roofline_us": _in_microseconds(result.roofline) if side.kind == "ours" else None,
             "of_copy_bandwidth": _rounded(result.bandwidth) if side.kind == "ours" else None,
             "targets": "; ".join(map(_told, result.verdicts)) if side.kind == "ours" else None,
             **provenance.columns(),
@@ -100,6 +101,10 @@ def rows(results: Sequence[Result], provenance: Provenance) -> list[dict[str, An
         for result in results
         for side in result.sides
     ]
+
+
+def _in_microseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1e6, 3)
 
 
 def write_csv(path: Path, results: Sequence[Result], provenance: Provenance) -> None:

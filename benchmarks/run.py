@@ -62,6 +62,8 @@ class Result:
     """Bytes a second that ours moves, as a fraction of what ``copy_`` moved in the same rounds."""
     route: str | None = None
     """The route that dispatch chose, where the case asks."""
+    roofline: float | None = None
+    """On a GPU: the seconds that our launches take at least, by their bytes; None where none of our kernels runs."""
 
     def side(self, name: str) -> SideResult:
         """Return a side by its name."""
@@ -120,6 +122,7 @@ def run_case(
     calls = {side.name: _prepare(case, side, inputs) for side in case.sides if side.name not in skipped}
     check_agreement(case, calls)
     route = None if case.route is None else case.route(inputs)
+    least = None if device == "cpu" else cuda.roofline(calls[case.ours.name], device)
     kinds = {side.name: side.kind for side in case.sides}
     copied = 2**16 if quick else COPY_BYTES
     if case.moved_bytes is not None:
@@ -129,11 +132,11 @@ def run_case(
     else:
         most = budget if case.budget is None else min(budget, case.budget)
         samples = measure(calls, budget=most, timer=timer, on_round=on_round, **_short(case))
-    result = replace(_judge(case, samples, kinds, skipped, copied), route=route)
+    result = replace(_judge(case, samples, kinds, skipped, copied), route=route, roofline=least)
     if case.budget is not None and not quick and result.loses:
         # A short measurement says what wins, not what loses by a little: that takes more rounds to tell from noise.
         samples = measure(calls, budget=LONGER * most, timer=timer, on_round=on_round)
-        result = replace(_judge(case, samples, kinds, skipped, copied), route=route)
+        result = replace(_judge(case, samples, kinds, skipped, copied), route=route, roofline=least)
     return result
 
 

@@ -64,7 +64,7 @@ def _sdpa(i: Inputs) -> Call:
     bits = i.bits
     if i.is_causal:
         length = i.q.shape[2]
-        bits = bits & torch.ones(length, length, dtype=torch.bool).tril()
+        bits = bits & torch.ones(length, length, dtype=torch.bool, device=bits.device).tril()
     return lambda: scaled_dot_product_attention(i.q, i.k, i.v, bits)
 
 
@@ -76,7 +76,7 @@ def _with_backward(side: Side) -> Side:
     def build(i: Inputs) -> Call:
         leaves = [x.clone().requires_grad_() for x in (i.q, i.k, i.v)]
         forward: Call = side.prepare(replace(i, q=leaves[0], k=leaves[1], v=leaves[2]))
-        above = torch.rand(i.q.shape, generator=torch.Generator().manual_seed(1)).to(i.q.dtype)
+        above = torch.rand(i.q.shape, generator=torch.Generator().manual_seed(1)).to(i.q)
         return lambda: torch.cat([g.flatten() for g in torch.autograd.grad(forward(), leaves, above)])
 
     return replace(side, prepare=build)

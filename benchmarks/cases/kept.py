@@ -177,7 +177,8 @@ DIFFERENTIABLE = [work for work in REDUCTIONS if work.name in ("sum", "mean", "a
 
 
 def _loss_target(i: Masked) -> Tensor:
-    return torch.randint(0, i.x.shape[1], i.x.shape[:1], generator=torch.Generator().manual_seed(2))
+    classes = torch.randint(0, i.x.shape[1], i.x.shape[:1], generator=torch.Generator().manual_seed(2))
+    return classes.to(i.x.device)
 
 
 def _cross_entropy(i: Masked) -> Call:
@@ -218,11 +219,13 @@ def _layer(ours: type[nn.Module], torchs: type[nn.Module], idiom: Prepare, chann
     """A layer of `mw.nn` with torch's own on everything as the floor, both without gradients."""
 
     def masked(i: Masked) -> Call:
-        layer = ours(i.x.shape[channels])
+        with i.x.device:
+            layer = ours(i.x.shape[channels])
         return torch.no_grad()(lambda: layer(i.x, i.keep))
 
     def whole(i: Masked) -> Call:
-        layer = torchs(i.x.shape[channels])
+        with i.x.device:
+            layer = torchs(i.x.shape[channels])
         return torch.no_grad()(lambda: layer(i.x))
 
     return Measured(FAMILY, ours.__name__, masked, idiom, floor=whole)
@@ -293,6 +296,9 @@ def _write(share: float, written: float) -> Side:
 
     def build(i: Masked) -> Call:
         size = 4 * max(1, round(share * written * i.x.numel() / 4))
+        if i.x.device.type != "cpu":
+            # A device's allocator keeps its memory, for every side alike.
+            return lambda: torch.empty(size // 4, device=i.x.device).fill_(0.5)
 
         def call() -> Tensor:
             # Neither memory that an allocator kept, nor small pages where the system has huge ones.

@@ -65,7 +65,7 @@ def _square(case: Case) -> Weights:
 
 
 def _layer(i: Weights) -> mw.nn.SparseLinear:
-    dense = torch.nn.Linear(i.weight.shape[1], i.weight.shape[0])
+    dense = torch.nn.Linear(i.weight.shape[1], i.weight.shape[0], device=i.weight.device)
     with torch.no_grad():
         dense.weight.copy_(i.weight)
         dense.bias.copy_(i.bias)
@@ -124,7 +124,7 @@ def _sparselab(i: Weights) -> Call:
 
 def _step(module: torch.nn.Module, i: Weights) -> Call:
     x = i.x.clone().requires_grad_()
-    above = torch.rand(i.x.shape[0], i.weight.shape[0], generator=torch.Generator().manual_seed(1))
+    above = torch.rand(i.x.shape[0], i.weight.shape[0], generator=torch.Generator().manual_seed(1)).to(x)
     leaves = [x, *module.parameters()]
     # Both gradients are computed; that of x is what both sides can be compared by.
     return lambda: torch.autograd.grad(module(x), leaves, above)[0]

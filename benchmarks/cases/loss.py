@@ -21,8 +21,9 @@ Loss = Callable[..., Tensor]
 def _target(name: str, i: Masked) -> Tensor:
     generator = torch.Generator().manual_seed(2)
     if name == "cross_entropy":
-        return torch.randint(0, i.x.shape[1], (i.x.shape[0], *i.x.shape[2:]), generator=generator)
-    return torch.rand(i.x.shape, generator=generator)
+        classes = torch.randint(0, i.x.shape[1], (i.x.shape[0], *i.x.shape[2:]), generator=generator)
+        return classes.to(i.x.device)
+    return torch.rand(i.x.shape, generator=generator).to(i.x.device)
 
 
 def _keep(name: str, i: Masked) -> Tensor:

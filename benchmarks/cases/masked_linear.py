@@ -58,7 +58,7 @@ def _ours(i: Inputs) -> Call:
 
 def _written_zeros(i: Inputs) -> Call:
     # What people do to be as fast as dense: write the zeros into the weight, once.
-    layer = nn.Linear(i.dense.in_features, i.dense.out_features)
+    layer = nn.Linear(i.dense.in_features, i.dense.out_features, device=i.x.device)
     with torch.no_grad():
         layer.weight.copy_(torch.where(i.kept, i.dense.weight, 0.0))
         layer.bias.copy_(i.dense.bias)

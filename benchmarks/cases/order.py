@@ -28,7 +28,9 @@ def _tail(i: Masked) -> Tensor:
     """Where the sorted row has run out of kept values; the idiom needs it to tell kept from dropped."""
     keep = i.keep.expand_as(i.x)
     size = i.x.shape[i.dim]
-    places = torch.arange(size).reshape([-1 if d == i.dim % i.x.dim() else 1 for d in range(i.x.dim())])
+    places = torch.arange(size, device=i.x.device).reshape(
+        [-1 if d == i.dim % i.x.dim() else 1 for d in range(i.x.dim())]
+    )
     return places >= keep.sum(i.dim, keepdim=True)
 
 

@@ -107,11 +107,17 @@ def _sequences(case: Case) -> SimpleNamespace:
 
 def _lengths_written(i: SimpleNamespace) -> Call:
     def call() -> object:
-        positions = torch.arange(i.longest).unsqueeze(0).repeat(len(i.lengths), 1)
+        positions = torch.arange(i.longest, device=i.x.device).unsqueeze(0).repeat(len(i.lengths), 1)
         mask = positions < i.lengths.unsqueeze(1)
         return (i.x * mask).sum(1) / mask.sum(1)
 
     return call
+
+
+def _lengths_best(i: SimpleNamespace) -> Tensor:
+    mask = torch.arange(i.longest, device=i.x.device) < i.lengths[:, None]
+    mean: Tensor = torch.where(mask, i.x, 0).sum(1) / i.lengths
+    return mean
 
 
 LENGTHS = (
@@ -122,7 +128,7 @@ LENGTHS = (
     Side("(x * mask).sum(1) / mask.sum(1)", _lengths_written, kind="leaky"),
     Side(
         "where(mask, x, 0).sum(1) / lengths",
-        lambda i: lambda: torch.where(torch.arange(i.longest) < i.lengths[:, None], i.x, 0).sum(1) / i.lengths,
+        lambda i: lambda: _lengths_best(i),
     ),
 )
 
@@ -136,22 +142,28 @@ def _dropped(case: Case) -> SimpleNamespace:
 
 def _indices_written(i: SimpleNamespace) -> Call:
     def call() -> object:
-        mask = torch.ones(i.size, dtype=torch.bool)
-        mask[torch.tensor(i.indices)] = False
+        mask = torch.ones(i.size, dtype=torch.bool, device=i.x.device)
+        mask[torch.tensor(i.indices, device=i.x.device)] = False
         return (i.x * mask).sum(1) / mask.sum()
 
     return call
 
 
+def _indices_best(i: SimpleNamespace) -> Tensor:
+    indices = torch.tensor(i.indices, device=i.x.device)
+    mean: Tensor = i.x.index_fill(1, indices, 0.0).sum(1) / (i.size - len(i.indices))
+    return mean
+
+
 INDICES = (
     _ours(
         "mw.mean(x, ~Mask.from_indices(indices))",
-        lambda i: lambda: mw.mean(i.x, ~Mask.from_indices(i.indices, size=i.size), dim=1),
+        lambda i: lambda: mw.mean(i.x, ~Mask.from_indices(i.indices, size=i.size, device=i.x.device), dim=1),
     ),
     Side("(x * mask).sum(1) / mask.sum()", _indices_written, kind="leaky"),
     Side(
         "x.index_fill(1, indices, 0).sum(1) / kept",
-        lambda i: lambda: i.x.index_fill(1, torch.tensor(i.indices), 0.0).sum(1) / (i.size - len(i.indices)),
+        lambda i: lambda: _indices_best(i),
     ),
 )
 
@@ -166,7 +178,7 @@ def _tokens(case: Case) -> SimpleNamespace:
 
 def _tokens_written(i: SimpleNamespace) -> Call:
     def call() -> object:
-        mask = ~torch.isin(i.tokens, torch.tensor(i.dropped))
+        mask = ~torch.isin(i.tokens, torch.tensor(i.dropped, device=i.tokens.device))
         return (i.x * mask.unsqueeze(-1).float()).sum(1) / mask.sum(1, keepdim=True)
 
     return call
@@ -174,7 +186,7 @@ def _tokens_written(i: SimpleNamespace) -> Call:
 
 def _tokens_best(i: SimpleNamespace) -> Call:
     def call() -> object:
-        mask = ~torch.isin(i.tokens, torch.tensor(i.dropped))
+        mask = ~torch.isin(i.tokens, torch.tensor(i.dropped, device=i.tokens.device))
         return torch.where(mask[..., None], i.x, 0).sum(1) / mask.sum(1, keepdim=True)
 
     return call
@@ -224,7 +236,7 @@ def _frozen(i: Layer, layer: nn.Module) -> Call:
 
 
 def _zeros(i: Layer) -> Call:
-    layer = nn.Linear(i.dense.in_features, i.dense.out_features)
+    layer = nn.Linear(i.dense.in_features, i.dense.out_features, device=i.x.device)
     with torch.no_grad():
         layer.weight.copy_(torch.where(i.kept, i.dense.weight, 0.0))
         layer.bias.copy_(i.dense.bias)
@@ -259,7 +271,7 @@ THRESHOLD = (
 
 
 def _gate_ours(i: Layer) -> Call:
-    layer = nn.Linear(i.dense.in_features, i.dense.out_features)
+    layer = nn.Linear(i.dense.in_features, i.dense.out_features, device=i.x.device)
     layer.load_state_dict(i.dense.state_dict())
     mw.nn.attach(layer, gates.Sigmoid(i.logits.clone()))
     wanted = [layer.get_parameter(f"parametrizations.weight.{name}") for name in ("original", "0.logits")]

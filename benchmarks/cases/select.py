@@ -25,6 +25,7 @@ class Rows:
     keep: Tensor  # (B, L)
     mask: mw.Mask
     packed: mw.Packed
+    fn: nn.Module | None = None
 
 
 def _rows(case: Case, *, prefix: bool = False) -> Rows:
@@ -43,9 +44,16 @@ def _rows(case: Case, *, prefix: bool = False) -> Rows:
 
 
 # -- apply -------------------------------------------------------------------------------------------------------------
-def _mlp(features: int) -> nn.Module:
+def _rows_and_mlp(case: Case) -> Rows:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(features, 4 * features), nn.GELU(), nn.Linear(4 * features, features)).eval()
+    features = case.shape[-1]
+    fn = nn.Sequential(nn.Linear(features, 4 * features), nn.GELU(), nn.Linear(4 * features, features)).eval()
+    return replace(_rows(case), fn=fn)
+
+
+def _mlp(i: Rows) -> nn.Module:
+    assert i.fn is not None
+    return i.fn
 
 
 def _without_grad(call: Call) -> Call:
@@ -53,17 +61,17 @@ def _without_grad(call: Call) -> Call:
 
 
 def _ours(i: Rows) -> Call:
-    fn = _mlp(i.x.shape[-1])
+    fn = _mlp(i)
     return _without_grad(lambda: mw.apply(fn, i.x, mask=i.mask))
 
 
 def _dense(i: Rows) -> Call:
-    fn = _mlp(i.x.shape[-1])
+    fn = _mlp(i)
     return _without_grad(lambda: fn(i.x))
 
 
 def _indexed(i: Rows) -> Call:
-    fn = _mlp(i.x.shape[-1])
+    fn = _mlp(i)
 
     def call() -> Tensor:
         out = torch.zeros_like(i.x)
@@ -83,7 +91,7 @@ APPLY = (
 
 def _apply_cases() -> tuple[Case, ...]:
     # Matrix products of other sizes add in another order.
-    base = Case("select", "apply", "", _rows, APPLY, (32, 256, 768), relative_tolerance=1e-3)
+    base = Case("select", "apply", "", _rows_and_mlp, APPLY, (32, 256, 768), relative_tolerance=1e-3)
     some = (0.05, 0.2, 0.5, 0.9)
     return (
         *(
@@ -102,8 +110,8 @@ def _copy_of(elements: Callable[[Rows], int], *, fresh: bool) -> Callable[[Rows]
     """Copying this many elements: into memory that is there already, or into fresh memory as every new tensor is."""
 
     def build(i: Rows) -> Call:
-        source = torch.ones(elements(i))
-        target = torch.zeros(elements(i))
+        source = torch.ones(elements(i), device=i.x.device)
+        target = torch.zeros(elements(i), device=i.x.device)
         return source.clone if fresh else lambda: target.copy_(source)
 
     return build
@@ -167,6 +175,16 @@ def _prefix_rows(case: Case) -> Rows:
     return _rows(case, prefix=True)
 
 
+def _counted(setup: Callable[[Case], Rows]) -> Callable[[Case], Rows]:
+    def build(case: Case) -> Rows:
+        rows = setup(case)
+        # Whoever holds an `out` of the right size has counted.
+        rows.mask.count()
+        return rows
+
+    return build
+
+
 def _pack_cases() -> tuple[Case, ...]:
     base = Case("select", "pack", "", _rows, PACK, (64, 512, 768), 0.5)
     # 80 % of the bandwidth, against fresh memory and against memory that is there already.
@@ -178,7 +196,7 @@ def _pack_cases() -> tuple[Case, ...]:
             function=function,
             sides=sides,
             targets=into if where else fresh,
-            setup=setup,
+            setup=_counted(setup) if where else setup,
             density=density,
             variant=f"{kind}{where} keep={share}%",
         )

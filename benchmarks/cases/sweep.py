@@ -124,7 +124,7 @@ def _standardize(i: Masked) -> Call:
 
 
 def _tail(i: Masked) -> Tensor:
-    return torch.arange(i.x.shape[-1]) >= i.keep.sum(-1, keepdim=True)
+    return torch.arange(i.x.shape[-1], device=i.x.device) >= i.keep.sum(-1, keepdim=True)
 
 
 def _sort(i: Masked) -> Call:
@@ -159,7 +159,7 @@ def _mse(i: Masked) -> Call:
 def _weights(i: Masked) -> tuple[Tensor, Tensor, mw.Mask]:
     """An input, a weight of as many outputs as x has rows, but not more than 256, and what is kept of it."""
     x, keep = i.x.flatten(0, -2), i.keep.flatten(0, -2)[:256]
-    weight = torch.rand(keep.shape, generator=torch.Generator().manual_seed(1))
+    weight = torch.rand(keep.shape, generator=torch.Generator().manual_seed(1)).to(x.device)
     mask = mw.Mask(keep)
     if i.mask.operand == "intervals":
         mask = mw.Mask.from_lengths(mask.lengths, keep.shape[-1])

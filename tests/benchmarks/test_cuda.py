@@ -1,6 +1,7 @@
 """Measuring on a GPU, with a device that is made up: what is timed, in what order, and what is refused."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from benchmarks import cuda
 from benchmarks.case import Case, Side, at_least, never_slower
 from benchmarks.command import app
 from benchmarks.run import run_case
+from maskwise.ops.gpu.launch import launch
 from maskwise.plan.measure import event_timer
 
 
@@ -20,6 +22,8 @@ class Device:
     def __init__(self):
         self.log = []
         self.now = 0.0
+        self.current = "cuda:0"
+        self.recorded_on = set()
 
     def event(self, enable_timing):
         assert enable_timing
@@ -28,6 +32,7 @@ class Device:
         class Event:
             def record(self):
                 device.log.append("event")
+                device.recorded_on.add(device.current)
                 self.at = device.now
 
             def elapsed_time(self, other):
@@ -50,12 +55,27 @@ def device(monkeypatch):
         def zero_(self):
             made_up.log.append("flush")
 
+    class Current:
+        """As torch's: one object can be entered often."""
+
+        def __init__(self, name):
+            self.name, self.entered = name, []
+
+        def __enter__(self):
+            self.entered.append(made_up.current)
+            made_up.current = self.name
+
+        def __exit__(self, *_):
+            made_up.current = self.entered.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", Current)
     monkeypatch.setattr(torch.cuda, "Event", made_up.event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: made_up.log.append("wait"))
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda device: type("P", (), {"L2_cache_size": 50 * 2**20})
     )
-    monkeypatch.setattr(torch, "empty", lambda *a, **k: Scratch() if k.get("device") == "cuda" else real_empty(*a, **k))
+    on_device = lambda k: str(k.get("device")).startswith("cuda")
+    monkeypatch.setattr(torch, "empty", lambda *a, **k: Scratch() if on_device(k) else real_empty(*a, **k))
     return made_up
 
 
@@ -65,11 +85,43 @@ def test_a_call_is_timed_by_events_after_a_flush_and_waited_for_once(device):
     assert device.log == ["flush", "event", "call", "event"] * 2 + ["wait"]
 
 
+def test_another_device_than_the_current_one_records_its_own_events(device):
+    timer = event_timer("cuda:1")
+    timer(device.call, 1)
+    timer(device.call, 1)
+    assert device.recorded_on == {"cuda:1"}
+    assert device.current == "cuda:0"
+
+
 def test_a_case_is_measured_with_the_device_time(device, monkeypatch):
     monkeypatch.setattr(cuda, "moved", lambda inputs, device: inputs)
     case = Case("family", "fn", "variant", lambda case: None, (Side("ours", lambda i: device.call, "ours"),))
     result = run_case(case, quick=True, device="cuda")
     assert result.ours.median == pytest.approx(3e-3)
+
+
+def test_the_roofline_of_a_call_is_its_bytes_at_the_speed_of_the_device(monkeypatch):
+    x, out = torch.empty(1 << 20), torch.empty(1 << 20)
+
+    class Kernel:
+        arg_names = ("x", "out")
+
+        def __getitem__(self, grid):
+            return lambda **_: None
+
+    def call():
+        for _ in range(2):
+            launch(Kernel(), 1, {"x": x, "out": out}, reads={"x": 1}, writes=("out",))
+        launch(Kernel(), 1, {"x": x[:1], "out": out[:1]}, reads={"x": 1}, writes=("out",))
+
+    # 5 GHz of 1,024 bits, twice a clock: 1.28 TB/s.
+    properties = SimpleNamespace(memory_clock_rate=5_000_000, memory_bus_width=1024)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    assert cuda.roofline(call, "cuda") == pytest.approx(2 * (8 << 20) / 1.28e12 + cuda.SHORTEST)
+    assert cuda.roofline(lambda: None, "cuda") is None
+    properties.memory_clock_rate = 0
+    assert cuda.bandwidth("cuda") == 1.5e12
 
 
 def test_every_tensor_mask_and_module_of_the_inputs_is_moved():
@@ -80,11 +132,13 @@ def test_every_tensor_mask_and_module_of_the_inputs_is_moved():
         more: dict
         dim: int
 
-    inputs = Inputs(torch.ones(2), mw.Mask.full((2,)), {"layers": [torch.nn.Linear(2, 2)]}, -1)
+    more = {"layers": [torch.nn.Linear(2, 2)], "names": SimpleNamespace(y=torch.ones(2), size=3)}
+    inputs = Inputs(torch.ones(2), mw.Mask.full((2,)), more, -1)
     there = cuda.moved(inputs, "meta")
     assert there.x.device.type == there.mask.device.type == "meta"
     assert there.more["layers"][0].weight.device.type == "meta"
-    assert there.dim == -1
+    assert there.more["names"].y.device.type == "meta"
+    assert (there.more["names"].size, there.dim) == (3, -1)
     assert cuda.moved(inputs, "cpu") is inputs
 
 

@@ -1,7 +1,10 @@
-"""A stand-in for the CUDA part of torch, so that a build of torch without it can index and move fake CUDA tensors.
+"""A stand-in for the CUDA part of torch, so that a build of torch without it can work on fake CUDA tensors.
 
 Before torch indexes, moves or inverts a tensor it asks the guard of the tensor's device to make that device current; a
 build without CUDA has no such guard, and raises, even for tensors that have no data. This one does nothing.
+
+Autograd needs more: a device that torch counts, so that its engine starts a thread for it. Torch counts devices once,
+when it is imported, so `pretend` must come before that, in a process of its own.
 """
 
 from __future__ import annotations
@@ -11,31 +14,57 @@ import os
 import subprocess
 from contextlib import contextmanager
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import torch
-
 SOURCE = """
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
-static c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::CUDA> guard;
+struct Guard : c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::CUDA> {
+  c10::Device getDevice() const override { return c10::Device(c10::DeviceType::CUDA, 0); }
+  c10::Device exchangeDevice(c10::Device) const override { return getDevice(); }
+  c10::Stream getStream(c10::Device) const noexcept override {
+    return c10::Stream(c10::Stream::DEFAULT, getDevice());
+  }
+};
+static Guard guard;
 
 extern "C" void put(bool there) {
   const auto cuda = static_cast<size_t>(c10::DeviceType::CUDA);
   c10::impl::device_guard_impl_registry[cuda].store(there ? &guard : nullptr);
 }
+
+#ifdef COUNTED
+namespace at {
+struct CUDAHooks : CUDAHooksInterface {
+  explicit CUDAHooks(CUDAHooksArgs) {}
+  void init() const override {}
+  bool hasCUDA() const override { return true; }
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool hasPrimaryContext(DeviceIndex) const override { return true; }
+  DeviceIndex deviceCount() const override { return 1; }
+  DeviceIndex getCurrentDevice() const override { return 0; }
+};
+REGISTER_CUDA_HOOKS(CUDAHooks)
+}
+#endif
 """
 
 
 @lru_cache
-def built():
-    """The compiled guard."""
-    torch_at = Path(torch.__file__).parent
+def built(*, counted: bool = False):
+    """The compiled stand-in; ``counted`` is a device that torch counts."""
+    # Found without importing torch.
+    torch_at = Path(find_spec("torch").origin).parent
     with TemporaryDirectory() as folder:
         source, library = Path(folder, "guard.cpp"), Path(folder, "guard.so")
         source.write_text(SOURCE, encoding="utf-8")
-        links = ["-shared", "-fPIC", f"-I{torch_at / 'include'}", f"-L{torch_at / 'lib'}", "-lc10"]
+        at = torch_at / "lib"
+        links = ["-shared", "-fPIC", f"-I{torch_at / 'include'}", f"-L{at}", "-lc10"]
+        links += ["-DCOUNTED", "-ltorch_cpu", f"-Wl,-rpath,{at}"] if counted else []
         command = [os.environ.get("CXX", "c++"), "-std=c++20", str(source), *links, "-o", str(library)]
         subprocess.run(command, check=True, capture_output=True)
         return ctypes.CDLL(str(library))
@@ -44,6 +73,8 @@ def built():
 @contextmanager
 def cuda_without_cuda():
     """Inside the block, fake CUDA tensors can be indexed and moved whatever torch was built with."""
+    import torch
+
     if torch.backends.cuda.is_built():
         yield
         return
@@ -52,3 +83,9 @@ def cuda_without_cuda():
         yield
     finally:
         built().put(False)
+
+
+def pretend():
+    """Fake CUDA tensors can be indexed, moved and differentiated in this process. It comes before importing torch."""
+    if not list(Path(find_spec("torch").origin).parent.glob("lib/*torch_cuda.*")):
+        built(counted=True).put(True)

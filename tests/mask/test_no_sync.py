@@ -125,3 +125,13 @@ def test_reading_facts_computes_nothing():
 def test_a_device_without_an_index_is_any_of_its_kind():
     mask = Mask.from_lengths([1, 2], 3, device="cuda") & Mask.from_lengths([2, 1], 3, device="cuda:0")
     assert mask._host_lengths().tolist() == [1, 1]
+
+
+def test_what_was_counted_before_a_mask_moves_is_not_counted_there():
+    bits = torch.tensor([[True, False], [True, True]])
+    counted = Mask(bits)
+    assert (counted.count(), counted.is_prefix) == (3, True)
+    with cuda_without_cuda(), FakeTensorMode(allow_non_fake_inputs=True):
+        moved = counted.to("cuda")
+        assert (moved.count(), moved.is_prefix, moved.device.type) == (3, True, "cuda")
+        assert Mask(bits).to("cuda").facts.count is None

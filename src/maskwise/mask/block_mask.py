@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from maskwise.mask.mask import Mask
 
-__all__ = ["from_block_mask", "to_block_mask"]
+__all__ = ["block_mask_of", "from_block_mask", "to_block_mask"]
 
 
 def from_block_mask(cls: type[Mask], block_mask: BlockMask) -> Mask:
@@ -83,8 +83,6 @@ def to_block_mask(mask: Mask, block_size: int = 128) -> BlockMask:
         ArgumentError: ``block_size`` is not positive.
 
     """
-    from torch.nn.attention.flex_attention import BlockMask
-
     op = "Mask.to_block_mask"
     if not isinstance(block_size, int) or block_size < 1:
         raise ArgumentError(say(op, "block_size", must="be a positive int", got=block_size, hint="block_size=128"))
@@ -93,27 +91,38 @@ def to_block_mask(mask: Mask, block_size: int = 128) -> BlockMask:
         hint = "mask[:, None, None, :].expand(-1, 1, Q, -1) for a (B, K) padding mask"
         raise ShapeError(say(op, "mask", must=must, got=tuple(mask.shape), hint=hint))
     four = mask.unsqueeze(1) if mask.ndim == 3 else mask[None, None] if mask.ndim == 2 else mask
-    structure = four._structure.place()
+    return block_mask_of(four, block_size)[0]
+
+
+def block_mask_of(mask: Mask, block_size: int) -> tuple[BlockMask, Tensor, Tensor]:
+    """Return the block mask of a (B, H, Q, K) mask, and which of its columns and rows keep anything.
+
+    The latter are bool tensors (B, H, K) and (B, H, Q), from the same single pass over the mask.
+    """
+    from torch.nn.attention.flex_attention import BlockMask
+
+    structure = mask._structure.place()
     batch, heads = structure.shape[:2]
 
     def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         # A mask of one batch or head serves all of them.
         return structure.predicate(b if batch > 1 else b * 0, h if heads > 1 else h * 0, q, k)
 
-    counts = torch.stack(_block_rows(structure, block_size), -2)
+    strips = [_strip(structure, start, block_size) for start in range(0, structure.shape[2], block_size)]
+    counts = torch.stack([blocks for blocks, _, _ in strips], -2)
     some, all_ = _ordered((counts > 0) & (counts < block_size**2)), _ordered(counts == block_size**2)
     lengths = (structure.shape[2], structure.shape[3])
-    return BlockMask.from_kv_blocks(*some, *all_, BLOCK_SIZE=block_size, mask_mod=mask_mod, seq_lengths=lengths)
+    blocks = BlockMask.from_kv_blocks(*some, *all_, BLOCK_SIZE=block_size, mask_mod=mask_mod, seq_lengths=lengths)
+    columns = torch.stack([found for _, found, _ in strips]).any(0)
+    return blocks, columns, torch.cat([found for _, _, found in strips], -1)
 
 
-def _block_rows(structure: Structure, size: int) -> list[Tensor]:
-    """Return, for each row of blocks, how many positions each block keeps: (B, H, K blocks)."""
-    rows = []
-    for start in range(0, structure.shape[2], size):
-        strip = structure.view(subscript(structure.shape, (..., slice(start, start + size), slice(None))))
-        columns = pad(strip.materialize().sum(-2), (0, -structure.shape[3] % size))
-        rows.append(columns.view(*columns.shape[:-1], -1, size).sum(-1))
-    return rows
+def _strip(structure: Structure, start: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Of a row of blocks: how many positions each keeps, (B, H, K blocks); its columns and rows that keep some."""
+    strip = structure.view(subscript(structure.shape, (..., slice(start, start + size), slice(None)))).materialize()
+    columns = strip.sum(-2)
+    padded = pad(columns, (0, -structure.shape[3] % size))
+    return padded.view(*padded.shape[:-1], -1, size).sum(-1), columns > 0, strip.any(-1)
 
 
 def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:

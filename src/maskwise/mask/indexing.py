@@ -282,6 +282,8 @@ def flatten(mask: Mask, start_dim: int = 0, end_dim: int = -1) -> Mask:
 def to(mask: Mask, device: torch.device | str | int | Tensor) -> Mask:
     """Return the mask for another device. What was built from host data stays on the host until it is needed.
 
+    What was counted before is not counted again there: the count moves along.
+
     >>> import torch
     >>> from maskwise import Mask
     >>> Mask.from_lengths([2, 4]).to("meta").count()
@@ -298,7 +300,9 @@ def to(mask: Mask, device: torch.device | str | int | Tensor) -> Mask:
     if target == mask.device:
         return mask
     need_data("Mask.to", mask._local.device)
-    return mask._wrap(mask._structure.to(target))
+    moved = mask._wrap(mask._structure.to(target))
+    moved._cache.update({name: fact for name in ("count", "is_prefix") if (fact := mask._cache.get(name)) is not None})
+    return moved
 
 
 def cpu(mask: Mask) -> Mask:

@@ -31,6 +31,7 @@ from maskwise.ops.linear import (
     SparseLayout,
     decide_product,
     dense_cost,
+    gpu_cost,
     is_sparse_promising,
     linear,
     multiply,
@@ -362,6 +363,9 @@ def _units_cost(facts: Facts, work: Work, rates: Rates) -> float:
     outputs, inputs = product.live or (0, 0)
     moved = 0 if inputs == product.inputs else inputs
     moved += 0 if outputs == product.outputs else outputs + product.outputs
+    if facts.device != "cpu":
+        gathered = 2 * facts.dtype.itemsize * moved * product.batch / rates.gathered
+        return gpu_cost(facts, inputs * outputs, rates) + MARGIN * (gathered + 3 * rates.plain_call)
     return dense_cost(product.batch, inputs, outputs, rates) + MARGIN * (moved * product.batch * MOVE + CALLS)
 
 

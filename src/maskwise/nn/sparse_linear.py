@@ -159,7 +159,8 @@ class SparseLinear(nn.Module):
         bits = weight != 0 if mask is None else mask
         has_bias = linear.bias is not None
         layer = cls(linear.in_features, linear.out_features, has_bias, mask=bits, block=block, dtype=weight.dtype)
-        layer.to(weight.device)
+        if layer.values.device != weight.device:
+            layer.to(weight.device)
         with torch.no_grad():
             layer.values.copy_(layer.layout.gather(weight))
             if layer.bias is not None:

@@ -518,10 +518,17 @@ def on_demand(path: str, dtypes: frozenset[torch.dtype], reference: Callable[...
         if first.dtype not in dtypes:
             return reference(first, *rest)
         if not found:
-            found.append(reference if why_no_triton() else getattr(import_module(module), name))
+            found.append(reference if why_no_triton() else _launcher(module, name))
         return found[0](first, *rest)
 
     return run
+
+
+def _launcher(module: str, name: str) -> Callable[..., Any]:
+    """The launcher of an op, of which repeated calls are replayed."""
+    replayed: Callable[..., Any] = import_module("maskwise.ops.gpu.replay").replayed
+    launcher: Callable[..., Any] = replayed(f"{module}:{name}", getattr(import_module(module), name))
+    return launcher
 
 
 def differentiate(op: str, backward: Callable[..., Any], setup_context: Callable[..., Any] | None) -> None:

@@ -63,6 +63,8 @@ ROUTES = {
     "whole": "attention: one call of scaled_dot_product_attention with a mask",
     "blocks": "attention: the CPU kernel of scaled_dot_product_attention on the blocks that are kept",
     "sdpa": "attention: scaled_dot_product_attention on inputs that are zero where dropped, without a host-device sync",
+    "varlen": "attention: torch.nn.attention.varlen on a GPU; dropped keys are not read, nothing is packed",
+    "flex": "attention: flex_attention on a GPU, with the blocks that the mask keeps",
     "sequences": "attention: one call for each sequence of packed tokens",
     "sparse": "linear maps: a kernel that multiplies kept weights only",
     "units": "linear maps: a smaller dense product, without dead inputs and outputs",

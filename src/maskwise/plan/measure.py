@@ -177,18 +177,21 @@ def event_timer(device: str) -> Timer:
     A call that launches a kernel returns before the kernel has run, so the host's clock does not measure it; and a
     result that is still in the cache from the call before would be read at a speed that no real step has.
     """
+    # An event belongs to the device that is current when it is recorded.
+    current = torch.cuda.device(device)
     size = max(2 * getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0), FLUSHED)
     scratch = torch.empty(size, dtype=torch.uint8, device=device)
 
     def seconds(call: Callable[[], object], times: int) -> float:
         events = []
-        for _ in range(times):
-            scratch.zero_()
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            start.record()
-            call()
-            end.record()
-            events.append((start, end))
+        with current:
+            for _ in range(times):
+                scratch.zero_()
+                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+                start.record()
+                call()
+                end.record()
+                events.append((start, end))
         torch.cuda.synchronize(device)
         # elapsed_time is in milliseconds.
         return float(sum(start.elapsed_time(end) for start, end in events)) / 1e3

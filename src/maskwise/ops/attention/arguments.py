@@ -70,6 +70,8 @@ class Scores(NamedTuple):
     has_bias: bool = False
     #: The blocks that the mask keeps, once they were looked for.
     blocks: BlockCount | None = None
+    #: Whether the mask is one run of keys for each batch entry, as it knows without reading data.
+    has_key_runs: bool = False
 
 
 class Call(NamedTuple):

@@ -12,7 +12,7 @@ from torch import Tensor
 from maskwise.errors import ArgumentError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike
-from maskwise.ops.attention import blocks, kernel, reference, sdpa
+from maskwise.ops.attention import blocks, delegated, kernel, reference, sdpa
 from maskwise.ops.attention.arguments import (
     KEYS,
     OP,
@@ -148,7 +148,9 @@ def attention(
     try:
         device = q.device
         lower = _autocast_dtype(device.type) if is_autocast(device.type) else None
-        kind = Mask if mask is None or isinstance(mask, Mask) else (mask.dtype, mask.layout)
+        kind: Any = Mask if mask is None or isinstance(mask, Mask) else (mask.dtype, mask.layout)
+        if device.type == "cuda" and isinstance(mask, Mask):
+            kind = Mask, mask._along
         of_mask = None if mask is None else (mask.shape, mask.device, kind)
         of_bias, learns = None, q.requires_grad or k.requires_grad or v.requires_grad
         if bias is not None:
@@ -209,6 +211,12 @@ def _why_whole(facts: Facts) -> str:
     return f"{count.blocks} block{'s' if count.blocks != 1 else ''} would skip too little"
 
 
+def _why_sdpa(facts: Facts) -> str:
+    if facts.device == "cuda":
+        return delegated.flex_serves(facts) or delegated.flex_pays(facts) or ""
+    return blocks.serves(facts) or ""
+
+
 def _run_plain(
     q: Tensor,
     k: Tensor,
@@ -265,10 +273,29 @@ _ROUTES = (
     ),
     _BLOCKS,
     Route(
+        "varlen",
+        delegated.run_varlen,
+        delegated.varlen_serves,
+        reason="each batch entry keeps one run of keys",
+        skips=Skips.COMPUTING,
+        flops=_flops,
+        is_kernel=True,
+    ),
+    Route(
+        "flex",
+        delegated.run_flex,
+        delegated.flex_serves,
+        pays=delegated.flex_pays,
+        reason="blocks that are dropped are skipped",
+        skips=Skips.COMPUTING,
+        flops=_flops,
+        is_kernel=True,
+    ),
+    Route(
         "sdpa",
         sdpa.run_without_sync,
         lambda facts: None if facts.device != "cpu" else NOT_APPLICABLE,
-        reason=lambda facts: blocks.serves(facts) or "",
+        reason=_why_sdpa,
         flops=_flops,
     ),
     Route(
@@ -291,6 +318,7 @@ def _check(key: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor, mask: MaskLike
     *_, lower, is_causal, has_dropout, grad, transformed, _ = key
     dtype = q.dtype if lower is None or q.dtype is torch.float64 else lower
     has_pairs = mask is not None and index != KEYS and mask.ndim > 1 and mask.shape[-2] != 1
+    has_heads = mask is not None and index != KEYS and mask.ndim > 2 and mask.shape[-3] != 1
     scores = Scores(
         k.shape[1],
         q.shape[-1],
@@ -300,6 +328,7 @@ def _check(key: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor, mask: MaskLike
         is_structured=isinstance(mask, Mask),
         has_pairs=has_pairs,
         has_bias=bias is not None,
+        has_key_runs=isinstance(mask, Mask) and mask._along == -1 and not has_pairs and not has_heads,
     )
     facts = Facts(
         OP, sizes, dtype, q.device.type, grad, transformed, mask="none" if mask is None else "bits", detail=scores

@@ -1,6 +1,7 @@
 """Attention of packed tokens: by sequences where each attends to its own, else in the original layout.
 
-By sequences, there is one call of SDPA for each run of sequences of equal length, and padding does not exist. Tokens
+On a GPU, torch's varlen kernel takes all sequences in one call, from their cumulative lengths on the device. Otherwise,
+by sequences, there is one call of SDPA for each run of sequences of equal length, and padding does not exist. Tokens
 are split and joined once, so the backward pass is linear too: slices taken one by one would each make a gradient of the
 full size.
 """
@@ -20,13 +21,16 @@ from torch.nn.functional import scaled_dot_product_attention
 from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike
+from maskwise.ops.attention import reference
 from maskwise.ops.attention.arguments import OP, Sizes, line_up
-from maskwise.ops.attention.sdpa import is_finite, work_of
+from maskwise.ops.attention.delegated import attend_rows, why_no_varlen
+from maskwise.ops.attention.sdpa import is_finite, requires_grad, work_of
+from maskwise.ops.primitives import where_kept
 from maskwise.ops.select.packed import Packed, collect
 from maskwise.ops.torch_private import is_tracing, is_vmapped_or_functional
 from maskwise.plan import calibration, dispatch
 from maskwise.plan.cost import microseconds
-from maskwise.plan.dispatch import Decision, Facts, Plan, Route, Skips, decide, is_any_observing
+from maskwise.plan.dispatch import NOT_APPLICABLE, Decision, Facts, Plan, Route, Skips, decide, is_any_observing
 from maskwise.plan.explain import record
 
 __all__ = ["Run", "attend", "attend_packed", "runs"]
@@ -48,7 +52,7 @@ def attend_packed(
     options: dict[str, Any] = {"is_causal": is_causal, "dropout_p": dropout_p, "scale": scale}
     if is_tracing():
         return _in_layout(q, k, v, mask, dense, options)
-    decision = _decision(q, k, mask, is_causal)
+    decision = _decision(q, k, v, mask, options)
     if decision.plan.route == "sequences" and is_any_observing() and (planned := _report(decision.plan, q, k)):
         return planned  # type: ignore[return-value]
     return decision.run(q, k, v, mask, dense, options)  # type: ignore[no-any-return]
@@ -59,10 +63,38 @@ def _by_sequences(
 ) -> Packed:
     lengths, key_lengths = _lengths(q), _lengths(k)
     out = attend(q.values, k.values, v.values, lengths, key_lengths=key_lengths, **options)
-    # A causal query drops later keys, which as NaN could have reached it.
-    if options["is_causal"] and not is_finite(out):
+    # A causal query drops later keys, which as NaN could have reached it. A device is not waited for.
+    if options["is_causal"] and out.device.type == "cpu" and not is_finite(out):
         return _in_layout(q, k, v, None, dense, options)
     return Packed(out, q.mask)
+
+
+def _by_varlen(
+    q: Packed, k: Packed, v: Packed, mask: None, dense: Callable[..., Any], options: dict[str, Any]
+) -> Packed:
+    """All sequences in one call of torch's varlen kernel; how long they are stays on the device."""
+    x, rows = q.values, q.values.shape[0]
+    # What does not fit into a capacity is not there.
+    ends, key_ends = (packed.mask.cu_seqlens.to(x.device).clamp(max=packed.values.shape[0]) for packed in (q, k))
+    finite = reference.finite_rows(x) if requires_grad(x, k.values, v.values) else None
+    out = attend_rows(
+        x if finite is None else where_kept(x, finite, 0.0),
+        k.values,
+        v.values,
+        (ends, key_ends),
+        (q.mask.shape[-1], k.mask.shape[-1]),
+        scale=options["scale"],
+        is_causal=options["is_causal"],
+    )
+    if finite is not None:
+        out = reference.with_nan(out, ~finite)
+    if q.capacity is not None or q.mask is not k.mask:
+        # Rows of no sequence, and queries without a key.
+        row = torch.arange(rows, device=x.device, dtype=torch.int32)
+        sequence = torch.searchsorted(ends, row, right=True, out_int32=True) - 1
+        some = torch.cat((key_ends.diff(), key_ends.new_zeros(1)))[sequence] > 0
+        out = where_kept(out, some[:, None, None], 0.0)
+    return Packed(out, q.mask, q.capacity)
 
 
 def _in_layout(
@@ -83,7 +115,8 @@ def _four_dims(mask: MaskLike, k: Packed, queries: Tensor) -> Mask:
 
 
 def _lengths(x: Packed) -> list[int]:
-    return x.mask.lengths.reshape(-1).tolist()
+    # Not `lengths`, which are on the mask's device.
+    return x.mask._host_lengths().reshape(-1).tolist()
 
 
 # -- the routes --------------------------------------------------------------------------------------------------------
@@ -102,22 +135,53 @@ def _why_not_sequences(q: Packed, k: Packed, mask: MaskLike | None, is_causal: b
     return None
 
 
+def _why_not_varlen(q: Packed, k: Packed, v: Packed, mask: MaskLike | None, options: dict[str, Any]) -> str | None:
+    """Why torch's varlen kernel cannot take the sequences; None where it can. Nothing on a device is looked at."""
+    x = q.values
+    why_not = why_no_varlen(x.dtype, x.shape[-1], v.values.shape[-1], x.device.type)
+    if why_not is not None:
+        return why_not
+    if mask is not None:
+        return "there is a mask besides the packing"
+    if options["dropout_p"] > 0.0:
+        return "varlen has no dropout"
+    # It counts causal positions from the last key, which are the same where there are as many queries.
+    if options["is_causal"] and q.mask is not k.mask and not (_is_on_host(q, k) and q.mask.equal(k.mask)):
+        return "queries and keys are packed by different masks"
+    return None
+
+
+def _is_on_host(*packed: Packed) -> bool:
+    """Whether masks can be compared without a host-device sync."""
+    return all(x.values.device.type == "cpu" or x.mask.facts.on_host for x in packed)
+
+
+def _no_route(why_not: tuple[str | None, str | None]) -> bool:
+    """Whether neither route by sequences serves."""
+    return None not in why_not
+
+
 _ROUTES = (
-    Route("sequences", _by_sequences, lambda facts: facts.detail, skips=Skips.COMPUTING),
+    Route("varlen", _by_varlen, lambda facts: facts.detail[1], reason="one call takes all sequences", is_kernel=True),
+    Route("sequences", _by_sequences, lambda facts: facts.detail[0], skips=Skips.COMPUTING),
     Route(
         "plain",
         _in_layout,
-        pays=lambda facts: None if facts.transformed or facts.detail else "the padding would be computed, too",
+        pays=lambda facts: (
+            None if facts.transformed or _no_route(facts.detail) else "the padding would be computed, too"
+        ),
         transforms=True,
     ),
 )
 
 
-def _decision(q: Packed, k: Packed, mask: MaskLike | None, is_causal: bool) -> Decision:
+def _decision(q: Packed, k: Packed, v: Packed, mask: MaskLike | None, options: dict[str, Any]) -> Decision:
     """The route of one call, from the cache or decided now."""
     x, transformed = q.values, is_vmapped_or_functional()
     # Data of a transform cannot be compared.
-    why_not = None if transformed else _why_not_sequences(q, k, mask, is_causal)
+    why_not: tuple[str | None, str | None] = None, NOT_APPLICABLE
+    if not transformed:
+        why_not = _why_not_sequences(q, k, mask, options["is_causal"]), _why_not_varlen(q, k, v, mask, options)
     facts = Facts(OP, tuple(x.shape[1:]), x.dtype, x.device.type, transformed=transformed, detail=why_not)
     key = (OP, facts, dispatch.is_any_forced() and dispatch.forced())
     decision: Decision | None = dispatch.cache.get(key)
@@ -154,7 +218,10 @@ def _check_packed(q: Any, k: Any, v: Any) -> None:
             must = "be packed from (B, L, heads, D) by a (B, L) mask"
             got = f"rows {tuple(x.values.shape[1:])} and a mask {tuple(x.mask.shape)}"
             raise ShapeError(say(OP, name, must=must, got=got, hint="mw.pack(x.transpose(1, 2), mask)"))
-    if k.mask is not v.mask and not k.mask.equal(v.mask):
+    # Masks on a device are not compared, which would take a host-device sync.
+    if k.mask is not v.mask and (
+        k.values.shape[0] != v.values.shape[0] or (_is_on_host(k, v) and not k.mask.equal(v.mask))
+    ):
         raise ArgumentError(say(OP, "v", must="be packed by k's mask", got="another", hint="mw.pack(v, k.mask)"))
     if q.mask.shape[0] != k.mask.shape[0]:
         must, hint = f"have q's {q.mask.shape[0]} sequences", "pack both from one batch"

@@ -160,6 +160,8 @@ def attend_without_sync(
     if kept is None and not is_causal and bias is None:
         gqa = q.shape[1] != k.shape[1]
         return scaled_dot_product_attention(q, k, v, None, dropout_p, scale=scale, enable_gqa=gqa)
+    if kept is None and bias is None:
+        return _causal_alone(q, k, v, dropout_p, scale)
     kept = reference.expand_kept(q, k, kept, is_causal)
     some = kept.any(-1, keepdim=True)
     q, k, v = reference.fill_dropped_inputs(q, k, v, kept)
@@ -175,6 +177,20 @@ def attend_without_sync(
     q = where_kept(q, finite, 0.0)
     out = scaled_dot_product_attention(q, k, v, added, dropout_p, scale=scale)
     return where_kept(reference.with_nan(out, ~finite), some, 0.0)
+
+
+def _causal_alone(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, scale: float | None) -> Tensor:
+    """SDPA that is causal by itself: no mask of pairs is made, and no head of keys repeated."""
+    gqa, queries = bool(q.shape[1] != k.shape[1]), q.shape[2]
+    # Keys after the last query are dropped by all, and not read.
+    k, v = k[:, :, :queries], v[:, :, :queries]
+    is_traced = not torch.compiler.is_compiling() and is_tracing()
+    if not is_traced and not requires_grad(q, k, v):
+        return scaled_dot_product_attention(q, k, v, None, dropout_p, is_causal=True, scale=scale, enable_gqa=gqa)
+    finite = reference.finite_rows(q)
+    q = where_kept(q, finite, 0.0)
+    out = scaled_dot_product_attention(q, k, v, None, dropout_p, is_causal=True, scale=scale, enable_gqa=gqa)
+    return reference.with_nan(out, ~finite)
 
 
 # -- a bias ------------------------------------------------------------------------------------------------------------

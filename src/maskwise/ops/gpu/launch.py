@@ -5,8 +5,10 @@ Nothing here reads data or causes a host-device sync.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+import functools
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -81,18 +83,23 @@ class Launch:
         return sum(bytes_of(self.arguments[name]) * n for name, n in times.items() if self.arguments[name] is not None)
 
 
-_recorders: list[list[Launch]] = []
+_recorders: list[tuple[list[Launch], bool]] = []
 
 
 @contextmanager
-def recording() -> Iterator[list[Launch]]:
-    """Record the launches inside the block instead of running them; tensors may be on the meta device."""
+def recording(*, runs: bool = False) -> Iterator[list[Launch]]:
+    """Record the launches inside the block, in all threads.
+
+    Args:
+        runs: whether they run, too; else tensors may be on the meta device.
+    """
     launches: list[Launch] = []
-    _recorders.append(launches)
+    entry = launches, runs
+    _recorders.append(entry)
     try:
         yield launches
     finally:
-        _recorders.remove(launches)
+        _recorders.remove(entry)
 
 
 def launch(
@@ -107,11 +114,81 @@ def launch(
     """Launch a kernel on the device of its operands."""
     programs = max(1, min(programs, MOST_PROGRAMS))
     if _recorders:
-        _recorders[-1].append(Launch(kernel, programs, dict(arguments), warps, reads, writes))
-        return
-    device = arguments[writes[0]].device
-    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        kernel[(programs,)](**arguments, num_warps=warps)
+        launches, runs = _recorders[-1]
+        launches.append(Launch(kernel, programs, dict(arguments), warps, reads, writes))
+        if not runs:
+            return
+    with on(arguments[writes[0]].device), _internally():
+        compiled = kernel[(programs,)](**arguments, num_warps=warps)
+    if _notes.launches is not None:
+        _notes.launches.append(_as_started(kernel, compiled, programs, arguments, warps))
+
+
+def on(device: torch.device) -> AbstractContextManager[Any]:
+    """Make a device the current one, on whose stream kernels are launched."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+# -- what was started, to start it again -------------------------------------------------------------------------------
+class Started(NamedTuple):
+    """A launch that ran: its arguments in the kernel's order, and a call that starts it with others."""
+
+    names: tuple[str, ...]
+    arguments: Mapping[str, Any]
+    again: Callable[..., Any]
+    #: The counters among its arguments, and how many were requested.
+    counters: tuple[Tensor, ...]
+    wanted: int
+
+
+class _Notes(threading.local):
+    """What this thread has started, and how many counters it has requested by their tensor; autograd has threads."""
+
+    launches: list[Started] | None = None
+    requested: dict[int, int] | None = None
+    is_internal = False
+
+
+_notes = _Notes()
+
+
+@contextmanager
+def started() -> Iterator[list[Started]]:
+    """Note the launches inside the block, which run."""
+    _notes.launches, _notes.requested = [], {}
+    try:
+        yield _notes.launches
+    finally:
+        _notes.launches = _notes.requested = None
+
+
+@contextmanager
+def _internally() -> Iterator[None]:
+    before, _notes.is_internal = _notes.is_internal, True
+    try:
+        yield
+    finally:
+        _notes.is_internal = before
+
+
+def is_internal() -> bool:
+    """Whether a kernel is being started or counters are made, which is no part of what a launcher computes itself."""
+    return _notes.is_internal
+
+
+def is_recording() -> bool:
+    """Whether launches are recorded: none of them is replayed then."""
+    return bool(_recorders)
+
+
+def _as_started(kernel: Any, compiled: Any, programs: int, arguments: Mapping[str, Any], warps: int) -> Started:
+    names = tuple(kernel.arg_names)
+    # Triton's interpreter compiles nothing.
+    is_interpreted = compiled is None
+    again = functools.partial(kernel[programs,], num_warps=warps) if is_interpreted else compiled[programs, 1, 1]
+    requested = _notes.requested or {}
+    found = tuple(x for x in arguments.values() if isinstance(x, Tensor) and id(x) in requested)
+    return Started(names, arguments, again, found, requested[id(found[0])] if found else 0)
 
 
 def bytes_of(x: Tensor) -> int:
@@ -273,6 +350,16 @@ _counters: dict[tuple[torch.device, int], Tensor] = {}
 
 def counters(like: Tensor, n: int) -> Tensor:
     """Zero-initialized counters that identify the last program of a launch, which resets them to zero."""
+    # The stream of x's device, which need not be the current one.
+    with on(like.device), _internally():
+        found = current_counters(like, n)
+    if _notes.requested is not None:
+        _notes.requested[id(found)] = n
+    return found
+
+
+def current_counters(like: Tensor, n: int) -> Tensor:
+    """The same where x's device is the current one."""
     if like.device.type != "cuda" or torch.cuda.is_current_stream_capturing():
         # A captured graph must not share counters with eager code or another graph.
         return like.new_zeros(n, dtype=torch.int32)

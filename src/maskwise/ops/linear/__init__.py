@@ -10,6 +10,7 @@ from maskwise.ops.linear.sparse import DeferredLayout as DeferredLayout
 from maskwise.ops.linear.sparse import Product as Product
 from maskwise.ops.linear.sparse import decide_product as decide_product
 from maskwise.ops.linear.sparse import dense_cost as dense_cost
+from maskwise.ops.linear.sparse import gpu_cost as gpu_cost
 from maskwise.ops.linear.sparse import is_sparse_promising as is_sparse_promising
 from maskwise.ops.linear.sparse import multiply as multiply
 from maskwise.ops.linear.sparse import product_routes as product_routes
@@ -23,6 +24,7 @@ __all__ = [
     "SparseLayout",
     "decide_product",
     "dense_cost",
+    "gpu_cost",
     "is_sparse_promising",
     "linear",
     "multiply",

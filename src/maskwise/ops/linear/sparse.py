@@ -30,6 +30,7 @@ __all__ = [
     "Saving",
     "decide_product",
     "dense_cost",
+    "gpu_cost",
     "is_sparse_promising",
     "multiply",
     "product_routes",
@@ -214,7 +215,40 @@ def dense_cost(batch: int, inputs: int, outputs: int, rates: Rates) -> float:
     return rates.plain_call + max(2 * rows * weights / rates.flops, 4 * weights / (_WEIGHTS * rates.streamed))
 
 
+#: How many times faster a GPU multiplies halves than float32, in which rates are; and the Triton kernel of blocks, as a
+#: part of torch's product.
+_HALVES, _BLOCKS_ON_GPU = 10.0, 0.5
+
+
+def gpu_cost(facts: Facts, weights: int, rates: Rates, part: float = 1.0) -> float:
+    """The predicted time on a GPU of a product with so many weights: of its FLOPs or of its bytes, the longer one."""
+    product: Product = facts.detail
+    itemsize = facts.dtype.itemsize
+    flops = part * rates.flops * (_HALVES if itemsize == 2 else 1.0)
+    moved = weights + product.batch * (product.inputs + product.outputs)
+    return max(2 * product.batch * weights / flops, itemsize * moved / rates.streamed)
+
+
+def _plain_on_gpu(facts: Facts, rates: Rates) -> float:
+    weights, itemsize = facts.detail.inputs * facts.detail.outputs, facts.dtype.itemsize
+    cost = rates.plain_call + gpu_cost(facts, weights, rates)
+    # A pass over the weight and its mask, which writes a weight with zeros.
+    return cost + (rates.plain_call + (2 * itemsize + 1) * weights / rates.streamed if facts.detail.is_dense else 0.0)
+
+
+def _sparse_on_gpu(facts: Facts, rates: Rates) -> float:
+    product: Product = facts.detail
+    kept, itemsize = facts.kept or 0, facts.dtype.itemsize
+    cost = rates.bare_call + gpu_cost(facts, kept, rates, _BLOCKS_ON_GPU)
+    if product.is_dense:
+        cost += rates.plain_call + 2 * itemsize * kept / rates.gathered
+        cost += 0.0 if facts.contiguous else 2 * itemsize * product.batch * product.inputs / rates.streamed
+    return cost
+
+
 def _plain_cost(facts: Facts, work: Work, rates: Rates) -> float:
+    if facts.device != "cpu":
+        return _plain_on_gpu(facts, rates)
     product: Product = facts.detail
     cost = dense_cost(product.batch, product.inputs, product.outputs, rates)
     if product.is_dense:
@@ -224,6 +258,8 @@ def _plain_cost(facts: Facts, work: Work, rates: Rates) -> float:
 
 
 def _sparse_cost(facts: Facts, work: Work, rates: Rates) -> float:
+    if facts.device != "cpu":
+        return _sparse_on_gpu(facts, rates)
     batch, inputs, outputs, block = facts.detail[:4]
     kept = facts.kept or 0
     strip = _STRIP.get(backends.status().simd, 8)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from maskwise.ops.primitives import where_kept
-from maskwise.ops.torch_private import is_exporting
+from maskwise.ops.torch_private import is_exporting, is_transformed
 
 __all__ = [
     "INTERPOLATIONS",
@@ -33,6 +33,9 @@ INTERPOLATIONS = ("linear", "lower", "higher", "midpoint", "nearest")
 
 def ranked(x: Tensor, mask: Tensor, dim: int, descending: bool) -> tuple[Tensor, Tensor]:
     """Indices along ``dim`` with kept elements first, in order, and whether each is kept."""
+    if selects(x) and x.dtype is not torch.int64:
+        order = stable_order(sort_keys(x.detach(), mask, descending), dim, descending)
+        return order, mask.expand(x.shape).gather(dim, order)
     clean = where_kept(x.detach(), mask, 0)
     order = stable_order(clean, dim, descending)
     kept = mask.expand(x.shape).gather(dim, order)
@@ -47,6 +50,72 @@ def stable_order(x: Tensor, dim: int, descending: bool) -> Tensor:
         # The ONNX exporter has no stable sort; it maps the unstable one to TopK, which is stable, but takes no bools.
         return torch.sort(x.int() if x.dtype is torch.bool else x, dim=dim, descending=descending).indices
     return torch.sort(x, dim=dim, descending=descending, stable=True).indices
+
+
+# -- on a GPU: one radix pass over integers that sort as the values do -------------------------------------------------
+_BITS = {
+    torch.float64: torch.int64,
+    torch.float32: torch.int32,
+    torch.float16: torch.int16,
+    torch.bfloat16: torch.int16,
+}
+
+
+def selects(x: Tensor) -> bool:
+    """Whether integers stand for the values: torch sorts and selects those by radix on a GPU."""
+    return x.device.type == "cuda" and not is_transformed() and not is_exporting()
+
+
+def sort_keys(x: Tensor, mask: Tensor, descending: bool) -> Tensor:
+    """Integers that sort as x does, NaN above all and both zeros alike; what is dropped comes after everything.
+
+    >>> keys = sort_keys(torch.tensor([1.0, -0.0, 0.0, -2.0]), torch.tensor([True, True, True, False]), False)
+    >>> keys.argsort(stable=True).tolist()
+    [1, 2, 0, 3]
+    """
+    if x.dtype.is_floating_point:
+        wide = _BITS[x.dtype]
+        highest = torch.iinfo(wide).max
+        # Adding 0 makes -0 of it 0. The bits of a negative number sort downwards but for the sign.
+        bits = (where_kept(x, mask, 0) + 0).view(wide)
+        keys = torch.where(bits < 0, bits ^ highest, bits)
+        # No NaN has all bits set, in either direction, which is left for what is dropped.
+        keys, lowest = torch.where(x.isnan(), highest - 1, keys), torch.iinfo(wide).min
+    else:
+        # One beyond what 32 bits hold, in either direction.
+        keys, lowest, highest = x.to(torch.int64), -(2**31) - 1, 2**31
+    return torch.where(mask, keys, lowest if descending else highest)
+
+
+def select_best(x: Tensor, mask: Tensor, dim: int, k: int, largest: bool) -> tuple[Tensor, Tensor]:
+    """The indices of the k best kept elements along ``dim``, and whether each is kept, by one selection.
+
+    The key has the position in its lower 31 bits, so that equal values come in their order.
+    """
+    size = x.shape[dim]
+    places = torch.arange(size, device=x.device)
+    if largest:
+        places = size - 1 - places
+    shape = [size if d == dim else 1 for d in range(x.dim())]
+    keys = sort_keys(x.detach(), mask, largest).to(torch.int64) << 31 | places.view(shape)
+    order = torch.topk(keys, k, dim, largest=largest, sorted=True).indices
+    return order, mask.expand(x.shape).gather(dim, order)
+
+
+def median_places(rows: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
+    """The index of each row's median, the lower of two, and whether the row keeps anything; a kept NaN is the median.
+
+    nanmedian selects by radix, each row with its own count.
+    """
+    some = bits.any(-1, keepdim=True)
+    found = torch.nanmedian(where_kept(rows, bits, nan), -1, keepdim=True).indices
+    spoiled = bits & rows.isnan()
+    return torch.where(spoiled.any(-1, keepdim=True), spoiled.byte().argmax(-1, keepdim=True), found), some
+
+
+def selects_median(x: Tensor) -> bool:
+    """Whether `median_places` serves: its selection has no deterministic form."""
+    return selects(x) and x.dtype.is_floating_point and not torch.are_deterministic_algorithms_enabled()
 
 
 def sort(x: Tensor, mask: Tensor, dim: list[int], descending: bool) -> tuple[Tensor, Tensor]:
@@ -71,9 +140,12 @@ def worst(dtype: torch.dtype, largest: bool) -> float:
 
 def topk(x: Tensor, mask: Tensor, dim: list[int], k: int, largest: bool) -> tuple[Tensor, Tensor]:
     """The k best kept elements, the best first; then `worst` with index -1."""
-    order, kept = ranked(x, mask, dim[0], largest)
-    if x.dim() > 0:
-        order, kept = order.narrow(dim[0], 0, k), kept.narrow(dim[0], 0, k)
+    if selects(x) and x.dim() > 0 and x.element_size() <= 4 and k < x.shape[dim[0]] < 2**31:
+        order, kept = select_best(x, mask, dim[0], k, largest)
+    else:
+        order, kept = ranked(x, mask, dim[0], largest)
+        if x.dim() > 0:
+            order, kept = order.narrow(dim[0], 0, k), kept.narrow(dim[0], 0, k)
     values = where_kept(where_kept(x, mask, 0).gather(dim[0], order), kept, worst(x.dtype, largest))
     return values, torch.where(kept, order, -1)
 
@@ -173,9 +245,20 @@ def half(x: Tensor) -> Tensor:
 
 def median(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
     """The median of kept elements, the lower of two; NaN for an empty slice."""
+    rows, bits = slices(x, dim), slices(mask.expand(x.shape), dim)
+    if selects_median(x) and rows.shape[-1]:
+        places, some = median_places(rows.detach(), bits)
+        out = where_kept(where_kept(rows, bits, 0).gather(-1, places), some, nothing(x.dtype)).squeeze(-1)
+        return unreduced(out, x, dim, keepdim, 0)
     return quantile(x, mask, dim, half(x), keepdim, INTERPOLATIONS.index("lower"))
 
 
 def median_indices(x: Tensor, mask: Tensor, dim: list[int], keepdim: bool) -> Tensor:
     """The index into ``x.reshape(-1)`` of each median; -1 for none."""
+    rows, bits = slices(x, dim), slices(mask.expand(x.shape), dim)
+    if selects_median(x) and rows.shape[-1]:
+        places, some = median_places(rows, bits)
+        flat = slices(torch.arange(x.numel(), device=x.device).reshape(x.shape), dim)
+        out = torch.where(some, flat.gather(-1, places), -1).squeeze(-1)
+        return unreduced(out, x, dim, keepdim, 0).contiguous()
     return quantile_indices(x, mask, dim, half(x), keepdim, INTERPOLATIONS.index("lower"))[0]

@@ -99,8 +99,9 @@ def check_out(op: str, out: Any, shape: tuple[int, ...], *sources: Tensor) -> Te
     if torch.is_grad_enabled() and any(x.requires_grad for x in (out, *sources)):
         must = "not be given where a gradient is required"
         raise ArgumentError(say(op, "out", must=must, got="a tensor", hint="with torch.no_grad():"))
+    # Tensors without data, such as those of the meta device, share none.
     mine = out.untyped_storage().data_ptr()
-    if out.numel() and any(x.numel() and x.untyped_storage().data_ptr() == mine for x in sources):
+    if mine and out.numel() and any(x.numel() and x.untyped_storage().data_ptr() == mine for x in sources):
         must = "not share memory with an input"
         raise ArgumentError(say(op, "out", must=must, got="a view of one", hint="torch.empty_like(out)"))
     return out

@@ -130,11 +130,11 @@ def _check_tensors(op: str, x: Tensor, weight: Tensor, bias: Tensor | None, auto
 
 
 def _dims_hint(x: Tensor, dims: int) -> str:
-    if x.dim() == dims + 3:
-        return "x.flatten(0, 1)"
     if x.dim() == dims:
         return "x[None] for one channel"
-    return f"mw.conv{x.dim() - 2}d" if x.dim() in (3, 4) else "(batch, channels, *positions)"
+    if x.dim() == dims + 3:
+        return "mw.conv2d" if dims == 1 else "x.flatten(0, 1)"
+    return "(batch, channels, *positions)"
 
 
 def _like(x: Tensor, weight: Tensor, options: Options) -> tuple[int, ...]:
@@ -179,8 +179,15 @@ def _geometry(options: Options, sizes: tuple[int, ...], kernel: tuple[int, ...])
         must = f"have at least one position under a kernel of {tuple(kernel)}, with its padding and dilation"
         raise ShapeError(say(options.op, "x", must=must, got=sizes, hint="padding=kernel_size // 2"))
     fine, coarse = (out, sizes) if options.is_transposed else (sizes, out)
-    pairs = [_pair(each, fill) for each, fill in ((kernel, 1), (stride, 1), (before, 0), (dilation, 1))]
-    return Geometry(*pairs, options.groups, _pair(fine, 1), _pair(coarse, 1))
+    return Geometry(
+        _pair(kernel, 1),
+        _pair(stride, 1),
+        _pair(before, 0),
+        _pair(dilation, 1),
+        options.groups,
+        _pair(fine, 1),
+        _pair(coarse, 1),
+    )
 
 
 def _padding(options: Options, stride: tuple[int, ...], span: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -254,7 +261,7 @@ def seen_through(bits: Tensor, geometry: Geometry, dims: int, is_transposed: boo
         centre = geometry.dilation[d] * ((geometry.kernel[d] - 1) // 2) - before
         size, wanted = bits.shape[d], (geometry.fine if is_transposed else geometry.coarse)[d]
         if not is_transposed and centre == 0 and (size - 1) // stride + 1 == wanted:
-            bits = bits if stride == 1 else bits.narrow(d, 0, (wanted - 1) * stride + 1)[_every(stride, d)]
+            bits = bits if stride == 1 else bits.transpose(d, -1)[..., ::stride].transpose(d, -1)
             continue
         if is_transposed and centre == 0 and stride == 1 and size == wanted:
             continue
@@ -262,7 +269,3 @@ def seen_through(bits: Tensor, geometry: Geometry, dims: int, is_transposed: boo
         at = (at - centre).div(stride, rounding_mode="floor") if is_transposed else at * stride + centre
         bits = bits.index_select(d, at.clamp(0, size - 1))
     return bits
-
-
-def _every(stride: int, dim: int) -> tuple[object, ...]:
-    return (..., slice(None, None, stride), *[slice(None)] * (-dim - 1))

@@ -228,8 +228,10 @@ def _options(
     op: str, dims: int, stride: Any, padding: Any, dilation: Any, groups: int, output_padding: Any = None
 ) -> Options:
     """The arguments, hashable."""
-    each = (tuple(v) if type(v) is list else v for v in (stride, padding, dilation, groups, output_padding))
-    return Options(op, dims, *each)
+    stride, padding, dilation, output_padding = (
+        tuple(v) if type(v) is list else v for v in (stride, padding, dilation, output_padding)
+    )
+    return Options(op, dims, stride, padding, dilation, groups, output_padding)
 
 
 # -- a call ------------------------------------------------------------------------------------------------------------
@@ -324,9 +326,10 @@ def _convolve(
         return planned  # type: ignore[return-value]
     if decision.route.name == "plain":
         return decision.run(x, weight, bias, valid, wanted, other, options)  # type: ignore[no-any-return]
-    if isinstance(other, Tensor) and other.dim():
-        other = _as_map(other.expand(call.shape), options)
-    out = _apply(_as_map(x, options), _as_map(weight, options, batched=True), bias, other, job, decision, found)
+    fill = other if isinstance(other, Tensor) else None
+    if fill is not None and fill.dim():
+        fill = _as_map(fill.expand(call.shape), options)
+    out = _apply(_as_map(x, options), _as_map(weight, options, batched=True), bias, fill, job, decision, found)
     out = out if options.dims == 2 else out.squeeze(2)
     return out if x.dim() == options.dims + 2 else out.squeeze(0)
 

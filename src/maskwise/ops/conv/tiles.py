@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.grad import conv2d_weight
 
 from maskwise.ops.backends import FLOATING, INTERPRETED, provide
 from maskwise.ops.conv.arguments import Geometry, Pair
@@ -246,7 +247,7 @@ def _convolve_batch(batch: Tensor, weight: Tensor, bias: Tensor | None, geometry
 
 def _mirrored(weight: Tensor, geometry: Geometry) -> Tensor:
     """The weight of the convolution that a transposed one without stride is."""
-    grouped = weight.unflatten(0, (geometry.groups, -1)).transpose(1, 2)
+    grouped = weight.reshape(geometry.groups, -1, *weight.shape[1:]).transpose(1, 2)
     return grouped.flatten(0, 1).flip(-2, -1)
 
 
@@ -280,5 +281,7 @@ def weight_gradient(
     if size == (1, 1) and geometry.groups == 1 and geometry.dilation == (1, 1):
         flat = grads.flatten(1).T @ windows.permute(0, 2, 3, 1).flatten(1)
         return flat.unflatten(1, (*geometry.kernel, -1)).permute(0, 3, 1, 2), grads.flatten(1).sum(0)
-    found = torch.nn.grad.conv2d_weight(windows, shape, grads, geometry.stride, 0, geometry.dilation, geometry.groups)
+    found = conv2d_weight(  # type: ignore[no-untyped-call]
+        windows, shape, grads, geometry.stride, 0, geometry.dilation, geometry.groups
+    )
     return found, grads.sum((0, 2, 3))

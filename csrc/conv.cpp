@@ -1,57 +1,11 @@
 // Convolutions by tiles: which tiles have something wanted, a batch of what they read, and the result of what they gave.
 // Pure movement of bytes, as in select.cpp; between them torch's own convolution runs. Arguments were checked in Python.
 // Bits are bool of (batch, height, width), by strides. A tile is three int32: batch entry, row and column of the grid.
-#include "loops.h"
-#include "select_mask.h"
+#include "conv.h"
 #include "zero_pages.h"
-
-#include <optional>
 
 namespace maskwise {
 namespace {
-
-using Sizes = std::vector<int64_t>;
-
-// A mask of positions; without a tensor, everything is kept.
-struct Bits {
-  const uint8_t* data = nullptr;
-  int64_t batch = 0, row = 0, column = 0;
-
-  explicit Bits(const std::optional<Tensor>& bits) {
-    if (!bits.has_value()) return;
-    data = static_cast<const uint8_t*>(bits->const_data_ptr());
-    batch = bits->stride(0), row = bits->stride(1), column = bits->stride(2);
-  }
-
-  const uint8_t* line(int64_t b, int64_t y) const { return data + b * batch + y * row; }
-
-  // How many of the positions [begin, end) of a line are kept.
-  int64_t count(int64_t b, int64_t y, int64_t begin, int64_t end) const {
-    if (data == nullptr) return end - begin;
-    const uint8_t* at = line(b, y) + begin * column;
-    if (column == 1) return count_kept(at, end - begin);
-    int64_t kept = 0;
-    for (int64_t x = begin; x < end; ++x, at += column) kept += *at != 0;
-    return kept;
-  }
-
-  // Calls run(kept, begin, end) for stretches of [begin, end) of a line that are all kept or all dropped.
-  template <class Run>
-  void for_each_stretch(int64_t b, int64_t y, int64_t begin, int64_t end, const Run& run) const {
-    if (data == nullptr) {
-      if (begin < end) run(true, begin, end);
-      return;
-    }
-    const uint8_t* at = line(b, y);
-    while (begin < end) {
-      const bool kept = at[begin * column] != 0;
-      int64_t stop = begin + 1;
-      while (stop < end && (at[stop * column] != 0) == kept) ++stop;
-      run(kept, begin, stop);
-      begin = stop;
-    }
-  }
-};
 
 struct Tile {
   int32_t batch, row, column;

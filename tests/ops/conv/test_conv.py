@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch.autograd import gradcheck, gradgradcheck
 
 import maskwise as mw
-from maskwise.ops.conv import tiles
+from maskwise.ops.conv import rows, tiles
 from tests.ops.conv.truth import ROUTES, Case, random_case, with_gradients
 
 # Torch's own, of even kernels.
@@ -228,6 +228,43 @@ def test_kernels_of_tiles_move_what_their_references_move(seed, dtype):
                     assert torch.equal(out, truth)
                     assert torch.equal(out.signbit(), truth.signbit())
                     assert strides(out) == strides(truth)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-11), (torch.bfloat16, 5e-2)]
+)
+@pytest.mark.parametrize("seed", range(8))
+def test_kernels_of_rows_give_what_their_references_give(seed, dtype, tolerance, channels_last):
+    generator = torch.Generator().manual_seed(seed)
+    b, c, h, w = (
+        2,
+        (1, 3, 8, 17, 33, 64, 5, 2)[seed],
+        (1, 7, 23, 40, 1, 16, 5, 90)[seed],
+        (130, 1, 40, 23, 65, 8, 5, 70)[seed],
+    )
+    kernel, dilation = ((1, 31), (7, 7), (3, 3), (2, 5), (1, 1), (3, 1), (5, 5), (7, 9))[seed], (1, 1 + seed % 2)
+    stride = (1 + seed % 2, 1 + (seed % 3 == 0 and channels_last))
+    before = (kernel[0] // 2, dilation[1] * (kernel[1] - 1) // 2)
+    coarse = [(h - 1) // stride[0] + 1, (w - 1) // stride[1] + 1]
+    numbers = [*kernel, *stride, *before, *dilation]
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    x = torch.randn(b, c, h, w, generator=generator).to(dtype).contiguous(memory_format=layout)
+    grad = torch.randn(b, c, *coarse, generator=generator).to(dtype).contiguous(memory_format=layout)
+    weight, bias = (torch.randn(shape, generator=generator).to(dtype) for shape in ((c, 1, *kernel), (c,)))
+    valid, wanted = torch.rand(b, h, w, generator=generator) < 0.7, torch.rand(b, *coarse, generator=generator) < 0.6
+    wanted[0] = wanted[0].cummax(-1).values
+    other = torch.tensor(7.0, dtype=dtype)
+    for of_input, of_result in ((valid, wanted), (None, wanted), (valid, None), (valid, torch.zeros_like(wanted))):
+        arguments = (x, weight, bias, of_input, of_result, other, numbers, coarse, channels_last)
+        torch.testing.assert_close(
+            torch.ops.maskwise.conv_rows(*arguments), rows._rows(*arguments), rtol=tolerance, atol=tolerance
+        )
+        of_grad = (x, grad, of_input, of_result, numbers, channels_last)
+        # Sums of up to some thousand products.
+        for got, truth in zip(torch.ops.maskwise.conv_rows_weight(*of_grad), rows._rows_weight(*of_grad), strict=True):
+            torch.testing.assert_close(got, truth, rtol=4 * tolerance, atol=40 * tolerance)
 
 
 @pytest.mark.kernel

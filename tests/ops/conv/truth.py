@@ -24,7 +24,7 @@ TORCHS = {
     (1, True): F.conv_transpose1d,
     (2, True): F.conv_transpose2d,
 }
-ROUTES = ("dense", "tiles", "pixels")
+ROUTES = ("dense", "tiles", "pixels", "rows")
 
 
 @dataclass

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from maskwise.ops.arguments import MaskLike
 from maskwise.ops.backends import why_not_served
-from maskwise.ops.conv import reference, tiles
+from maskwise.ops.conv import reference, rows, tiles
 from maskwise.ops.conv.arguments import Geometry, Ints, Options, Pair, check, line_up, seen_through
 from maskwise.ops.primitives import fill_dropped, number, number_for, sum_kept
 from maskwise.ops.torch_private import has_dispatch_modes, is_tracing, is_transformed, untransformed_apply
@@ -56,7 +56,7 @@ def conv1d(
         padding: as in torch, ``"same"`` and ``"valid"`` included.
         dilation: as in torch.
         groups: as in torch.
-        mask: which positions of x are valid, a Mask or a bool tensor of (B, L), (B, 1, L) or (L,); True means keep. The
+        mask: a Mask or a bool tensor of (B, L), (B, 1, L) or (L,), which positions of x are valid; True means keep. The
             others count as zero. By default, all are valid.
         outputs: which positions of the result are wanted, in the same form. By default, those whose position under the
             central tap is valid; where that lies in the padding, the nearest one decides.
@@ -108,7 +108,7 @@ def conv2d(
         padding: as in torch, ``"same"`` and ``"valid"`` included.
         dilation: as in torch.
         groups: as in torch.
-        mask: which positions of x are valid, a Mask or a bool tensor of (B, H, W), (B, 1, H, W) or (H, W); True means
+        mask: a Mask or a bool tensor of (B, H, W), (B, 1, H, W) or (H, W), which positions of x are valid; True means
             keep. The others count as zero. By default, all are valid.
         outputs: which positions of the result are wanted, in the same form. By default, those whose position under the
             central tap is valid; where that lies in the padding, the nearest one decides.
@@ -157,7 +157,8 @@ def conv_transpose1d(
         output_padding: as in torch.
         groups: as in torch.
         dilation: as in torch.
-        mask: which positions of x are valid, as in `conv1d`.
+        mask: a Mask or a bool tensor of (B, L), (B, 1, L) or (L,), which positions of x are valid; True means keep. The
+            others count as zero. By default, all are valid.
         outputs: which positions of the result are wanted. By default, those that valid positions are expanded to: each
             to as many as the stride says.
         other: a number, or a tensor that broadcasts to the result, for what is not wanted; 0 by default.
@@ -206,7 +207,8 @@ def conv_transpose2d(
         output_padding: as in torch.
         groups: as in torch.
         dilation: as in torch.
-        mask: which positions of x are valid, as in `conv2d`.
+        mask: a Mask or a bool tensor of (B, H, W), (B, 1, H, W) or (H, W), which positions of x are valid; True means
+            keep. The others count as zero. By default, all are valid.
         outputs: which positions of the result are wanted. By default, those that valid positions are expanded to: each
             to as many as the stride says.
         other: a number, or a tensor that broadcasts to the result, for what is not wanted; 0 by default.
@@ -473,6 +475,15 @@ def _run_pixels(x: Tensor, weight: Tensor, bias: Tensor | None, other: Tensor | 
     return _run_tiles(x, weight, bias, other, job, _find(job, (1, 1)))
 
 
+def _run_rows(x: Tensor, weight: Tensor, bias: Tensor | None, other: Tensor | None, job: Job, found: Found) -> Tensor:
+    """The route ``rows`` without autograd."""
+    detail: Region = job.facts.detail
+    fill = number(0.0, x.dtype, x.device) if other is None else other.to(x.dtype)
+    return rows.convolve(
+        x, weight, bias, job.valid, job.wanted, fill, detail.geometry, detail.is_transposed, detail.channels_last
+    )
+
+
 def _dense_map(x: Tensor, weight: Tensor, job: Job) -> Tensor:
     """A gradient by torch's own convolution."""
     detail: Region = job.facts.detail
@@ -505,7 +516,7 @@ class _Convolution(torch.autograd.Function):
         decision: Decision,
         found: Found,
     ) -> Tensor:
-        ctx.job, ctx.is_pixels = job, decision.route.name == "pixels"
+        ctx.job, ctx.route = job, decision.route.name
         ctx.other = None if other is None else other.shape
         ctx.save_for_backward(x, weight)
         out: Tensor = decision.run(x, weight, bias, other, job, found)
@@ -526,8 +537,7 @@ class _Convolution(torch.autograd.Function):
         if needs[1] or (needs[2] and not detail.is_transposed):
             fine, coarse = (grad, x) if detail.is_transposed else (x, grad)
             bits = (job.wanted, job.valid) if detail.is_transposed else (job.valid, job.wanted)
-            size = (1, 1) if ctx.is_pixels else _tile_size(detail)
-            dw, db = _weight_gradient(fine, coarse, _Weight(*bits, job.facts, size))
+            dw, db = _weight_gradient(fine, coarse, _Weight(*bits, job.facts, ctx.route))
         if needs[2] and detail.is_transposed:
             db = grad.sum((0, 2, 3)) if job.wanted is None else sum_kept(grad, job.wanted[:, None], (0, 2, 3))
         if needs[3]:
@@ -537,12 +547,12 @@ class _Convolution(torch.autograd.Function):
 
 
 class _Weight(NamedTuple):
-    """What a gradient of a weight is made of: what is kept of both sides, and the size of a tile."""
+    """What a gradient of a weight is made of: what is kept of both sides, and the route of the convolution."""
 
     fine_bits: Tensor | None
     coarse_bits: Tensor | None
     facts: Facts
-    size: Pair
+    route: str
 
 
 class _WeightGradient(torch.autograd.Function):
@@ -552,8 +562,13 @@ class _WeightGradient(torch.autograd.Function):
     def forward(ctx: Any, fine: Tensor, coarse: Tensor, of: _Weight) -> tuple[Tensor, Tensor]:
         ctx.of = of
         ctx.save_for_backward(fine, coarse)
-        geometry = of.facts.detail.geometry
-        return tiles.weight_gradient(fine, coarse, of.fine_bits, of.coarse_bits, geometry, of.size)
+        detail: Region = of.facts.detail
+        if of.route == "rows":
+            return rows.weight_gradient(
+                fine, coarse, of.fine_bits, of.coarse_bits, detail.geometry, detail.channels_last
+            )
+        size = (1, 1) if of.route == "pixels" else _tile_size(detail)
+        return tiles.weight_gradient(fine, coarse, of.fine_bits, of.coarse_bits, detail.geometry, size)
 
     @staticmethod
     def backward(ctx: Any, dw: Tensor, db: Tensor) -> tuple[Any, ...]:
@@ -616,7 +631,7 @@ def _differentiable(x: Tensor, weight: Tensor, job: Job) -> Tensor:
 
 # -- which route -------------------------------------------------------------------------------------------------------
 #: Of the rate of a matrix product: torch's convolution of a whole map, of a batch of tiles, a product of gathered rows.
-_DENSE, _TILES, _PIXELS = 0.9, 0.8, 0.9
+_DENSE, _TILES, _PIXELS, _ROWS = 0.9, 0.8, 0.9, 0.3
 #: FLOPs of a dense convolution below which the mask is not looked at.
 _FEW_FLOPS = 4_000_000
 
@@ -625,6 +640,12 @@ def _serves(facts: Facts) -> str | None:
     if facts.mask == "none":
         return "nothing is dropped"
     return why_not_served("conv_tiles", facts.device, facts.dtype)
+
+
+def _serves_rows(facts: Facts) -> str | None:
+    d: Region = facts.detail
+    why = rows.serves(d.geometry, d.inputs, d.outputs, d.is_transposed, d.channels_last)
+    return why or (_serves(facts) if facts.mask == "none" else why_not_served("conv_rows", facts.device, facts.dtype))
 
 
 def _serves_pixels(facts: Facts) -> str | None:
@@ -664,6 +685,13 @@ def _tiles_work(facts: Facts) -> Work:
     return _gathered(facts, _tile_size(detail), 0 if detail.tiles is None else detail.tiles)
 
 
+def _rows_work(facts: Facts) -> Work:
+    detail: Region = facts.detail
+    read, written = _moved(facts)
+    kept = (detail.wanted or 0) / max(1, detail.batch * prod(detail.result))
+    return Work(calls=2, streamed=round(kept * read) + written, flops=(detail.wanted or 0) * detail.flops)
+
+
 def _pixels_work(facts: Facts) -> Work:
     return _gathered(facts, (1, 1), facts.detail.wanted or 0)
 
@@ -692,6 +720,17 @@ def _flops(facts: Facts) -> int:
 
 
 _ROUTES = (
+    Route(
+        "rows",
+        _run_rows,
+        _serves_rows,
+        _rows_work,
+        _pays,
+        _cost(_ROWS),
+        skips=Skips.READING,
+        flops=_flops,
+        is_kernel=True,
+    ),
     Route(
         "tiles",
         _run_tiles,
@@ -723,6 +762,8 @@ def _report(plan: Plan, call: Call, options: Options, x: Tensor, wanted: Tensor 
 
 
 def _why(plan: Plan, detail: Region, computed: int, total: int) -> str:
+    if plan.route == "rows":
+        return f"{plan.reason}: {computed:,} of {total:,} positions"
     size = (1, 1) if plan.route == "pixels" else _tile_size(detail)
     tiling = tiles.tiling_of(detail.geometry, size, detail.is_transposed)
     count = computed // max(1, prod(tiling.size))

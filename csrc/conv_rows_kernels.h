@@ -52,17 +52,30 @@ struct StagedPlane {
   }
 };
 
-// U vectors of a run.
-template <int U, class A>
+// U vectors of a run, by S sums each: products of one sum wait for each other.
+template <int U, int S, class A>
 inline void convolve_vectors(const StagedPlane<A>& plane, const DepthwiseRuns& runs, int64_t y, int64_t x, const A* weight,
                              A bias, Vec<A> (&sums)[U]) {
-  for (int u = 0; u < U; ++u) sums[u] = splat<A>(bias);
+  Vec<A> parts[S][U];
+  for (int s = 0; s < S; ++s)
+    for (int u = 0; u < U; ++u) parts[s][u] = splat<A>(s == 0 ? bias : A(0));
+  const int64_t step = runs.dilation[1];
   for (int64_t ky = 0; ky < runs.kernel[0]; ++ky) {
     const A* from = plane.tap(runs, y, ky) + x;
-    for (int64_t kx = 0; kx < runs.kernel[1]; ++kx, from += runs.dilation[1]) {
+    int64_t kx = 0;
+    for (; kx + S <= runs.kernel[1]; kx += S, from += S * step, weight += S)
+      for (int s = 0; s < S; ++s) {
+        const Vec<A> w = splat<A>(weight[s]);
+        for (int u = 0; u < U; ++u) parts[s][u] += w * load<A>(from + s * step + u * kLanes<A>);
+      }
+    for (; kx < runs.kernel[1]; ++kx, from += step) {
       const Vec<A> w = splat<A>(*weight++);
-      for (int u = 0; u < U; ++u) sums[u] += w * load<A>(from + u * kLanes<A>);
+      for (int u = 0; u < U; ++u) parts[S - 1][u] += w * load<A>(from + u * kLanes<A>);
     }
+  }
+  for (int u = 0; u < U; ++u) {
+    sums[u] = parts[0][u];
+    for (int s = 1; s < S; ++s) sums[u] += parts[s][u];
   }
 }
 
@@ -85,14 +98,19 @@ void depthwise_planes(const DepthwiseRuns& runs, const T* x, const T* weight, co
       for (const Run& run : runs.runs_of(b)) {
         T* line = to + run.row * out_strides.row;
         int64_t at = run.begin;
-        for (; at + 4 * N <= run.end; at += 4 * N) {
-          Vec<A> sums[4];
-          convolve_vectors(plane, runs, run.row, at, w.data(), start, sums);
-          for (int u = 0; u < 4; ++u) store(line + at + u * N, sums[u]);
+        for (; at + 8 * N <= run.end; at += 8 * N) {
+          Vec<A> sums[8];
+          convolve_vectors<8, 1>(plane, runs, run.row, at, w.data(), start, sums);
+          for (int u = 0; u < 8; ++u) store(line + at + u * N, sums[u]);
+        }
+        for (; at + 2 * N <= run.end; at += 2 * N) {
+          Vec<A> sums[2];
+          convolve_vectors<2, 3>(plane, runs, run.row, at, w.data(), start, sums);
+          for (int u = 0; u < 2; ++u) store(line + at + u * N, sums[u]);
         }
         for (; at < run.end; at += N) {
           Vec<A> sums[1];
-          convolve_vectors(plane, runs, run.row, at, w.data(), start, sums);
+          convolve_vectors<1, 4>(plane, runs, run.row, at, w.data(), start, sums);
           store_partial<A>(line + at, run.end - at, sums[0]);
         }
       }
@@ -117,20 +135,30 @@ void depthwise_planes_weight(const DepthwiseRuns& runs, const T* x, const T* gra
         if (runs.runs_of(b).empty()) continue;
         plane.stage(runs, b, x + b * x_strides.batch + c * x_strides.channel, x_strides.row);
         const T* from = grad + b * grad_strides.batch + c * grad_strides.channel;
-        for (const Run& run : runs.runs_of(b)) {
-          const T* line = from + run.row * grad_strides.row;
+        const Slice<Run> all = runs.runs_of(b);
+        for (const Run *first = all.begin(), *last = first; first != all.end(); first = last) {
+          // The runs of one row share their sums.
+          while (last != all.end() && last->row == first->row) ++last;
+          const T* line = from + first->row * grad_strides.row;
           Vec<A> total = splat<A>(A(0));
-          for (int64_t at = run.begin; at < run.end; at += N) total += load_partial<A>(line + at, run.end - at, A(0));
+          for (const Run* run = first; run != last; ++run)
+            for (int64_t at = run->begin; at < run->end; at += N) total += load_partial<A>(line + at, run->end - at, A(0));
           add(taps, total);
           for (int64_t ky = 0; ky < runs.kernel[0]; ++ky) {
-            const A* row = plane.tap(runs, run.row, ky);
+            const A* row = plane.tap(runs, first->row, ky);
             int64_t kx = 0;
             const auto some = [&](auto count) {
               constexpr int U = decltype(count)::value;
               Vec<A> sums[U];
               for (int u = 0; u < U; ++u) sums[u] = splat<A>(A(0));
-              for (int64_t at = run.begin; at < run.end; at += N) {
-                const int64_t rest = run.end - at;
+              for (const Run* run = first; run != last; ++run) {
+                int64_t at = run->begin;
+                for (; at + N <= run->end; at += N) {
+                  const Vec<A> g = load<A>(line + at);
+                  for (int u = 0; u < U; ++u) sums[u] += g * load<A>(row + at + (kx + u) * runs.dilation[1]);
+                }
+                const int64_t rest = run->end - at;
+                if (rest == 0) continue;
                 const Vec<A> g = load_partial<A>(line + at, rest, A(0));
                 // Not even times zero is anything used that lies behind the run.
                 for (int u = 0; u < U; ++u)
@@ -140,6 +168,8 @@ void depthwise_planes_weight(const DepthwiseRuns& runs, const T* x, const T* gra
               kx += U;
             };
             while (kx + 8 <= runs.kernel[1]) some(std::integral_constant<int, 8>{});
+            if (kx + 7 <= runs.kernel[1]) some(std::integral_constant<int, 7>{});
+            if (kx + 5 <= runs.kernel[1]) some(std::integral_constant<int, 5>{});
             while (kx + 3 <= runs.kernel[1]) some(std::integral_constant<int, 3>{});
             while (kx < runs.kernel[1]) some(std::integral_constant<int, 1>{});
           }
@@ -156,16 +186,32 @@ void depthwise_planes_weight(const DepthwiseRuns& runs, const T* x, const T* gra
 
 // -- pixels ------------------------------------------------------------------------------------------------------------
 
-// The first position of a tap of a coarse position, or null where it is outside or not valid.
+// The taps of a coarse position that are valid: where each is read, and its number.
 template <class T>
-inline const T* tap_of(const DepthwiseRuns& runs, const T* x, const Strides& strides, int64_t b, int64_t y, int64_t at,
-                       int64_t ky, int64_t kx) {
-  const int64_t row = y * runs.stride[0] - runs.before[0] + ky * runs.dilation[0];
-  const int64_t column = at * runs.stride[1] - runs.before[1] + kx * runs.dilation[1];
-  if (row < 0 || row >= runs.rows || column < 0 || column >= runs.columns) return nullptr;
-  if (runs.valid.data != nullptr && runs.valid.line(b, row)[column * runs.valid.column] == 0) return nullptr;
-  return x + b * strides.batch + row * strides.row + column * strides.column;
-}
+struct Taps {
+  std::vector<const T*> from;
+  std::vector<int64_t> number;
+  int64_t count = 0;
+
+  explicit Taps(const DepthwiseRuns& runs) : from(runs.kernel[0] * runs.kernel[1]), number(from.size()) {}
+
+  void find(const DepthwiseRuns& runs, const T* x, const Strides& strides, int64_t b, int64_t y, int64_t at) {
+    count = 0;
+    const int64_t left = at * runs.stride[1] - runs.before[1];
+    for (int64_t ky = 0; ky < runs.kernel[0]; ++ky) {
+      const int64_t row = y * runs.stride[0] - runs.before[0] + ky * runs.dilation[0];
+      if (row < 0 || row >= runs.rows) continue;
+      const T* line = x + b * strides.batch + row * strides.row;
+      const uint8_t* bits = runs.valid.data == nullptr ? nullptr : runs.valid.line(b, row);
+      for (int64_t kx = 0, column = left; kx < runs.kernel[1]; ++kx, column += runs.dilation[1]) {
+        if (column < 0 || column >= runs.columns) continue;
+        from[count] = line + column * strides.column;
+        number[count] = ky * runs.kernel[1] + kx;
+        count += bits == nullptr || bits[column * runs.valid.column] != 0;
+      }
+    }
+  }
+};
 
 // `weight` and `bias` are in A, the weight with its channels last.
 template <class T>
@@ -173,39 +219,40 @@ void depthwise_pixels(const DepthwiseRuns& runs, const T* x, const Acc<T>* weigh
                       const Strides& x_strides, T* out, const Strides& out_strides) {
   using A = Acc<T>;
   constexpr int64_t N = kLanes<A>;
-  constexpr int U = 4;
   const int64_t channels = runs.channels;
   const std::vector<int64_t>& starts = runs.run_starts;
   const auto batch_of = [&](int64_t r) { return std::upper_bound(starts.begin(), starts.end(), r) - starts.begin() - 1; };
   const int64_t each = runs.work * runs.batch * channels / std::max<int64_t>(1, starts.back());
   parallel_uneven(starts.back(), each, [&](int64_t begin, int64_t end) {
+    Taps<T> taps(runs);
     for (int64_t r = begin; r < end; ++r) {
       const int64_t b = batch_of(r);
       const Run& run = runs.runs[r];
       for (int64_t at = run.begin; at < run.end; ++at) {
         T* to = out + b * out_strides.batch + run.row * out_strides.row + at * out_strides.column;
-        const auto block = [&](int64_t c, auto count, int64_t rest) {
-          constexpr int V = decltype(count)::value;
-          Vec<A> sums[V];
-          for (int u = 0; u < V; ++u) sums[u] = bias == nullptr ? splat<A>(A(0)) : load<A>(bias + c + u * N);
-          const A* w = weight + c;
-          for (int64_t ky = 0; ky < runs.kernel[0]; ++ky)
-            for (int64_t kx = 0; kx < runs.kernel[1]; ++kx, w += runs.padded) {
-              const T* from = tap_of(runs, x, x_strides, b, run.row, at, ky, kx);
-              if (from == nullptr) continue;
-              if (rest > 0) {
-                sums[0] += load<A>(w) * load_partial<A>(from + c, rest, A(0));
-              } else {
-                for (int u = 0; u < V; ++u) sums[u] += load<A>(w + u * N) * load<A>(from + c + u * N);
-              }
-            }
-          if (rest > 0) return store_partial<A>(to + c, rest, sums[0]);
-          for (int u = 0; u < V; ++u) store(to + c + u * N, sums[u]);
-        };
+        taps.find(runs, x, x_strides, b, run.row, at);
         int64_t c = 0;
-        for (; c + U * N <= channels; c += U * N) block(c, std::integral_constant<int, U>{}, 0);
-        for (; c + N <= channels; c += N) block(c, std::integral_constant<int, 1>{}, 0);
-        if (c < channels) block(c, std::integral_constant<int, 1>{}, channels - c);
+        const auto block = [&](auto count) {
+          constexpr int U = decltype(count)::value;
+          Vec<A> sums[U];
+          for (int u = 0; u < U; ++u) sums[u] = load<A>(bias + c + u * N);
+          for (int64_t t = 0; t < taps.count; ++t) {
+            const T* from = taps.from[t] + c;
+            const A* w = weight + taps.number[t] * runs.padded + c;
+            for (int u = 0; u < U; ++u) sums[u] += load<A>(w + u * N) * load<A>(from + u * N);
+          }
+          for (int u = 0; u < U; ++u) store(to + c + u * N, sums[u]);
+          c += U * N;
+        };
+        while (c + 8 * N <= channels) block(std::integral_constant<int, 8>{});
+        while (c + 4 * N <= channels) block(std::integral_constant<int, 4>{});
+        while (c + N <= channels) block(std::integral_constant<int, 1>{});
+        if (c == channels) continue;
+        Vec<A> sum = load<A>(bias + c);
+        for (int64_t t = 0; t < taps.count; ++t)
+          sum += load<A>(weight + taps.number[t] * runs.padded + c) *
+                 load_partial<A>(taps.from[t] + c, channels - c, A(0));
+        store_partial<A>(to + c, channels - c, sum);
       }
     }
   });
@@ -218,25 +265,37 @@ void depthwise_pixels_weight(const DepthwiseRuns& runs, const T* x, const T* gra
   using A = Acc<T>;
   constexpr int64_t N = kLanes<A>;
   parallel(ceil_div(runs.channels, N), runs.batch * runs.work * N, [&](int64_t begin, int64_t end) {
+    Taps<T> taps(runs);
     for (int64_t b = 0; b < runs.batch; ++b)
       for (const Run& run : runs.runs_of(b))
         for (int64_t at = run.begin; at < run.end; ++at) {
           const T* from = grad + b * grad_strides.batch + run.row * grad_strides.row + at * grad_strides.column;
-          for (int64_t v = begin; v < end; ++v) {
-            const int64_t c = v * N, rest = runs.channels - c;
-            store(bias + c, load<A>(bias + c) + load_partial<A>(from + c, rest, A(0)));
-          }
-          A* w = weight;
-          for (int64_t ky = 0; ky < runs.kernel[0]; ++ky)
-            for (int64_t kx = 0; kx < runs.kernel[1]; ++kx, w += runs.padded) {
-              const T* tap = tap_of(runs, x, x_strides, b, run.row, at, ky, kx);
-              if (tap == nullptr) continue;
-              for (int64_t v = begin; v < end; ++v) {
-                const int64_t c = v * N, rest = runs.channels - c;
-                const Vec<A> g = load_partial<A>(from + c, rest, A(0)), value = load_partial<A>(tap + c, rest, A(0));
-                store(w + c, load<A>(w + c) + g * value);
-              }
+          taps.find(runs, x, x_strides, b, run.row, at);
+          int64_t v = begin;
+          const auto block = [&](auto count) {
+            constexpr int U = decltype(count)::value;
+            const int64_t c = v * N;
+            Vec<A> g[U];
+            for (int u = 0; u < U; ++u) {
+              g[u] = load<A>(from + c + u * N);
+              store(bias + c + u * N, load<A>(bias + c + u * N) + g[u]);
             }
+            for (int64_t t = 0; t < taps.count; ++t) {
+              A* w = weight + taps.number[t] * runs.padded + c;
+              for (int u = 0; u < U; ++u) store(w + u * N, load<A>(w + u * N) + g[u] * load<A>(taps.from[t] + c + u * N));
+            }
+            v += U;
+          };
+          while (v + 4 <= end && (v + 4) * N <= runs.channels) block(std::integral_constant<int, 4>{});
+          while (v < end && (v + 1) * N <= runs.channels) block(std::integral_constant<int, 1>{});
+          if (v == end) continue;
+          const int64_t c = v * N, rest = runs.channels - c;
+          const Vec<A> g = load_partial<A>(from + c, rest, A(0));
+          store(bias + c, load<A>(bias + c) + g);
+          for (int64_t t = 0; t < taps.count; ++t) {
+            A* w = weight + taps.number[t] * runs.padded + c;
+            store(w, load<A>(w) + g * load_partial<A>(taps.from[t] + c, rest, A(0)));
+          }
         }
   });
 }

@@ -9,6 +9,7 @@ from benchmarks.case import Case
 from benchmarks.cases import (
     attention,
     compress,
+    conv,
     fill,
     kept,
     linear,
@@ -42,6 +43,7 @@ FAMILIES = (
     models.cases,
     compress.cases,
     attention.cases,
+    conv.cases,
     masked_linear.cases,
     recipes.cases,
     startup.cases,

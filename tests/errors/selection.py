@@ -80,8 +80,8 @@ ROWS = [
     Row("mw.apply", apply_of(mixing_with_a_generator()), ArgumentError, "mw.pack(x, mask).map(fn)"),
     Row("mw.apply", apply_of(lambda rows: rows[: max(3, len(rows) - 1)]), ShapeError, "fn must be row-wise"),
     Row("mw.apply", apply_of(lambda rows: rows if len(rows) > 5 else rows[:1]), ArgumentError, "mw.pack(x, mask)"),
-    Row("mw.apply", apply_of(nn.Conv1d(4, 4, 1)), ArgumentError, "fn(mw.mul(x, mask[..., None]).mT).mT"),
-    Row("mw.apply", apply_of(nn.Conv1d(6, 6, 1)), ArgumentError, "fn(mw.mul(x, mask[..., None]).mT).mT"),
+    Row("mw.apply", apply_of(nn.Conv1d(4, 4, 1)), ArgumentError, "mw.conv1d(x, fn.weight, fn.bias"),
+    Row("mw.apply", apply_of(nn.Conv1d(6, 6, 1)), ArgumentError, "mw.conv1d(x, fn.weight, fn.bias"),
     Row("mw.apply", apply_of(nn.BatchNorm1d(4)), ArgumentError, "fn.eval()"),
     Row("mw.apply_", apply_of(lambda rows: rows - rows.mean(0), mw.apply_), ArgumentError, "mw.pack(x, mask).map(fn)"),
     Row("mw.apply_", lambda: mw.apply_(torch.Tensor.long, X, mask=BITS), ShapeError, "mw.apply, which returns a new"),
@@ -202,6 +202,9 @@ ROWS = [
         "0 for a sequence of no keys",
     ),
     Row("attend", lambda: attend(TOKENS, TOKENS, TOKENS, [4]), ShapeError, "mask.lengths.tolist()"),
+    Row(
+        "mw.apply", lambda: mw.apply(nn.Conv2d(3, 4, 3), MAP, mask=MAP[:, 0] > 0), ShapeError, "mw.conv2d(x, fn.weight"
+    ),
     # -- convolutions
     Row("mw.conv2d", conv([1.0]), DtypeError, "torch.as_tensor(x)"),
     Row("mw.conv2d", conv(MAP, weight=None), DtypeError, "torch.as_tensor(weight)"),

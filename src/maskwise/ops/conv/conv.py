@@ -631,9 +631,13 @@ def _differentiable(x: Tensor, weight: Tensor, job: Job) -> Tensor:
 
 # -- which route -------------------------------------------------------------------------------------------------------
 #: Of the rate of a matrix product: torch's convolution of a whole map, of a batch of tiles, a product of gathered rows.
-_DENSE, _TILES, _PIXELS, _ROWS = 0.9, 0.8, 0.9, 0.3
-#: FLOPs of a dense convolution below which the mask is not looked at.
-_FEW_FLOPS = 4_000_000
+_DENSE, _TILES, _PIXELS = 0.9, 0.8, 0.9
+#: The same of depthwise convolutions: torch's, torch's of a batch of tiles, and by rows.
+_DEPTHWISE, _DEPTHWISE_TILES, _ROWS = 0.3, 0.1, 0.3
+#: FLOPs of a dense convolution below which the mask is not looked at; of a depthwise one, which takes longer for them.
+_FEW_FLOPS, _FEW_DEPTHWISE = 20_000_000, 2_000_000
+#: Single positions of planes are gathered an element at a time, which takes that many times as long.
+_STRIDED = 4
 
 
 def _serves(facts: Facts) -> str | None:
@@ -656,7 +660,12 @@ def _serves_pixels(facts: Facts) -> str | None:
 
 
 def _pays(facts: Facts) -> str | None:
-    return "too little to look at the mask for" if _dense_flops(facts.detail) < _FEW_FLOPS else None
+    few = _FEW_DEPTHWISE if _is_depthwise(facts.detail) else _FEW_FLOPS
+    return "too little to look at the mask for" if _dense_flops(facts.detail) < few else None
+
+
+def _is_depthwise(detail: Region) -> bool:
+    return detail.geometry.groups > 1 and detail.geometry.groups == detail.inputs
 
 
 def _dense_flops(detail: Region) -> int:
@@ -693,23 +702,25 @@ def _rows_work(facts: Facts) -> Work:
 
 
 def _pixels_work(facts: Facts) -> Work:
-    return _gathered(facts, (1, 1), facts.detail.wanted or 0)
+    work = _gathered(facts, (1, 1), facts.detail.wanted or 0)
+    return work if facts.detail.channels_last else work._replace(gathered=_STRIDED * work.gathered)
 
 
 def _gathered(facts: Facts, size: Pair, count: int) -> Work:
     detail: Region = facts.detail
     tiling = tiles.tiling_of(detail.geometry, size, detail.is_transposed)
     windows, written = count * prod(tiling.window), count * prod(tiling.size)
+    # A transposed convolution with a stride has its taps for each position that is read.
     flops = detail.flops * (windows if detail.is_transposed and detail.geometry.stride != (1, 1) else written)
-    if detail.is_transposed and detail.geometry.stride == (1, 1):
-        flops = detail.flops * written
     moved = 2 * facts.dtype.itemsize * (windows * detail.inputs + written * detail.outputs)
-    return Work(calls=4, streamed=_moved(facts)[1] + moved, gathered=moved, flops=flops)
+    # A product or a convolution between three kernels, all of which Python prepares.
+    return Work(calls=12, streamed=_moved(facts)[1] + moved, gathered=moved, flops=flops)
 
 
-def _cost(efficiency: float) -> Callable[[Facts, Work, Rates], float]:
+def _cost(efficiency: float, depthwise: float) -> Callable[[Facts, Work, Rates], float]:
     def cost(facts: Facts, work: Work, rates: Rates) -> float:
-        return microseconds(work._replace(flops=round(work.flops / efficiency)), rates.plain_call, rates)
+        share = depthwise if _is_depthwise(facts.detail) else efficiency
+        return microseconds(work._replace(flops=round(work.flops / share)), rates.plain_call, rates)
 
     return cost
 
@@ -726,7 +737,7 @@ _ROUTES = (
         _serves_rows,
         _rows_work,
         _pays,
-        _cost(_ROWS),
+        _cost(_ROWS, _ROWS),
         skips=Skips.READING,
         flops=_flops,
         is_kernel=True,
@@ -737,15 +748,22 @@ _ROUTES = (
         _serves,
         _tiles_work,
         _pays,
-        _cost(_TILES),
+        _cost(_TILES, _DEPTHWISE_TILES),
         skips=Skips.COMPUTING,
         flops=_flops,
         is_kernel=True,
     ),
     Route(
-        "pixels", _run_pixels, _serves_pixels, _pixels_work, _pays, _cost(_PIXELS), skips=Skips.COMPUTING, flops=_flops
+        "pixels",
+        _run_pixels,
+        _serves_pixels,
+        _pixels_work,
+        _pays,
+        _cost(_PIXELS, _PIXELS),
+        skips=Skips.COMPUTING,
+        flops=_flops,
     ),
-    Route("plain", reference.dense, work=_plain_work, cost=_cost(_DENSE), flops=_flops, transforms=True),
+    Route("plain", reference.dense, work=_plain_work, cost=_cost(_DENSE, _DEPTHWISE), flops=_flops, transforms=True),
 )
 
 

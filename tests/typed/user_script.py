@@ -232,6 +232,14 @@ def own_gates() -> None:
     largest.hold(x > 0)
 
 
+def regions() -> None:
+    """Convolutions of regions."""
+    region = mw.nn.RegionConv2d(2, 3, 3, padding=1)
+    assert_type(region.outputs(torch.ones(5, 5, dtype=torch.bool)), Mask)
+    region(torch.randn(1, 2, 5, 5), torch.ones(5, 5, dtype=torch.bool), other=0.0)
+    mw.nn.RegionConv1d(2, 3, 3)(torch.randn(1, 2, 5), outputs=torch.ones(3, dtype=torch.bool))
+
+
 def layers(mask: Mask) -> nn.Module:
     """Every layer and every gate."""
     x = torch.randn(3, 5, 8)

@@ -7,6 +7,8 @@ from maskwise.nn import schedule as schedule
 from maskwise.nn.attaching import attach as attach
 from maskwise.nn.attaching import detach as detach
 from maskwise.nn.conv import MaskedConv2d as MaskedConv2d
+from maskwise.nn.conv import RegionConv1d as RegionConv1d
+from maskwise.nn.conv import RegionConv2d as RegionConv2d
 from maskwise.nn.linear import MaskedLinear as MaskedLinear
 from maskwise.nn.norm import MaskedBatchNorm1d as MaskedBatchNorm1d
 from maskwise.nn.norm import MaskedBatchNorm2d as MaskedBatchNorm2d
@@ -38,6 +40,8 @@ __all__ = [
     "MaskedLinear",
     "MaskedMaxPool",
     "MaskedMeanPool",
+    "RegionConv1d",
+    "RegionConv2d",
     "RigL",
     "SparseLinear",
     "attach",

@@ -12,7 +12,7 @@ from maskwise.errors import ArgumentError, DeviceError, DtypeError, ShapeError, 
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MUST, MaskLike, fits, mask_hint, need_dense
 
-__all__ = ["Geometry", "Ints", "Options", "check", "line_up", "seen_through"]
+__all__ = ["Geometry", "Ints", "Options", "check", "line_up", "seen_through", "wanted_by_default"]
 
 Ints: TypeAlias = int | Sequence[int]
 Pair: TypeAlias = tuple[int, int]
@@ -269,3 +269,21 @@ def seen_through(bits: Tensor, geometry: Geometry, dims: int, is_transposed: boo
         at = (at - centre).div(stride, rounding_mode="floor") if is_transposed else at * stride + centre
         bits = bits.index_select(d, at.clamp(0, size - 1))
     return bits
+
+
+def wanted_by_default(options: Options, mask: MaskLike, kernel: tuple[int, ...]) -> Tensor:
+    """The outputs that a convolution wants of inputs with a mask, bool, (..., *positions of the result).
+
+    Args:
+        options: of the convolution.
+        mask: of positions, (..., *positions).
+        kernel: the size of the kernel.
+    """
+    dims = options.dims
+    if not isinstance(mask, (Mask, Tensor)) or mask.dtype is not torch.bool or mask.ndim < dims:
+        got = f"{type(mask).__name__} {tuple(mask.shape)}" if isinstance(mask, (Mask, Tensor)) else type(mask).__name__
+        must = f"be a Mask or a bool tensor of {dims} dims or more"
+        raise ShapeError(say(options.op, "mask", must=must, got=got, hint="Mask.full(input.shape[2:])"))
+    bits = mask.to_bool() if isinstance(mask, Mask) else mask
+    geometry = _geometry(options, tuple(bits.shape[-dims:]), kernel)
+    return seen_through(bits, geometry, dims, options.is_transposed)

@@ -9,6 +9,7 @@ from benchmarks.case import Case
 from benchmarks.cases import (
     attention,
     compress,
+    conv,
     distributed,
     fill,
     head,
@@ -46,6 +47,7 @@ FAMILIES = (
     distributed.cases,
     compress.cases,
     attention.cases,
+    conv.cases,
     masked_linear.cases,
     recipes.cases,
     startup.cases,

@@ -36,6 +36,7 @@ PARTS: dict[str, str] = {
     "loss": "Fill and losses",
     "select": "Compute only what is kept",
     "attention": "Compute only what is kept",
+    "conv": "Compute only what is kept",
     "linear": "Weights",
 }
 #: What has a page of its own, or none.

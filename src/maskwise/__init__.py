@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from maskwise.models import unpad as unpad
     from maskwise.models.compress import compress as compress
     from maskwise.ops.attention import attention as attention
+    from maskwise.ops.conv import *
     from maskwise.ops.fill import *
     from maskwise.ops.linear import linear as linear
     from maskwise.ops.loss import *
@@ -45,6 +46,7 @@ _HOMES = {
     "maskwise.ops.select": "apply apply_ pack Packed",
     "maskwise.ops.attention": "attention",
     "maskwise.ops.linear": "linear",
+    "maskwise.ops.conv": "conv1d conv2d conv_transpose1d conv_transpose2d",
     "maskwise.models": "unpad",
     "maskwise.models.compress": "compress",
     "maskwise.data": "TokenBudgetSampler",

@@ -447,6 +447,24 @@ ROWS = [
     Row("mw.nn.MaskedLinear", lambda: mw.nn.MaskedLinear(3, 2, gate=0.1), DtypeError, "gate=mw.nn.gates.TopK(0.1)"),
     Row("mw.nn.MaskedLinear", lambda: mw.nn.MaskedLinear(3, 2, gate=ATTACHED), ArgumentError, "a new TopK(...)"),
     Row("mw.nn.MaskedLinear", lambda: mw.nn.MaskedLinear(3, 2, gate=BITS.T), ShapeError, "mask.T"),
+    *(
+        row
+        for name, x in (("RegionConv1d", torch.ones(1, 2, 5)), ("RegionConv2d", torch.ones(1, 2, 5, 5)))
+        for layer in [getattr(mw.nn, name)(2, 3, 3)]
+        for row in (
+            Row(
+                f"mw.nn.{name}",
+                lambda name=name: getattr(mw.nn, name)(2, 3, 3, padding=1, padding_mode="reflect"),
+                ArgumentError,
+                "mode=padding_mode) first",
+            ),
+            Row(f"mw.nn.{name}.forward", lambda layer=layer, x=x: layer(x[:, :1]), ShapeError, "a weight of shape"),
+            Row(f"mw.nn.{name}.forward", lambda layer=layer, x=x: layer(x.double()), DtypeError, "weight.to(x.dtype)"),
+            Row(f"mw.nn.{name}.forward", lambda layer=layer, x=x: layer(x.to("meta")), DeviceError, "to(x.device)"),
+            Row(f"mw.nn.{name}.forward", lambda layer=layer, x=x: layer(x.to_sparse()), ArgumentError, "x.to_dense()"),
+            Row(f"mw.nn.{name}.outputs", lambda layer=layer: layer.outputs(None), ShapeError, "Mask.full(input.shape"),
+        )
+    ),
     Row("mw.nn.MaskedConv2d", lambda: mw.nn.MaskedConv2d(3, 2, 1, gate=0.1), DtypeError, "gate=mw.nn.gates.TopK(0.1)"),
     Row("mw.nn.MaskedConv2d", lambda: mw.nn.MaskedConv2d(3, 2, 1, gate=ATTACHED), ArgumentError, "a new TopK(...)"),
     Row("mw.nn.MaskedConv2d", lambda: mw.nn.MaskedConv2d(3, 2, 1, gate=BITS), ShapeError, "mask[..., None, None]"),

@@ -25,6 +25,7 @@ Q, K = torch.zeros(2, 4, 3, 8), torch.zeros(2, 2, 5, 8)
 SQUARE = torch.zeros(3, 4, 3, 8)
 ROWS_OF = mw.pack(Q.transpose(1, 2), BITS)
 TOKENS = torch.zeros(5, 4, 8)
+MAP, KERNEL = torch.ones(2, 3, 6, 5), torch.zeros(4, 3, 3, 3)
 WEIGHT, KEPT = torch.zeros(4, 3), torch.ones(4, 3, dtype=torch.bool)
 
 
@@ -45,6 +46,10 @@ def attention(*arguments: Any, **options: Any) -> Callable[[], Any]:
 
 def linear(*arguments: Any) -> Callable[[], Any]:
     return lambda: mw.linear(*arguments)
+
+
+def conv(x: Any, *, weight: Any = KERNEL, **options: Any) -> Callable[[], Any]:
+    return lambda: mw.conv2d(x, weight, **options)
 
 
 def pack_into(out: Any, x: torch.Tensor = X) -> Callable[[], Any]:
@@ -75,8 +80,8 @@ ROWS = [
     Row("mw.apply", apply_of(mixing_with_a_generator()), ArgumentError, "mw.pack(x, mask).map(fn)"),
     Row("mw.apply", apply_of(lambda rows: rows[: max(3, len(rows) - 1)]), ShapeError, "fn must be row-wise"),
     Row("mw.apply", apply_of(lambda rows: rows if len(rows) > 5 else rows[:1]), ArgumentError, "mw.pack(x, mask)"),
-    Row("mw.apply", apply_of(nn.Conv1d(4, 4, 1)), ArgumentError, "fn(mw.mul(x, mask[..., None]).mT).mT"),
-    Row("mw.apply", apply_of(nn.Conv1d(6, 6, 1)), ArgumentError, "fn(mw.mul(x, mask[..., None]).mT).mT"),
+    Row("mw.apply", apply_of(nn.Conv1d(4, 4, 1)), ArgumentError, "mw.conv1d(x, fn.weight, fn.bias"),
+    Row("mw.apply", apply_of(nn.Conv1d(6, 6, 1)), ArgumentError, "mw.conv1d(x, fn.weight, fn.bias"),
     Row("mw.apply", apply_of(nn.BatchNorm1d(4)), ArgumentError, "fn.eval()"),
     Row("mw.apply_", apply_of(lambda rows: rows - rows.mean(0), mw.apply_), ArgumentError, "mw.pack(x, mask).map(fn)"),
     Row("mw.apply_", lambda: mw.apply_(torch.Tensor.long, X, mask=BITS), ShapeError, "mw.apply, which returns a new"),
@@ -197,6 +202,59 @@ ROWS = [
         "0 for a sequence of no keys",
     ),
     Row("attend", lambda: attend(TOKENS, TOKENS, TOKENS, [4]), ShapeError, "mask.lengths.tolist()"),
+    Row(
+        "mw.apply", lambda: mw.apply(nn.Conv2d(3, 4, 3), MAP, mask=MAP[:, 0] > 0), ShapeError, "mw.conv2d(x, fn.weight"
+    ),
+    # -- convolutions
+    Row("mw.conv2d", conv([1.0]), DtypeError, "torch.as_tensor(x)"),
+    Row("mw.conv2d", conv(MAP, weight=None), DtypeError, "torch.as_tensor(weight)"),
+    Row("mw.conv2d", conv(MAP.to_sparse()), ArgumentError, "x.to_dense()"),
+    Row("mw.conv2d", conv(MAP.long()), DtypeError, "x.float()"),
+    Row("mw.conv2d", conv(MAP, weight=KERNEL.double()), DtypeError, "weight.to(x.dtype)"),
+    Row("mw.conv2d", conv(MAP, weight=KERNEL.to("meta")), DeviceError, "weight.to(x.device)"),
+    Row("mw.conv2d", conv(MAP[0, 0]), ShapeError, "x[None] for one channel"),
+    Row("mw.conv2d", conv(MAP[None]), ShapeError, "x.flatten(0, 1)"),
+    Row("mw.conv2d", conv(MAP, weight=KERNEL[0]), ShapeError, "weight.reshape(-1, 3, ...)"),
+    Row("mw.conv2d", conv(MAP.movedim(1, -1)), ShapeError, "x.movedim(-1, 1)"),
+    Row("mw.conv2d", conv(MAP[:, :2]), ShapeError, "a weight of shape (4, 2, 3, 3)"),
+    Row("mw.conv2d", conv(MAP, groups=3), ArgumentError, "groups=1"),
+    Row("mw.conv2d", conv(MAP, bias=torch.zeros(2, 2)), ShapeError, "bias.flatten()"),
+    Row("mw.conv2d", conv(MAP, stride=0), ArgumentError, "stride=(1, 1)"),
+    Row("mw.conv2d", conv(MAP, dilation=(1, 1, 1)), ArgumentError, "dilation=(1, 1)"),
+    Row("mw.conv2d", conv(MAP, padding="reflect"), ArgumentError, "padding=(0, 0)"),
+    Row("mw.conv2d", conv(MAP, padding="same", stride=2), ArgumentError, "padding=kernel_size // 2"),
+    Row("mw.conv2d", conv(MAP[..., :2]), ShapeError, "padding=kernel_size // 2"),
+    Row("mw.conv2d", conv(MAP, mask=MAP[:, 0]), DtypeError, "Mask.from_additive(mask) for 0 and -inf"),
+    Row("mw.conv2d", conv(MAP, mask=MAP > 0), ShapeError, "mask.any(1), since all channels share it"),
+    Row("mw.conv2d", conv(MAP, outputs=MAP[:, 0] > 0), ShapeError, "outputs of (2, 4, 3)"),
+    Row("mw.conv2d", conv(MAP, mask=(MAP[:, 0] > 0).to("meta")), DeviceError, "mask.to(x.device)"),
+    Row("mw.conv2d", conv(MAP, other="0"), DtypeError, "other=0.0"),
+    Row("mw.conv2d", conv(MAP, other=torch.zeros(3)[:2]), ShapeError, "the result of an earlier call"),
+    Row("mw.conv2d", conv(MAP, other=torch.zeros(3, device="meta")), DeviceError, "other.to(x.device)"),
+    Row(
+        "mw.conv2d", conv(MAP, mask=MAP[:, 0] > 0, other=1e300), ArgumentError, "a value in the range of torch.float32"
+    ),
+    Row(
+        "mw.conv_transpose2d",
+        lambda: mw.conv_transpose2d(MAP, KERNEL[:3], output_padding=1),
+        ArgumentError,
+        "output_padding=stride - 1 at most",
+    ),
+    Row("mw.conv1d", lambda: mw.conv1d(MAP, KERNEL[..., 0]), ShapeError, "mw.conv2d"),
+    *(
+        Row(f"mw.{name}", lambda name=name, given=given: getattr(mw, name)(*given), error, hint)
+        for name, x, w in [
+            ("conv1d", MAP[0].mT, torch.zeros(4, 5, 3)),
+            ("conv_transpose1d", MAP[0].mT, torch.zeros(5, 4, 3)),
+            ("conv_transpose2d", MAP, torch.zeros(3, 4, 3, 3)),
+        ]
+        for given, error, hint in [
+            ((x[:, :2], w), ShapeError, "a weight of shape"),
+            ((x, w, None, 0), ArgumentError, "stride="),
+            ((x.long(), w), DtypeError, "x.float()"),
+            ((x, w.to("meta")), DeviceError, "weight.to(x.device)"),
+        ]
+    ),
     # -- linear
     Row("mw.linear", linear([1.0], WEIGHT, KEPT), DtypeError, "torch.as_tensor(x)"),
     Row("mw.linear", linear(X, WEIGHT, KEPT, [1.0]), DtypeError, "torch.as_tensor(bias)"),

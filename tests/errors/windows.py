@@ -81,8 +81,8 @@ ROWS = [
     # -- groups
     Row("mw.accumulate", counting([BITS], group=object()), ArgumentError, "group=None"),
     Row("mw.accumulate", of_group([0, 1]), DtypeError, "torch.distributed.new_group(ranks)"),
-    Row("mw.accumulate", of_group(NOT_IN), ArgumentError, "group=None, or the mesh's own dim"),
-    Row("mw.accumulate", of_group(SimpleNamespace(get_group=None, ndim=2)), ArgumentError, 'mesh["dp"]'),
+    Row("mw.accumulate", of_group(NOT_IN), ArgumentError, "group=None, or a mesh's own dim"),
+    Row("mw.accumulate", of_group(SimpleNamespace(get_group=None, ndim=2)), ArgumentError, "mesh['dp']"),
     # -- windows
     Row("mw.accumulate", twice, ArgumentError, "anew for each step of the optimizer"),
     Row(SCALE, lambda: mw.accumulate([BITS]).scale(X.sum()), ArgumentError, "with mw.accumulate(masks) as window"),

@@ -1,4 +1,4 @@
-"""What has a mask and is no function of the registry: attention, linear, apply, pack, and the layers of mw.nn.
+"""What has a mask and is no function of the registry: attention, linear, apply, pack, convolutions, layers.
 
 Each is a function of tensors and one mask, of bits or of intervals, and says what of its tensors the mask drops, and
 which of its results may depend on nothing else. The laws are tried on all of them, as they are on the registry's
@@ -196,6 +196,38 @@ LINEAR = [
 ]
 
 
+# -- convolutions ------------------------------------------------------------------------------------------------------
+def convolved(
+    call: Callable[..., Tensor], route: str | None = None, **options: Any
+) -> Callable[[Tensors, Any], Tensor]:
+    def run(x: Tensors, mask: Any) -> Tensor:
+        return call(*x, **options, mask=mask)
+
+    def run_forced(x: Tensors, mask: Any) -> Tensor:
+        with mw.force(route):
+            return run(x, mask)
+
+    return run if route is None else run_forced
+
+
+def image(mask: Tensor) -> tuple[Tensor | None, ...]:
+    return ~mask[:, None], None, None
+
+
+IMAGE, SEQUENCES = ((3, 4, 9, 11), (6, 4, 3, 3), (6,)), ((3, 4, 40), (4, 1, 7), (4,))
+CONVOLUTIONS = [
+    Subject("conv2d", IMAGE, (3, 9, 11), convolved(mw.conv2d, padding=1), image),
+    Subject("conv2d-stride", IMAGE, (3, 9, 11), convolved(mw.conv2d, stride=2), image),
+    Subject("conv_transpose2d", ((3, 6, 9, 11), (6, 6, 3, 3), (6,)), (3, 9, 11), convolved(mw.conv_transpose2d), image),
+    Subject("conv1d", SEQUENCES, (3, 40), convolved(mw.conv1d, padding="same", groups=4), image),
+    Subject("conv_transpose1d", SEQUENCES, (3, 40), convolved(mw.conv_transpose1d, stride=2, groups=4), image),
+    *(
+        Subject(f"conv2d-{route}", IMAGE, (3, 9, 11), convolved(mw.conv2d, route, padding=1), image, maps=False)
+        for route in ("tiles", "pixels")
+    ),
+]
+
+
 # -- losses ------------------------------------------------------------------------------------------------------------
 def loss(function: Callable[..., Tensor], target: Tensor, **options: Any) -> Callable[[Tensors, Any], Tensor]:
     return lambda x, mask: mw.loss(function, x[0], target.to(x[0].dtype), mask, **options)
@@ -287,7 +319,7 @@ LAYER_SUBJECTS = [
     Subject("SparseLinear", ((7, 6), (5, 6)), (5, 6), sparse_linear, lambda m: (None, ~m), maps=False),
 ]
 
-SUBJECTS = [*ATTENTION, *NAMES, *SELECTION, *LINEAR, *LOSSES, *LAYER_SUBJECTS]
+SUBJECTS = [*ATTENTION, *NAMES, *SELECTION, *LINEAR, *CONVOLUTIONS, *LOSSES, *LAYER_SUBJECTS]
 
 
 def trials(*, few: bool = False, maps: bool = False) -> list:

@@ -37,6 +37,7 @@ def masked():
 x, keep = example()
 WEIGHT, KEPT = torch.randn(5, 6), torch.rand(5, 6) < 0.5
 TOKENS, SEEN = torch.randn(2, 2, 5, 4), torch.ones(5, 5, dtype=torch.bool).tril()
+IMAGE, IMAGE_WEIGHT, REGION = torch.randn(1, 3, 6, 5), torch.randn(4, 3, 3, 3), torch.rand(1, 6, 5) < 0.5
 CASES = {
     **{function.name: (Call(caller(function)), (x, keep)) for function in UNDER_LAW},
     "count": (Call(lambda mask: mw.count(mask, dim=-1)), (keep,)),
@@ -52,6 +53,7 @@ CASES = {
     "apply": (Call(lambda x, keep: mw.apply(torch.tanh, x, mask=keep)), (x, keep)),
     "pack": (Call(lambda x, keep: mw.pack(x, keep, capacity=24).values), (x, keep)),
     "attention": (Call(lambda q, mask: mw.attention(q, q, q, mask)), (TOKENS, SEEN)),
+    "conv2d": (Call(lambda x, mask: mw.conv2d(x, IMAGE_WEIGHT, padding=1, mask=mask)), (IMAGE, REGION)),
     "MaskedLinear": (masked(), (x,)),
     "SparseLinear": (sparse(), (x,)),
     "MaskedMeanPool": (Call(lambda x, keep: mw.nn.MaskedMeanPool()(x[..., None], keep)), (x, keep)),

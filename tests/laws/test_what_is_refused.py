@@ -42,6 +42,8 @@ OF_X = {
     "MaskedLinear": lambda x: mw.nn.MaskedLinear(6, 4)(x),
     "SparseLinear": lambda x: mw.nn.SparseLinear(6, 4, density=0.5)(x),
     "attention": lambda x: mw.attention(x, TOKENS, TOKENS),
+    "conv1d": lambda x: mw.conv1d(x, WEIGHT[:, :, None]),
+    "conv_transpose1d": lambda x: mw.conv_transpose1d(x, WEIGHT[:, :, None]),
     "Mask.from_additive": Mask.from_additive,
     "Mask.from_attention_mask": Mask.from_attention_mask,
     "Mask.from_values": lambda x: Mask.from_values(x, [1.0]),
@@ -54,6 +56,8 @@ OF_MASK = {
     "count along a dim": lambda mask: mw.count(mask, dim=-1),
     "and": lambda mask: Mask.full((4, 6)) & mask,
     "attention": lambda mask: mw.attention(TOKENS, TOKENS, TOKENS, mask),
+    "conv2d": lambda mask: mw.conv2d(TOKENS, TOKENS, mask=mask),
+    "outputs of conv2d": lambda outputs: mw.conv2d(TOKENS, TOKENS, outputs=outputs),
 }
 
 

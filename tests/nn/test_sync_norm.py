@@ -211,7 +211,7 @@ def test_statistics_are_those_of_a_group_and_others_are_refused(ranks):  # noqa:
     torch.testing.assert_close(torch.cat([first, second]), expected)
     torch.testing.assert_close(third, nn.BatchNorm1d(1)(torch.tensor([[2.0], [4.0]])).detach())
     assert all(is_same for _, is_same, _ in found)
-    assert "be a group that this process is in, got one without rank 2. Hint: group=None" in found[2][2]
+    assert "be a group that this process is in, got one of other ranks. Hint: group=None" in found[2][2]
 
 
 def data_parallel(split, wrap):

@@ -58,7 +58,7 @@ def process_group(op: str, group: Group) -> Group:
         raise DtypeError(say(op, "group", must=must, got=type(group).__name__, hint=hint))
     if outside or distributed.get_rank(group) < 0:
         must, hint = "be a group that this process is in", "group=None, or a mesh's own dim: mesh['dp']"
-        raise ArgumentError(say(op, "group", must=must, got=f"one without rank {distributed.get_rank()}", hint=hint))
+        raise ArgumentError(say(op, "group", must=must, got="one of other ranks", hint=hint))
     return group
 
 

@@ -7,6 +7,8 @@ from maskwise.nn import schedule as schedule
 from maskwise.nn.attaching import attach as attach
 from maskwise.nn.attaching import detach as detach
 from maskwise.nn.conv import MaskedConv2d as MaskedConv2d
+from maskwise.nn.conv import RegionConv1d as RegionConv1d
+from maskwise.nn.conv import RegionConv2d as RegionConv2d
 from maskwise.nn.kept_head import full_head as full_head
 from maskwise.nn.kept_head import kept_head as kept_head
 from maskwise.nn.linear import MaskedLinear as MaskedLinear
@@ -44,6 +46,8 @@ __all__ = [
     "MaskedLinear",
     "MaskedMaxPool",
     "MaskedMeanPool",
+    "RegionConv1d",
+    "RegionConv2d",
     "RigL",
     "SparseLinear",
     "SyncMaskedBatchNorm1d",

@@ -1,4 +1,4 @@
-"""A convolution with a gate on its weight, which leaves dead channels out."""
+"""Convolutions with a gate on their weight, which leave dead channels out; and convolutions of regions."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from maskwise.errors import ArgumentError, say
 from maskwise.mask import Mask
 from maskwise.nn.arguments import check_channels
 from maskwise.nn.gates import Gate
@@ -15,12 +16,13 @@ from maskwise.nn.gates.gate import gate_for
 from maskwise.nn.linear import indices_unless_all
 from maskwise.nn.weight_cache import WeightCache
 from maskwise.ops.arguments import MaskLike
+from maskwise.ops.conv import Options, conv1d, conv2d, wanted_by_default
 from maskwise.plan import dispatch
 from maskwise.plan.cost import Rates, Work
 from maskwise.plan.dispatch import NOT_APPLICABLE, Decision, Facts, Plan, Route, Skips
 from maskwise.plan.explain import record
 
-__all__ = ["MaskedConv2d"]
+__all__ = ["MaskedConv2d", "RegionConv1d", "RegionConv2d"]
 
 _OP = "MaskedConv2d"
 # Bound here, because an attribute look-up takes a tiny call longer than the call itself.
@@ -226,3 +228,162 @@ _ROUTES = (
 def _report(plan: Plan, found: _Channels, weight: Tensor, gate: Gate) -> Plan | None:
     skipped = weight.numel() - found.small.numel() if found.small is not None and plan.route == "units" else 0
     return record(plan, weight, gate.bits(weight), skipped=skipped)
+
+
+# -- regions -----------------------------------------------------------------------------------------------------------
+def _need_zeros(op: str, padding_mode: str) -> None:
+    if padding_mode != "zeros":
+        must, hint = "be 'zeros', as what is not valid counts", "F.pad(input, ..., mode=padding_mode) first"
+        raise ArgumentError(say(op, "padding_mode", must=must, got=repr(padding_mode), hint=hint))
+
+
+class RegionConv1d(nn.Conv1d):
+    """``torch.nn.Conv1d`` of regions: same arguments, parameters and keys, and masks when it is called.
+
+    >>> import torch, maskwise as mw
+    >>> layer = mw.nn.RegionConv1d(2, 4, 3, padding=1)
+    >>> mask = mw.Mask.from_lengths([3], max_len=8)
+    >>> layer(torch.randn(1, 2, 8), mask).shape
+    torch.Size([1, 4, 8])
+
+    ``forward(input, mask=None, outputs=None, other=None)`` is `mw.conv1d` with the layer's parameters: ``mask`` says
+    which positions of the input are valid, ``outputs`` which of the result are wanted.
+
+    Args:
+        args: torch's, in its order: in_channels, out_channels, kernel_size and more.
+        kwargs: stride, padding, dilation, groups, bias, device and dtype, as in torch.
+
+    Raises:
+        ArgumentError: ``padding_mode`` is not ``"zeros"``: padding counts as zero, as what is not valid does.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        _need_zeros(type(self).__name__, self.padding_mode)
+
+    def forward(
+        self,
+        input: Tensor,
+        mask: MaskLike | None = None,
+        outputs: MaskLike | None = None,
+        other: float | Tensor | None = None,
+    ) -> Tensor:
+        """The convolution of what is valid, where it is wanted.
+
+        Args:
+            input: (B, C, L), or (C, L).
+            mask: a Mask or a bool tensor of (B, L), which positions are valid; True means keep.
+            outputs: which positions of the result are wanted, as in `mw.conv1d`.
+            other: a number or a tensor for what is not wanted; 0 by default.
+
+        Raises:
+            ShapeError: shapes do not fit each other.
+            DtypeError: dtypes differ, or a mask is not bool.
+            DeviceError: devices differ.
+            ArgumentError: a tensor is nested or sparse.
+        """
+        return conv1d(
+            input,
+            self.weight,
+            self.bias,
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.groups,
+            mask=mask,
+            outputs=outputs,
+            other=other,
+        )
+
+    def outputs(self, mask: MaskLike) -> Mask:
+        """The mask of the result, for the layers that follow: what is wanted by default.
+
+        >>> import maskwise as mw
+        >>> layer = mw.nn.RegionConv1d(2, 4, 3, stride=2, padding=1)
+        >>> layer.outputs(mw.Mask.from_lengths([3], max_len=8)).shape
+        torch.Size([1, 4])
+
+        Args:
+            mask: a Mask or a bool tensor of (..., L); True means keep.
+
+        Raises:
+            ShapeError: it has fewer dims, is not bool, or is smaller than the kernel.
+        """
+        options = Options("RegionConv1d.outputs", 1, self.stride, self.padding, self.dilation, self.groups)
+        return Mask(wanted_by_default(options, mask, self.kernel_size))
+
+
+class RegionConv2d(nn.Conv2d):
+    """``torch.nn.Conv2d`` of regions: same arguments, parameters and keys, and masks when it is called.
+
+    >>> import torch, maskwise as mw
+    >>> layer = mw.nn.RegionConv2d(2, 4, 3, padding=1)
+    >>> mask = mw.Mask.full((6, 6))
+    >>> layer(torch.randn(1, 2, 6, 6), mask).shape
+    torch.Size([1, 4, 6, 6])
+
+    ``forward(input, mask=None, outputs=None, other=None)`` is `mw.conv2d` with the layer's parameters: ``mask`` says
+    which positions of the input are valid, ``outputs`` which of the result are wanted.
+
+    Args:
+        args: torch's, in its order: in_channels, out_channels, kernel_size and more.
+        kwargs: stride, padding, dilation, groups, bias, device and dtype, as in torch.
+
+    Raises:
+        ArgumentError: ``padding_mode`` is not ``"zeros"``: padding counts as zero, as what is not valid does.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        _need_zeros(type(self).__name__, self.padding_mode)
+
+    def forward(
+        self,
+        input: Tensor,
+        mask: MaskLike | None = None,
+        outputs: MaskLike | None = None,
+        other: float | Tensor | None = None,
+    ) -> Tensor:
+        """The convolution of what is valid, where it is wanted.
+
+        Args:
+            input: (B, C, H, W), or (C, H, W).
+            mask: a Mask or a bool tensor of (B, H, W), which positions are valid; True means keep.
+            outputs: which positions of the result are wanted, as in `mw.conv2d`.
+            other: a number or a tensor for what is not wanted; 0 by default.
+
+        Raises:
+            ShapeError: shapes do not fit each other.
+            DtypeError: dtypes differ, or a mask is not bool.
+            DeviceError: devices differ.
+            ArgumentError: a tensor is nested or sparse.
+        """
+        return conv2d(
+            input,
+            self.weight,
+            self.bias,
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.groups,
+            mask=mask,
+            outputs=outputs,
+            other=other,
+        )
+
+    def outputs(self, mask: MaskLike) -> Mask:
+        """The mask of the result, for the layers that follow: what is wanted by default.
+
+        >>> import maskwise as mw
+        >>> layer = mw.nn.RegionConv2d(2, 4, 3, stride=2, padding=1)
+        >>> layer.outputs(mw.Mask.full((6, 6))).shape
+        torch.Size([3, 3])
+
+        Args:
+            mask: a Mask or a bool tensor of (..., H, W); True means keep.
+
+        Raises:
+            ShapeError: it has fewer dims, is not bool, or is smaller than the kernel.
+        """
+        options = Options("RegionConv2d.outputs", 2, self.stride, self.padding, self.dilation, self.groups)
+        return Mask(wanted_by_default(options, mask, self.kernel_size))

@@ -68,6 +68,9 @@ ROUTES = {
     "sequences": "attention: one call for each sequence of packed tokens",
     "sparse": "linear maps: a kernel that multiplies kept weights only",
     "units": "linear maps: a smaller dense product, without dead inputs and outputs",
+    "rows": "depthwise convolutions: loops over the runs of what is wanted",
+    "tiles": "convolutions: tiles with something wanted are gathered with their halo, and convolved as a batch",
+    "pixels": "convolutions: the positions that are wanted are gathered with all taps, and multiplied as rows",
     "packed": "models: the kept tokens of all sequences in one row",
     "padded": "models: the original forward, with padding",
 }

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.modules.conv import _ConvNd
 
 from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
@@ -17,7 +18,7 @@ from maskwise.ops.primitives import fill_dropped, fits_dtype
 from maskwise.ops.select.arguments import line_up
 from maskwise.ops.select.packed import Packed, collect, fill_for, index_rows, row_skips, why_torch_indexes
 from maskwise.ops.select.rows import pack_rows_forward, unpack_rows_forward
-from maskwise.ops.select.rowwise_check import run
+from maskwise.ops.select.rowwise_check import convolution_hint, run
 from maskwise.ops.torch_private import is_tracing, is_transformed, is_vmapped_or_functional
 from maskwise.plan import calibration, dispatch
 from maskwise.plan.cost import Rates, Work, microseconds
@@ -92,7 +93,7 @@ def apply(
         direct: Decision | None = dispatch.cache.get(key)
         if direct is not None and not is_any_observing():
             return direct.run(fn, x, mask, fill)
-    lead = line_up("apply", x, mask)
+    lead = _lead(fn, x, mask)
     arguments = [x if x.shape == lead.shape else _rows_of(x, lead), *(_rows_of(value, lead) for value in more)]
     if more and fn in ELEMENTWISE:
         _check_ranks(arguments)
@@ -140,6 +141,21 @@ def apply_(fn: Callable[..., Any], x: Tensor, *more: Any, mask: MaskLike) -> Ten
         must = f"return rows of x's own shape and dtype, {tuple(x.shape)} {x.dtype}"
         raise ShapeError(say("apply_", "fn", must=must, got=got, hint="mw.apply, which returns a new tensor"))
     return x.copy_(out)
+
+
+def _lead(fn: Callable[..., Any], x: Tensor, mask: MaskLike) -> Mask:
+    """The mask of x's leading dims; for a convolution whose positions are not x's leading dims, its own function."""
+    try:
+        return line_up("apply", x, mask)
+    except ShapeError as error:
+        if not isinstance(fn, _ConvNd):
+            raise
+        refused = error
+    must, got = (
+        "be row-wise, or the mask must have x's leading dims",
+        f"{type(fn).__name__} with positions behind channels",
+    )
+    raise ShapeError(say("apply", "fn", must=must, got=got, hint=convolution_hint(fn))) from refused
 
 
 def _requires_grad(values: tuple[Any, ...]) -> bool:

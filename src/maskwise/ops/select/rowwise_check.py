@@ -301,13 +301,25 @@ def _check_norm(norm: _BatchNorm) -> None:
     raise ArgumentError(say("apply", "fn", must="treat each row by itself", got=got, hint=hint))
 
 
+def convolution_hint(fn: Any) -> str:
+    """The hint for a convolution, which reads neighbours: the function that takes a mask of positions.
+
+    >>> convolution_hint(nn.Conv2d(1, 1, 3))
+    'mw.conv2d(x, fn.weight, fn.bias, fn.stride, fn.padding, mask=mask), with channels in dim 1'
+    """
+    if len(fn.kernel_size) > 2:
+        return "fn(mw.mul(x, mask[:, None])), with channels in dim 1"
+    name = f"conv{'_transpose' if fn.transposed else ''}{len(fn.kernel_size)}d"
+    return f"mw.{name}(x, fn.weight, fn.bias, fn.stride, fn.padding, mask=mask), with channels in dim 1"
+
+
 def _rejection(fn: Any, rows: Rows, got: str) -> str:
     shape = f"(n, {', '.join(map(str, rows[0].shape[1:]))})" if rows[0].dim() > 1 else "(n,)"
     name = getattr(fn, "__name__", type(fn).__name__)
     must = f"take any number of rows, {shape}, and treat each by itself"
     hint = "mw.pack(x, mask).map(fn) for a function of all kept rows, mw.mean(x, mask, dim) for their statistics"
     if isinstance(fn, _ConvNd):
-        hint = "fn(mw.mul(x, mask[..., None]).mT).mT for a convolution along the sequence"
+        hint = convolution_hint(fn)
     return say("apply", "fn", must=must, got=f"{name}: {got}", hint=hint)
 
 

@@ -1,0 +1,347 @@
+// Depthwise convolutions over kept runs: nothing is computed outside of what is wanted, and nothing is read outside of
+// what is valid. Two orders of memory: planes, of which rows are contiguous, and pixels, of which channels are.
+// Compiled once a target: see foreach_target.h.
+#include "conv.h"
+#include "simd.h"
+#if defined(MASKWISE_CONV_ROWS_KERNELS_H) == defined(MASKWISE_TARGET_TOGGLE)
+#ifdef MASKWISE_TARGET_TOGGLE
+#undef MASKWISE_CONV_ROWS_KERNELS_H
+#else
+#define MASKWISE_CONV_ROWS_KERNELS_H
+#endif
+
+namespace maskwise::MASKWISE_TARGET {
+
+// -- planes ------------------------------------------------------------------------------------------------------------
+
+// The rows of one plane that its runs read, widened, with zeros around them and where nothing is valid. What lies between
+// them may be of another plane: it is loaded with the last vector of a run, and discarded.
+template <class A>
+struct StagedPlane {
+  Buffer buffer;
+  A* data;
+
+  explicit StagedPlane(const DepthwiseRuns& runs)
+      : buffer((runs.rows + 1) * runs.pitch * static_cast<int64_t>(sizeof(A))), data(reinterpret_cast<A*>(buffer.data)) {
+    std::memset(data, 0, (runs.rows + 1) * runs.pitch * sizeof(A));
+  }
+
+  template <class T>
+  void stage(const DepthwiseRuns& runs, int64_t b, const T* plane, int64_t row_stride) {
+    for (const StagedBlock& block : runs.blocks_of(b)) {
+      A* to = data + block.row * runs.pitch + runs.margin + block.begin;
+      const T* from = plane + block.row * row_stride + block.begin;
+      const int64_t n = block.end - block.begin;
+      if (block.kept == Kept::none) {
+        std::memset(to, 0, n * sizeof(A));
+      } else if (block.kept == Kept::all) {
+        int64_t i = 0;
+        for (; i + kLanes<A> <= n; i += kLanes<A>) store(to + i, load<A>(from + i));
+        for (; i < n; ++i) to[i] = static_cast<A>(from[i]);
+      } else {
+        const uint8_t* bits = runs.valid.line(b, block.row) + block.begin * runs.valid.column;
+        for (int64_t i = 0; i < n; ++i) to[i] = bits[i * runs.valid.column] != 0 ? static_cast<A>(from[i]) : A(0);
+      }
+    }
+  }
+
+  // The position of a tap of a coarse row, at its first column; rows outside of the plane are zeros.
+  const A* tap(const DepthwiseRuns& runs, int64_t y, int64_t ky) const {
+    const int64_t row = y * runs.stride[0] - runs.before[0] + ky * runs.dilation[0];
+    return data + (row < 0 || row >= runs.rows ? runs.rows : row) * runs.pitch + runs.margin - runs.before[1];
+  }
+};
+
+// U vectors of a run, by S sums each: products of one sum wait for each other.
+template <int U, int S, class A>
+inline void convolve_vectors(const StagedPlane<A>& plane, const DepthwiseRuns& runs, int64_t y, int64_t x, const A* weight,
+                             A bias, Vec<A> (&sums)[U]) {
+  Vec<A> parts[S][U];
+  for (int s = 0; s < S; ++s)
+    for (int u = 0; u < U; ++u) parts[s][u] = splat<A>(s == 0 ? bias : A(0));
+  const int64_t step = runs.dilation[1];
+  for (int64_t ky = 0; ky < runs.kernel[0]; ++ky) {
+    const A* from = plane.tap(runs, y, ky) + x;
+    int64_t kx = 0;
+    for (; kx + S <= runs.kernel[1]; kx += S, from += S * step, weight += S)
+      for (int s = 0; s < S; ++s) {
+        const Vec<A> w = splat<A>(weight[s]);
+        for (int u = 0; u < U; ++u) parts[s][u] += w * load<A>(from + s * step + u * kLanes<A>);
+      }
+    for (; kx < runs.kernel[1]; ++kx, from += step) {
+      const Vec<A> w = splat<A>(*weight++);
+      for (int u = 0; u < U; ++u) parts[S - 1][u] += w * load<A>(from + u * kLanes<A>);
+    }
+  }
+  for (int u = 0; u < U; ++u) {
+    sums[u] = parts[0][u];
+    for (int s = 1; s < S; ++s) sums[u] += parts[s][u];
+  }
+}
+
+template <class T>
+void depthwise_planes(const DepthwiseRuns& runs, const T* x, const T* weight, const T* bias, const Strides& x_strides,
+                      T* out, const Strides& out_strides) {
+  using A = Acc<T>;
+  constexpr int64_t N = kLanes<A>;
+  const int64_t taps = runs.kernel[0] * runs.kernel[1];
+  parallel_uneven(runs.batch * runs.channels, runs.work, [&](int64_t begin, int64_t end) {
+    StagedPlane<A> plane(runs);
+    std::vector<A> w(taps);
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t b = i / runs.channels, c = i % runs.channels;
+      if (runs.runs_of(b).empty()) continue;
+      plane.stage(runs, b, x + b * x_strides.batch + c * x_strides.channel, x_strides.row);
+      for (int64_t t = 0; t < taps; ++t) w[t] = static_cast<A>(weight[c * taps + t]);
+      const A start = bias == nullptr ? A(0) : static_cast<A>(bias[c]);
+      T* to = out + b * out_strides.batch + c * out_strides.channel;
+      for (const Run& run : runs.runs_of(b)) {
+        T* line = to + run.row * out_strides.row;
+        int64_t at = run.begin;
+        for (; at + 8 * N <= run.end; at += 8 * N) {
+          Vec<A> sums[8];
+          convolve_vectors<8, 1>(plane, runs, run.row, at, w.data(), start, sums);
+          for (int u = 0; u < 8; ++u) store(line + at + u * N, sums[u]);
+        }
+        for (; at + 2 * N <= run.end; at += 2 * N) {
+          Vec<A> sums[2];
+          convolve_vectors<2, 3>(plane, runs, run.row, at, w.data(), start, sums);
+          for (int u = 0; u < 2; ++u) store(line + at + u * N, sums[u]);
+        }
+        for (; at < run.end; at += N) {
+          Vec<A> sums[1];
+          convolve_vectors<1, 4>(plane, runs, run.row, at, w.data(), start, sums);
+          store_partial<A>(line + at, run.end - at, sums[0]);
+        }
+      }
+    }
+  });
+}
+
+// The gradient of the weight, (channels, taps), and of the bias. A channel is one task, so sums do not depend on threads.
+template <class T>
+void depthwise_planes_weight(const DepthwiseRuns& runs, const T* x, const T* grad, const Strides& x_strides,
+                             const Strides& grad_strides, T* weight, T* bias) {
+  using A = Acc<T>;
+  constexpr int64_t N = kLanes<A>;
+  const int64_t taps = runs.kernel[0] * runs.kernel[1];
+  parallel(runs.channels, runs.batch * runs.work, [&](int64_t begin, int64_t end) {
+    StagedPlane<A> plane(runs);
+    std::vector<A> totals((taps + 1) * N);
+    for (int64_t c = begin; c < end; ++c) {
+      std::fill(totals.begin(), totals.end(), A(0));
+      const auto add = [&](int64_t t, Vec<A> v) { store(totals.data() + t * N, load<A>(totals.data() + t * N) + v); };
+      for (int64_t b = 0; b < runs.batch; ++b) {
+        if (runs.runs_of(b).empty()) continue;
+        plane.stage(runs, b, x + b * x_strides.batch + c * x_strides.channel, x_strides.row);
+        const T* from = grad + b * grad_strides.batch + c * grad_strides.channel;
+        const Slice<Run> all = runs.runs_of(b);
+        for (const Run *first = all.begin(), *last = first; first != all.end(); first = last) {
+          // The runs of one row share their sums.
+          while (last != all.end() && last->row == first->row) ++last;
+          const T* line = from + first->row * grad_strides.row;
+          Vec<A> total = splat<A>(A(0));
+          for (const Run* run = first; run != last; ++run)
+            for (int64_t at = run->begin; at < run->end; at += N) total += load_partial<A>(line + at, run->end - at, A(0));
+          add(taps, total);
+          for (int64_t ky = 0; ky < runs.kernel[0]; ++ky) {
+            const A* row = plane.tap(runs, first->row, ky);
+            int64_t kx = 0;
+            const auto some = [&](auto count) {
+              constexpr int U = decltype(count)::value;
+              Vec<A> sums[U];
+              for (int u = 0; u < U; ++u) sums[u] = splat<A>(A(0));
+              for (const Run* run = first; run != last; ++run) {
+                int64_t at = run->begin;
+                for (; at + N <= run->end; at += N) {
+                  const Vec<A> g = load<A>(line + at);
+                  for (int u = 0; u < U; ++u) sums[u] += g * load<A>(row + at + (kx + u) * runs.dilation[1]);
+                }
+                const int64_t rest = run->end - at;
+                if (rest == 0) continue;
+                const Vec<A> g = load_partial<A>(line + at, rest, A(0));
+                // Not even times zero is anything used that lies behind the run.
+                for (int u = 0; u < U; ++u)
+                  sums[u] += g * load_partial<A>(row + at + (kx + u) * runs.dilation[1], rest, A(0));
+              }
+              for (int u = 0; u < U; ++u) add(ky * runs.kernel[1] + kx + u, sums[u]);
+              kx += U;
+            };
+            while (kx + 8 <= runs.kernel[1]) some(std::integral_constant<int, 8>{});
+            if (kx + 7 <= runs.kernel[1]) some(std::integral_constant<int, 7>{});
+            if (kx + 5 <= runs.kernel[1]) some(std::integral_constant<int, 5>{});
+            while (kx + 3 <= runs.kernel[1]) some(std::integral_constant<int, 3>{});
+            while (kx < runs.kernel[1]) some(std::integral_constant<int, 1>{});
+          }
+        }
+      }
+      for (int64_t t = 0; t <= taps; ++t) {
+        A sum = A(0);
+        for (int64_t i = 0; i < N; ++i) sum += totals[t * N + i];
+        (t < taps ? weight[c * taps + t] : bias[c]) = static_cast<T>(sum);
+      }
+    }
+  });
+}
+
+// -- pixels ------------------------------------------------------------------------------------------------------------
+
+// The taps of a coarse position that are valid: where each is read, and its number.
+template <class T>
+struct Taps {
+  std::vector<const T*> from;
+  std::vector<int64_t> number;
+  int64_t count = 0;
+
+  explicit Taps(const DepthwiseRuns& runs) : from(runs.kernel[0] * runs.kernel[1]), number(from.size()) {}
+
+  void find(const DepthwiseRuns& runs, const T* x, const Strides& strides, int64_t b, int64_t y, int64_t at) {
+    count = 0;
+    const int64_t left = at * runs.stride[1] - runs.before[1];
+    for (int64_t ky = 0; ky < runs.kernel[0]; ++ky) {
+      const int64_t row = y * runs.stride[0] - runs.before[0] + ky * runs.dilation[0];
+      if (row < 0 || row >= runs.rows) continue;
+      const T* line = x + b * strides.batch + row * strides.row;
+      const uint8_t* bits = runs.valid.data == nullptr ? nullptr : runs.valid.line(b, row);
+      for (int64_t kx = 0, column = left; kx < runs.kernel[1]; ++kx, column += runs.dilation[1]) {
+        if (column < 0 || column >= runs.columns) continue;
+        from[count] = line + column * strides.column;
+        number[count] = ky * runs.kernel[1] + kx;
+        count += bits == nullptr || bits[column * runs.valid.column] != 0;
+      }
+    }
+  }
+};
+
+// `weight` and `bias` are in A, the weight with its channels last.
+template <class T>
+void depthwise_pixels(const DepthwiseRuns& runs, const T* x, const Acc<T>* weight, const Acc<T>* bias,
+                      const Strides& x_strides, T* out, const Strides& out_strides) {
+  using A = Acc<T>;
+  constexpr int64_t N = kLanes<A>;
+  const int64_t channels = runs.channels;
+  const std::vector<int64_t>& starts = runs.run_starts;
+  const auto batch_of = [&](int64_t r) { return std::upper_bound(starts.begin(), starts.end(), r) - starts.begin() - 1; };
+  const int64_t each = runs.work * runs.batch * channels / std::max<int64_t>(1, starts.back());
+  parallel_uneven(starts.back(), each, [&](int64_t begin, int64_t end) {
+    Taps<T> taps(runs);
+    for (int64_t r = begin; r < end; ++r) {
+      const int64_t b = batch_of(r);
+      const Run& run = runs.runs[r];
+      for (int64_t at = run.begin; at < run.end; ++at) {
+        T* to = out + b * out_strides.batch + run.row * out_strides.row + at * out_strides.column;
+        taps.find(runs, x, x_strides, b, run.row, at);
+        int64_t c = 0;
+        const auto block = [&](auto count) {
+          constexpr int U = decltype(count)::value;
+          Vec<A> sums[U];
+          for (int u = 0; u < U; ++u) sums[u] = load<A>(bias + c + u * N);
+          for (int64_t t = 0; t < taps.count; ++t) {
+            const T* from = taps.from[t] + c;
+            const A* w = weight + taps.number[t] * runs.padded + c;
+            for (int u = 0; u < U; ++u) sums[u] += load<A>(w + u * N) * load<A>(from + u * N);
+          }
+          for (int u = 0; u < U; ++u) store(to + c + u * N, sums[u]);
+          c += U * N;
+        };
+        while (c + 8 * N <= channels) block(std::integral_constant<int, 8>{});
+        while (c + 4 * N <= channels) block(std::integral_constant<int, 4>{});
+        while (c + N <= channels) block(std::integral_constant<int, 1>{});
+        if (c == channels) continue;
+        Vec<A> sum = load<A>(bias + c);
+        for (int64_t t = 0; t < taps.count; ++t)
+          sum += load<A>(weight + taps.number[t] * runs.padded + c) *
+                 load_partial<A>(taps.from[t] + c, channels - c, A(0));
+        store_partial<A>(to + c, channels - c, sum);
+      }
+    }
+  });
+}
+
+// The gradient of the weight, (taps, padded channels), and of the bias, in A. Threads take channels.
+template <class T>
+void depthwise_pixels_weight(const DepthwiseRuns& runs, const T* x, const T* grad, const Strides& x_strides,
+                             const Strides& grad_strides, Acc<T>* weight, Acc<T>* bias) {
+  using A = Acc<T>;
+  constexpr int64_t N = kLanes<A>;
+  parallel(ceil_div(runs.channels, N), runs.batch * runs.work * N, [&](int64_t begin, int64_t end) {
+    Taps<T> taps(runs);
+    for (int64_t b = 0; b < runs.batch; ++b)
+      for (const Run& run : runs.runs_of(b))
+        for (int64_t at = run.begin; at < run.end; ++at) {
+          const T* from = grad + b * grad_strides.batch + run.row * grad_strides.row + at * grad_strides.column;
+          taps.find(runs, x, x_strides, b, run.row, at);
+          int64_t v = begin;
+          const auto block = [&](auto count) {
+            constexpr int U = decltype(count)::value;
+            const int64_t c = v * N;
+            Vec<A> g[U];
+            for (int u = 0; u < U; ++u) {
+              g[u] = load<A>(from + c + u * N);
+              store(bias + c + u * N, load<A>(bias + c + u * N) + g[u]);
+            }
+            for (int64_t t = 0; t < taps.count; ++t) {
+              A* w = weight + taps.number[t] * runs.padded + c;
+              for (int u = 0; u < U; ++u) store(w + u * N, load<A>(w + u * N) + g[u] * load<A>(taps.from[t] + c + u * N));
+            }
+            v += U;
+          };
+          while (v + 4 <= end && (v + 4) * N <= runs.channels) block(std::integral_constant<int, 4>{});
+          while (v < end && (v + 1) * N <= runs.channels) block(std::integral_constant<int, 1>{});
+          if (v == end) continue;
+          const int64_t c = v * N, rest = runs.channels - c;
+          const Vec<A> g = load_partial<A>(from + c, rest, A(0));
+          store(bias + c, load<A>(bias + c) + g);
+          for (int64_t t = 0; t < taps.count; ++t) {
+            A* w = weight + taps.number[t] * runs.padded + c;
+            store(w, load<A>(w) + g * load_partial<A>(taps.from[t] + c, rest, A(0)));
+          }
+        }
+  });
+}
+
+// -- both --------------------------------------------------------------------------------------------------------------
+
+// Of planes, rows are contiguous; of pixels, channels are.
+inline void depthwise(ScalarType dtype, const DepthwiseRuns& runs, const Tensor& x, const Tensor& weight,
+                      const std::optional<Tensor>& bias, const Tensor& out, bool planes) {
+  dispatch_floating(dtype, [&](auto t) {
+    using T = decltype(t);
+    using A = Acc<T>;
+    const auto* from = static_cast<const T*>(x.const_data_ptr());
+    const auto* w = static_cast<const T*>(weight.const_data_ptr());
+    const auto* start = bias.has_value() ? static_cast<const T*>(bias->const_data_ptr()) : nullptr;
+    auto* to = static_cast<T*>(out.mutable_data_ptr());
+    if (planes) return depthwise_planes<T>(runs, from, w, start, Strides(x), to, Strides(out));
+    const int64_t taps = runs.kernel[0] * runs.kernel[1];
+    std::vector<A> transposed(taps * runs.padded, A(0)), added(runs.padded, A(0));
+    for (int64_t c = 0; c < runs.channels; ++c) {
+      for (int64_t i = 0; i < taps; ++i) transposed[i * runs.padded + c] = static_cast<A>(w[c * taps + i]);
+      if (start != nullptr) added[c] = static_cast<A>(start[c]);
+    }
+    depthwise_pixels<T>(runs, from, transposed.data(), added.data(), Strides(x), to, Strides(out));
+  });
+}
+
+inline void depthwise_weight(ScalarType dtype, const DepthwiseRuns& runs, const Tensor& x, const Tensor& grad,
+                             const Tensor& weight, const Tensor& bias, bool planes) {
+  dispatch_floating(dtype, [&](auto t) {
+    using T = decltype(t);
+    using A = Acc<T>;
+    const auto* from = static_cast<const T*>(x.const_data_ptr());
+    const auto* g = static_cast<const T*>(grad.const_data_ptr());
+    auto* dw = static_cast<T*>(weight.mutable_data_ptr());
+    auto* db = static_cast<T*>(bias.mutable_data_ptr());
+    if (planes) return depthwise_planes_weight<T>(runs, from, g, Strides(x), Strides(grad), dw, db);
+    const int64_t taps = runs.kernel[0] * runs.kernel[1];
+    std::vector<A> sums(taps * runs.padded, A(0)), added(runs.padded, A(0));
+    depthwise_pixels_weight<T>(runs, from, g, Strides(x), Strides(grad), sums.data(), added.data());
+    for (int64_t c = 0; c < runs.channels; ++c) {
+      for (int64_t i = 0; i < taps; ++i) dw[c * taps + i] = static_cast<T>(sums[i * runs.padded + c]);
+      db[c] = static_cast<T>(added[c]);
+    }
+  });
+}
+
+}  // namespace maskwise::MASKWISE_TARGET
+#endif

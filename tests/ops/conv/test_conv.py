@@ -1,0 +1,281 @@
+"""Convolutions of regions, by every route, against torch's own in float64."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.autograd import gradcheck, gradgradcheck
+
+import maskwise as mw
+from maskwise.ops.conv import rows, tiles
+from tests.ops.conv.truth import ROUTES, Case, random_case, with_gradients
+
+# Torch's own, of even kernels.
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+#: In float64, of sums of some hundred terms.
+EXACT = {"rtol": 1e-10, "atol": 1e-10}
+X, W = torch.randn(2, 3, 20, 18), torch.randn(4, 3, 3, 3)
+MASK = torch.zeros(2, 20, 18, dtype=torch.bool)
+MASK[0, 3:9, 2:17] = MASK[1, 15:, :5] = True
+
+
+def strides(x):
+    return [stride for stride, size in zip(x.stride(), x.shape, strict=True) if size > 1]
+
+
+@pytest.mark.parametrize("route", [None, *ROUTES])
+@pytest.mark.parametrize("seed", range(80))
+def test_a_convolution_and_its_gradients_are_torchs_of_what_is_valid(seed, route):
+    case = random_case(seed)
+    for ours, truth in zip(with_gradients(case, case.ours(route)), with_gradients(case, case.truth()), strict=True):
+        torch.testing.assert_close(ours, truth, **EXACT)
+
+
+@pytest.mark.parametrize("route", [None, *ROUTES])
+@pytest.mark.parametrize("seed", range(0, 80, 2))
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e30])
+def test_what_is_not_valid_reaches_nothing(seed, route, poison):
+    case = random_case(seed)
+    if case.mask is None:
+        case.mask = torch.rand(case.x.shape[-case.dims :], generator=torch.Generator().manual_seed(seed)) < 0.5
+        case.outputs = None
+    clean = with_gradients(case, case.ours(route))
+    with torch.no_grad():
+        case.x.copy_(torch.where(case.mask.unsqueeze(-case.dims - 1), case.x, poison))
+    out = case.ours(route)
+    # What is not wanted may come back as anything, too.
+    wanted = torch.ones_like(out, dtype=torch.bool) if (w := case.wanted(out)) is None else w.unsqueeze(-case.dims - 1)
+    weights = torch.linspace(-1.0, 2.0, out.numel(), dtype=out.dtype).reshape(out.shape)
+    grads = torch.autograd.grad(out, case.leaves[:2], weights, allow_unused=True)
+    poisoned = torch.autograd.grad(
+        case.ours(route), case.leaves[:2], torch.where(wanted, weights, poison), allow_unused=True
+    )
+    torch.testing.assert_close(out.detach(), clean[0], rtol=0, atol=0)
+    for got, same, expected in zip(grads, poisoned, clean[1:3], strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=0)
+        torch.testing.assert_close(same, expected, rtol=0, atol=0)
+    assert (grads[0][(~case.mask.unsqueeze(-case.dims - 1)).expand(case.x.shape)] == 0).all()
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("is_transposed", [False, True])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_it_can_be_differentiated_twice(route, is_transposed, groups):
+    generator = torch.Generator().manual_seed(0)
+    x, w, b = (
+        torch.randn(s, generator=generator, dtype=torch.float64) for s in ((1, 2, 5, 4), (2, 2 // groups, 3, 3), (2,))
+    )
+    mask, outputs = (torch.rand(1, 5, 4, generator=generator) < 0.6 for _ in range(2))
+    fn = mw.conv_transpose2d if is_transposed else mw.conv2d
+    leaves = [t.requires_grad_() for t in (x, w, b)]
+
+    def call(x, w, b):
+        with mw.force(route):
+            return fn(x, w, b, padding=1, groups=groups, mask=mask, outputs=outputs)
+
+    with mw.force(route):
+        assert gradcheck(call, leaves)
+        assert gradgradcheck(call, leaves)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 5e-2), (torch.float16, 5e-3)])
+def test_lower_precision_is_close_to_float64(route, dtype, tolerance):
+    # Relative to sums of 27 products of about 1: a few units of the dtype's precision.
+    with mw.force(route):
+        ours = mw.conv2d(X.to(dtype), W.to(dtype), padding=1, mask=MASK)
+    truth = mw.conv2d(X.to(dtype).double(), W.to(dtype).double(), padding=1, mask=MASK)
+    assert ours.dtype is dtype
+    torch.testing.assert_close(ours.double(), truth, rtol=tolerance, atol=10 * tolerance)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_results_and_gradients_lie_in_memory_as_torchs_do(route, layout):
+    x = X.contiguous(memory_format=layout).requires_grad_()
+    with mw.force(route):
+        out = mw.conv2d(x, W, padding=1, mask=MASK)
+        (dx,) = torch.autograd.grad(out.square().sum(), x)
+    assert strides(out) == strides(F.conv2d(x, W, padding=1))
+    assert out.is_contiguous(memory_format=layout)
+    assert dx.is_contiguous(memory_format=layout)
+
+
+def test_without_masks_it_is_torchs_own():
+    torch.testing.assert_close(mw.conv2d(X, W, None, 2, "valid"), F.conv2d(X, W, None, 2, "valid"), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("shape", [(2, 1, 20, 18), (1, 20, 18), (20, 18), (2, 20, 1), (18,)])
+def test_masks_line_up_with_positions(route, shape):
+    mask = torch.rand(shape, generator=torch.Generator().manual_seed(1)) < 0.5
+    full = (mask.squeeze(1) if len(shape) == 4 else mask).expand(2, 20, 18)
+    with mw.force(route):
+        torch.testing.assert_close(
+            mw.conv2d(X, W, padding=1, mask=mask, outputs=mask),
+            mw.conv2d(X, W, padding=1, mask=full.contiguous(), outputs=full.contiguous()),
+        )
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_mask_of_lengths_gives_what_its_bits_give(route):
+    x, w = torch.randn(3, 4, 70), torch.randn(4, 1, 31)
+    mask = mw.Mask.from_lengths([70, 12, 0], max_len=70)
+    with mw.force(route):
+        ours = mw.conv1d(x, w, padding="same", groups=4, mask=mask)
+    torch.testing.assert_close(ours, mw.conv1d(x, w, padding="same", groups=4, mask=mask.to_bool()))
+    assert (ours[1, :, 12:] == 0).all()
+    assert (ours[2] == 0).all()
+    # A sequence without its padding gives the same.
+    torch.testing.assert_close(
+        ours[1, :, :12], F.conv1d(x[1, :, :12], w, padding="same", groups=4), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("byte", [2, 128, 255])
+@pytest.mark.parametrize("route", ROUTES)
+def test_any_byte_but_zero_keeps(route, byte):
+    odd = (MASK.to(torch.uint8) * byte).view(torch.bool)
+    with mw.force(route):
+        torch.testing.assert_close(
+            mw.conv2d(X, W, padding=1, mask=odd), mw.conv2d(X, W, padding=1, mask=MASK), rtol=0, atol=0
+        )
+
+
+@pytest.mark.parametrize("call", [mw.conv2d, mw.conv_transpose2d])
+def test_a_compiled_graph_gives_what_eager_gives(call):
+    weight = W if call is mw.conv2d else W.transpose(0, 1).contiguous()
+    compiled = torch.compile(lambda x, mask: call(x, weight, padding=1, mask=mask), backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(X, MASK), call(X, weight, padding=1, mask=MASK), rtol=1e-4, atol=1e-5)
+
+
+def test_vmap_maps_over_inputs_and_masks():
+    mapped = torch.vmap(lambda x, mask: mw.conv2d(x, W, padding=1, mask=mask))(X, MASK)
+    torch.testing.assert_close(mapped, mw.conv2d(X, W, padding=1, mask=MASK), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_autocast_lowers_what_torch_lowers(route):
+    with torch.autocast("cpu", torch.bfloat16), mw.force(route):
+        assert mw.conv2d(X, W, padding=1, mask=MASK).dtype is torch.bfloat16
+
+
+def test_explain_reports_tiles_their_halo_and_what_is_skipped():
+    x, w, mask = torch.randn(1, 16, 128, 128), torch.randn(16, 16, 3, 3), torch.zeros(128, 128, dtype=torch.bool)
+    mask[:16, :8] = True
+    with mw.explain() as log, mw.force("tiles"):
+        mw.conv2d(x, w, padding=1, mask=mask)
+    call = log.calls[0]
+    assert call.route == "tiles"
+    assert "2 of 256 tiles of 8 x 8, whose halo reads 1.56 x their positions" in call.reason
+    assert (call.elements, call.computed) == (128 * 128, 128)
+    assert call.skipped_flops == (128 * 128 - 128) * 2 * 9 * 16 * 16
+
+
+def test_few_positions_are_gathered_and_dense_maps_are_not():
+    x, w = torch.empty(1, 64, 256, 256), torch.empty(64, 64, 3, 3)
+    few = torch.zeros(256, 256, dtype=torch.bool)
+    few[::16, ::16] = True
+    tiled = torch.zeros(256, 256, dtype=torch.bool)
+    tiled[:64, :64] = True
+
+    def route(mask):
+        return mw.plan(mw.conv2d, x, w, padding=1, mask=mask).route
+
+    assert [route(few), route(tiled), route(torch.ones_like(few))] == ["pixels", "tiles", "plain"]
+
+
+# -- the kernels -------------------------------------------------------------------------------------------------------
+def layouts(x):
+    yield x.contiguous()
+    yield x.contiguous(memory_format=torch.channels_last)
+    yield x.transpose(2, 3).contiguous().transpose(2, 3)
+    yield torch.cat([x, x], 1)[:, ::2]
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("seed", range(6))
+def test_kernels_of_tiles_move_what_their_references_move(seed, dtype):
+    generator = torch.Generator().manual_seed(seed)
+    b, c, h, w = 2, (1, 3, 4, 17, 64, 70)[seed], (1, 7, 23, 40, 9, 16)[seed], (13, 1, 40, 23, 16, 8)[seed]
+    x = torch.randn(b, c, h, w, generator=generator).to(dtype)
+    target, source = (torch.rand(b, h, w, generator=generator) < p for p in (0.1, 0.3))
+    ops = torch.ops.maskwise
+    for size in ((1, 1), (8, 8), (3, 5), (1, 64)):
+        reads = [*size, -1, -2, size[0] + 2, size[1] + 3]
+        for bits in ((target, None), (target, source), (None, source), (None, None), (torch.zeros_like(target), None)):
+            found, count = ops.conv_active(*bits, [b, h, w], size, reads)
+            expected, expected_count = tiles._active(*bits, [b, h, w], list(size), reads)
+            assert count == expected_count
+            assert torch.equal(found, expected)
+            for each in layouts(x):
+                windows = ops.conv_gather(each, bits[1], found, reads)
+                assert torch.equal(windows, tiles._gather(each, bits[1], found, reads))
+            batch = windows.contiguous(memory_format=torch.channels_last)
+            for other in (0.0, -0.0, 7.0):
+                for last in (False, True):
+                    args = (
+                        batch,
+                        found,
+                        bits[0],
+                        torch.tensor(other, dtype=dtype),
+                        [b, c, h, w],
+                        list(size),
+                        [1, 2],
+                        last,
+                    )
+                    out, truth = ops.conv_scatter(*args), tiles._scatter(*args)
+                    assert torch.equal(out, truth)
+                    assert torch.equal(out.signbit(), truth.signbit())
+                    assert strides(out) == strides(truth)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-11), (torch.bfloat16, 5e-2)]
+)
+@pytest.mark.parametrize("seed", range(8))
+def test_kernels_of_rows_give_what_their_references_give(seed, dtype, tolerance, channels_last):
+    generator = torch.Generator().manual_seed(seed)
+    b, c, h, w = (
+        2,
+        (1, 3, 8, 17, 33, 64, 5, 2)[seed],
+        (1, 7, 23, 40, 1, 16, 5, 90)[seed],
+        (130, 1, 40, 23, 65, 8, 5, 70)[seed],
+    )
+    kernel, dilation = ((1, 31), (7, 7), (3, 3), (2, 5), (1, 1), (3, 1), (5, 5), (7, 9))[seed], (1, 1 + seed % 2)
+    stride = (1 + seed % 2, 1 + (seed % 3 == 0 and channels_last))
+    before = (kernel[0] // 2, dilation[1] * (kernel[1] - 1) // 2)
+    coarse = [(h - 1) // stride[0] + 1, (w - 1) // stride[1] + 1]
+    numbers = [*kernel, *stride, *before, *dilation]
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    x = torch.randn(b, c, h, w, generator=generator).to(dtype).contiguous(memory_format=layout)
+    grad = torch.randn(b, c, *coarse, generator=generator).to(dtype).contiguous(memory_format=layout)
+    weight, bias = (torch.randn(shape, generator=generator).to(dtype) for shape in ((c, 1, *kernel), (c,)))
+    valid, wanted = torch.rand(b, h, w, generator=generator) < 0.7, torch.rand(b, *coarse, generator=generator) < 0.6
+    wanted[0] = wanted[0].cummax(-1).values
+    other = torch.tensor(7.0, dtype=dtype)
+    for of_input, of_result in ((valid, wanted), (None, wanted), (valid, None), (valid, torch.zeros_like(wanted))):
+        arguments = (x, weight, bias, of_input, of_result, other, numbers, coarse, channels_last)
+        torch.testing.assert_close(
+            torch.ops.maskwise.conv_rows(*arguments), rows._rows(*arguments), rtol=tolerance, atol=tolerance
+        )
+        of_grad = (x, grad, of_input, of_result, numbers, channels_last)
+        # Sums of up to some thousand products.
+        for got, truth in zip(torch.ops.maskwise.conv_rows_weight(*of_grad), rows._rows_weight(*of_grad), strict=True):
+            torch.testing.assert_close(got, truth, rtol=4 * tolerance, atol=40 * tolerance)
+
+
+@pytest.mark.kernel
+def test_a_large_result_reads_as_zeros_where_nothing_is_written():
+    x, w = torch.ones(1, 1, 768, 768), torch.ones(16, 1, 3, 3)
+    mask = torch.zeros(768, 768, dtype=torch.bool)
+    mask[100:110, 700:768] = True
+    with mw.force("tiles"):
+        out = mw.conv2d(x, w.contiguous(memory_format=torch.channels_last), padding=1, mask=mask)
+    assert torch.equal(out, F.conv2d(x * mask, w, padding=1) * mask)
+
+
+def test_a_case_prints_its_shapes():
+    assert str(Case(2, False, X, W, None, None, None, None)) == "conv2d-2x3x20x18-4x3x3x3"

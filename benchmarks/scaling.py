@@ -1,6 +1,6 @@
 """Padding, imbalance and communication on up to thousands of ranks, by simulation on real lengths and by a model.
 
-``python -m benchmarks.scaling`` prints the tables of docs/distributed-scaling.md; ``--write`` also stores what was
+``python -m benchmarks.scaling`` prints the tables of docs/distributed.md; ``--write`` also stores what was
 simulated in ``results/scaling.json``, which takes some minutes. No process group is needed: a sampler computes the
 batches of all ranks.
 """

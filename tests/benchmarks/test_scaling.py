@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import scaling
 
-PAGE = Path(__file__).parents[2] / "docs" / "distributed-scaling.md"
+PAGE = Path(__file__).parents[2] / "docs" / "distributed.md"
 
 
 def test_the_page_has_the_tables_of_the_committed_run():

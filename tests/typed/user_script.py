@@ -186,11 +186,6 @@ def selection(x: Tensor, mask: Mask) -> None:
     assert_type(mw.attention(q, q, q, attn_mask=torch.ones(5, 5, dtype=torch.bool)), Tensor)
     rows = mw.pack(q.transpose(1, 2), mask)
     assert_type(mw.attention(rows, rows, rows), Packed)
-    image, kernel, kept = torch.randn(1, 4, 8, 8), torch.randn(4, 4, 3, 3), torch.ones(8, 8, dtype=torch.bool)
-    assert_type(mw.conv2d(image, kernel, None, (1, 2), "valid", mask=kept, outputs=None, other=0.0), Tensor)
-    assert_type(mw.conv_transpose2d(image, kernel, stride=2, output_padding=1, mask=kept), Tensor)
-    assert_type(mw.conv1d(image[0], kernel[..., 0], padding="same", mask=mask, other=image[0]), Tensor)
-    assert_type(mw.conv_transpose1d(image[0], kernel[..., 0], dilation=[1], mask=mask), Tensor)
     sampler = mw.TokenBudgetSampler([3, 6, 4], budget=9, method="bucket")
     sampler.set_epoch(1)
     batches: list[list[int]] = list(sampler)
@@ -270,8 +265,13 @@ def across_ranks(mask: Mask) -> nn.Module:
     return mw.nn.convert_sync_masked(nn.Sequential(mw.nn.MaskedBatchNorm1d(8)), group=None)
 
 
-def regions() -> None:
+def regions(mask: Mask) -> None:
     """Convolutions of regions."""
+    image, kernel, kept = torch.randn(1, 4, 8, 8), torch.randn(4, 4, 3, 3), torch.ones(8, 8, dtype=torch.bool)
+    assert_type(mw.conv2d(image, kernel, None, (1, 2), "valid", mask=kept, outputs=None, other=0.0), Tensor)
+    assert_type(mw.conv_transpose2d(image, kernel, stride=2, output_padding=1, mask=kept), Tensor)
+    assert_type(mw.conv1d(image[0], kernel[..., 0], padding="same", mask=mask, other=image[0]), Tensor)
+    assert_type(mw.conv_transpose1d(image[0], kernel[..., 0], dilation=[1], mask=mask), Tensor)
     region = mw.nn.RegionConv2d(2, 3, 3, padding=1)
     assert_type(region.outputs(torch.ones(5, 5, dtype=torch.bool)), Mask)
     region(torch.randn(1, 2, 5, 5), torch.ones(5, 5, dtype=torch.bool), other=0.0)
@@ -429,6 +429,7 @@ def main() -> None:
     heads()
     own_gates()
     across_ranks(mask)
+    regions(mask)
     models(layers(mask))
 
 

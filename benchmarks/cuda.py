@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import fields, is_dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -78,11 +77,8 @@ def moved(inputs: Any, device: str) -> Any:
     """The inputs of a case with every tensor, mask and module in them on the device."""
     if device == "cpu":
         return inputs
-    if isinstance(inputs, torch.Tensor | Mask):
+    if isinstance(inputs, torch.Tensor | Mask | torch.nn.Module):
         return inputs.to(device)
-    if isinstance(inputs, torch.nn.Module):
-        # A module moves in place, and others may share it.
-        return deepcopy(inputs).to(device)
     if isinstance(inputs, SimpleNamespace):
         return SimpleNamespace(**moved(vars(inputs), device))
     if is_dataclass(inputs) and not isinstance(inputs, type):

@@ -48,7 +48,8 @@ def _texts(case: Case) -> Texts:
         cut = min(surplus, int(keep[row].sum()) - 1)
         keep[row, int(keep[row].sum()) - cut :] = 0
         surplus -= cut
-    return Texts(model, mw.unpad(copy.deepcopy(model)), batch, keep.bool())
+    # A model moves to a device in place, and this one is shared by all cases.
+    return Texts(copy.deepcopy(model), mw.unpad(copy.deepcopy(model)), batch, keep.bool())
 
 
 def _hidden(model: Any, i: Texts) -> Call:

@@ -233,8 +233,7 @@ class Mask:
     def _bounds(self, device: torch.device | None = None) -> Tensor:
         """Return the starts and ends of the intervals as kernels take them: int64, of the mask's dims and one in front.
 
-        They lie where the mask's own tensors lie, which may be the host, or on a device. Sizes are 1 where the bounds do
-        not change.
+        They lie on the device, or without one where the mask's own tensors lie. Sizes are 1 where they do not change.
         """
         bounds = self._once("bounds", lambda: _facts.bounds(self._structure))
         if device is None or bounds.device == device:

@@ -81,15 +81,18 @@ HEAD = """# On the GPU
 *Made by `make gpu-page`; the tests fail when it is stale.*
 
 On CUDA and ROCm every fused function is a [Triton](https://triton-lang.org) kernel: one launch forward, one or two
-backward, no host-device sync. Masks are read as bytes, broadcast by their strides; wherever 16 consecutive bytes are
-dropped, x is not read. bfloat16 and float16 accumulate in float32. The same guarantees hold as on the CPU; they are
-tested under Triton's interpreter (`make test-gpu`). Every kernel is compiled ahead of time, in each configuration that
-its launcher can choose, for sm_80, sm_90, sm_100 and gfx942 (`make test-gpu-compile`). No kernel has been timed on a
-GPU by the developers, who have none: `python -m benchmarks --device cuda`, in a clone, times them on yours.
+backward, one more where a few long rows are split between programs, and no host-device sync. Masks that are intervals
+(lengths, causal, windows, segments) are read as starts and ends where they are a range of each row, or keep whole rows:
+loops run from start to end, in vectors of 16 bytes. Any other mask is read as bytes, broadcast by their strides, at the
+same time as x. bfloat16 and float16 accumulate in float32. The same guarantees hold as on the CPU; they are tested by
+Triton's interpreter (`make test-gpu`). Every kernel is compiled ahead of time, in each tile that its launcher can
+choose, for sm_80, sm_90, sm_100 and gfx942, and loops over rows are checked to have no barriers (`make
+test-gpu-compile`). No kernel has been timed on a GPU by the developers, who have none: `python -m benchmarks --device
+cuda`, in a clone, times them on yours.
 
 - Without Triton (`pip install triton`), and on other devices, plain torch operations run; `mw.explain()` reports it.
-- Inside `torch.compile` on a GPU, reductions, softmax, fill and losses are traced as plain torch operations, which
-  Inductor fuses with their neighbours; scans, pack and segments stay ops of their own.
+- Inside `torch.compile` on a GPU, reductions, softmax, scans, fill and losses are traced as plain torch operations,
+  which Inductor fuses with their neighbours; pack and segments stay ops of their own.
 - `mw.pack(x, mask, capacity=n)` needs no count; `mw.pack(x, mask)` syncs to count, unless the mask has its count.
 - `pack` and `unpack` with a mask of more than 65,536 positions take two launches. The first counts per 4,096
   positions of the mask. Below that, every program of the single launch counts on its own. In a single pass over a

@@ -240,7 +240,7 @@ def blocks_for(
         x: decides the size of a vector.
         mask: the mask.
         same: whether all operands with vectors are as large as x's; else no vector may go beyond a row.
-        weight: operands for each element: with more of them, a thread has fewer elements.
+        weight: accumulators of each element, of which a thread has as many as it has of columns.
         typical: the length of ranges that are but a part of their row each; 0 where they are not.
         loops: whether a program loops over a row; else each tile is a program's, and four warps are enough.
     """
@@ -256,11 +256,11 @@ def blocks_for(
         # Rows that begin anywhere are read element by element, which adjacent threads do together.
         group, align = (group, align) if align == "aligned" else (1, "")
         width = max(power(length), group, 4)
-        rows = max(1, WARP * 8 * 8 // weight // width)
+        rows = max(1, WARP * 8 * 8 // width)
         bits = bool(align) and is_aligned(geometry, mask, group, align)
         return Blocks(rows, width, warps=8, group=group, wide=False, align=align, bits=bits)
     warps = 4 << sum(length >= each for each in LONG) if loops else 4
-    elements = WARP * warps * (max(VECTORS * group // weight, group) if group > 1 else 8 // weight)
+    elements = WARP * warps * (VECTORS * group if group > 1 else 8)
     bits = bool(align) and is_aligned(geometry, mask, group, align)
     return Blocks(1, elements, warps=warps, group=group, wide=geometry.wide, align=align, bits=bits)
 
@@ -272,7 +272,7 @@ def row_blocks(geometry: Geometry, x: Tensor, mask: Kept, *, same: bool = True, 
         return blocks
     if blocks.side == "rows" and geometry.length <= LONGEST and not blocks.wide:
         width = power(geometry.length + (blocks.group - 1 if blocks.align == "shifted" else 0))
-        return blocks._replace(rows=1, elements=width, warps=max(4, width * weight // 512))
+        return blocks._replace(rows=1, elements=width, warps=max(4, width // 512))
     return None
 
 

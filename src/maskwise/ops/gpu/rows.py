@@ -43,6 +43,11 @@ class State(NamedTuple):
     n: Tensor | None
 
 
+def weight_of(stat: Stat) -> int:
+    """How many accumulators a reduction has, as a power of two."""
+    return 1 << (stat.b + stat.n)
+
+
 def reduce_rows(
     stat: Stat,
     x: Tensor,
@@ -64,7 +69,7 @@ def reduce_rows(
     ordered = stat.op in ("argmax", "argmin")
     kept = kept_rows(mask, along, x.shape, dim, x.stride(), ordered)
     geometry = lay_out(dim, x, kept.strides, row_strides(x.shape, dim), shape=x.shape, ordered=ordered)
-    blocks = blocks_for(geometry, x, kept, typical=typical)
+    blocks = blocks_for(geometry, x, kept, typical=typical, weight=weight_of(stat))
     splits, max_splits = splits_for(geometry, blocks, x.device, typical=typical)
     blocks = blocks._replace(wide=blocks.wide or max_splits > 0)
     wide = accumulator(x.dtype) if stat.op not in ("sum", "prod") or x.is_floating_point() else torch.int64
@@ -209,8 +214,9 @@ def map_rows(
     geometry = lay_out(dim, x, kept.strides, second, out, row_strides(x.shape, dim), shape=x.shape)
     same = are_alike(geometry, 0, 2, 3) and x.element_size() == second.element_size() == out.element_size()
     # Rare norms always read rows twice, which halves the number of their kernels.
-    in_registers = None if only or not common else row_blocks(geometry, x, kept, same=same)
-    blocks = in_registers or blocks_for(geometry, x, kept, same=same, typical=typical)
+    weight = 1 if stat is None else weight_of(stat)
+    in_registers = None if only or not common else row_blocks(geometry, x, kept, same=same, weight=weight)
+    blocks = in_registers or blocks_for(geometry, x, kept, same=same, typical=typical, weight=weight)
     splits, max_splits = 1, 0
     if in_registers is None:
         splits, max_splits = splits_for(geometry, blocks, x.device, typical=typical, resident=ENOUGH)

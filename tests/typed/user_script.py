@@ -188,8 +188,8 @@ def selection(x: Tensor, mask: Mask) -> None:
     image, kernel, kept = torch.randn(1, 4, 8, 8), torch.randn(4, 4, 3, 3), torch.ones(8, 8, dtype=torch.bool)
     assert_type(mw.conv2d(image, kernel, None, (1, 2), "valid", mask=kept, outputs=None, other=0.0), Tensor)
     assert_type(mw.conv_transpose2d(image, kernel, stride=2, output_padding=1, mask=kept), Tensor)
-    assert_type(mw.conv1d(image[0], kernel[..., 0], padding="same", mask=mask, other=image[0]), Tensor)
-    assert_type(mw.conv_transpose1d(image[0], kernel[..., 0], dilation=[1], mask=mask), Tensor)
+    assert_type(mw.conv1d(image[0, :, :4], kernel[..., 0], padding="same", mask=kept[0], other=image[0, :, :4]), Tensor)
+    assert_type(mw.conv_transpose1d(image[0, :, :4], kernel[..., 0], dilation=[1], mask=kept[0]), Tensor)
     sampler = mw.TokenBudgetSampler([3, 6, 4], budget=9, method="bucket")
     sampler.set_epoch(1)
     batches: list[list[int]] = list(sampler)
@@ -379,6 +379,7 @@ def main() -> None:
         print(problem)
     print(mw.__version__, len(log), log.to_json()[:1], [call.route for call in log][:1], log.table().title)
     selection(x, mask)
+    regions()
     own_gates()
     models(layers(mask))
 

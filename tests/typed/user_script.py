@@ -265,13 +265,13 @@ def across_ranks(mask: Mask) -> nn.Module:
     return mw.nn.convert_sync_masked(nn.Sequential(mw.nn.MaskedBatchNorm1d(8)), group=None)
 
 
-def regions(mask: Mask) -> None:
+def regions() -> None:
     """Convolutions of regions."""
     image, kernel, kept = torch.randn(1, 4, 8, 8), torch.randn(4, 4, 3, 3), torch.ones(8, 8, dtype=torch.bool)
     assert_type(mw.conv2d(image, kernel, None, (1, 2), "valid", mask=kept, outputs=None, other=0.0), Tensor)
     assert_type(mw.conv_transpose2d(image, kernel, stride=2, output_padding=1, mask=kept), Tensor)
-    assert_type(mw.conv1d(image[0], kernel[..., 0], padding="same", mask=mask, other=image[0]), Tensor)
-    assert_type(mw.conv_transpose1d(image[0], kernel[..., 0], dilation=[1], mask=mask), Tensor)
+    assert_type(mw.conv1d(image[0, :, :4], kernel[..., 0], padding="same", mask=kept[0], other=image[0, :, :4]), Tensor)
+    assert_type(mw.conv_transpose1d(image[0, :, :4], kernel[..., 0], dilation=[1], mask=kept[0]), Tensor)
     region = mw.nn.RegionConv2d(2, 3, 3, padding=1)
     assert_type(region.outputs(torch.ones(5, 5, dtype=torch.bool)), Mask)
     region(torch.randn(1, 2, 5, 5), torch.ones(5, 5, dtype=torch.bool), other=0.0)
@@ -429,7 +429,7 @@ def main() -> None:
     heads()
     own_gates()
     across_ranks(mask)
-    regions(mask)
+    regions()
     models(layers(mask))
 
 

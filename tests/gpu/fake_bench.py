@@ -130,7 +130,7 @@ def main(first, every):
     # What is compiled is the idiom, which is shown as it is; and there is nothing to wait for.
     as_it_is = mock.patch.object(torch, "compile", lambda call, **_: call)
     # flex_attention is compiled for the device it runs on.
-    flex = mock.patch("maskwise.ops.attention.delegated._flex", lambda: lambda q, k, v, **_: torch.empty_like(q))
+    flex = mock.patch("maskwise.ops.attention.delegated._flex", return_value=lambda q, k, v, **_: torch.empty_like(q))
     with as_it_is, flex, mock.patch("torch.cuda.synchronize"):
         chosen = cases(first, every)
         for case in chosen:

@@ -225,6 +225,9 @@ CONVOLUTIONS = [
         Subject(f"conv2d-{route}", IMAGE, (3, 9, 11), convolved(mw.conv2d, route, padding=1), image, maps=False)
         for route in ("tiles", "pixels")
     ),
+    Subject(
+        "conv1d-rows", SEQUENCES, (3, 40), convolved(mw.conv1d, "rows", padding="same", groups=4), image, maps=False
+    ),
 ]
 
 

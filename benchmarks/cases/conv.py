@@ -162,7 +162,7 @@ def cases() -> tuple[Case, ...]:
     random = _setup(_pixels, 3)
     found += [
         replace(base, variant="3x3 random pixels=2%", setup=random, density=0.02, targets=_faster(5.0)),
-        replace(base, variant="3x3 all kept", density=1.0, targets=(never_slower(IDIOM),)),
+        replace(base, variant="3x3 everywhere", density=1.0, targets=(never_slower(IDIOM),)),
     ]
     one_layout = tuple(side for side in _SIDES if side.name != FLOOR_LAST)
     wide, long = _setup(_padded, 7, depthwise=True), _setup(_padded, 31, depthwise=True)

@@ -49,8 +49,6 @@ _GUESSES = {
     "layer_norm": "maskwise.nn.MaskedLayerNorm(features)(x, mask)",
     "batch_norm": "maskwise.nn.MaskedBatchNorm1d(channels)(x, mask)",
     "instance_norm": "maskwise.nn.MaskedInstanceNorm1d(channels)(x, mask)",
-    "conv1d": "torch.nn.functional.conv1d(maskwise.mul(x, mask[:, None]), weight)",
-    "conv2d": "maskwise.nn.MaskedConv2d(..., gate=mask) for a mask on weights",
     "mean_pool": "maskwise.mean(x, mask[..., None], dim=1), or maskwise.nn.MaskedMeanPool()(x, mask)",
     "max_pool": "maskwise.amax(x, mask[..., None], dim=1), or maskwise.nn.MaskedMaxPool()(x, mask)",
     "pool": "maskwise.nn.MaskedMeanPool()(x, mask)",

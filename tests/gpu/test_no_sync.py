@@ -60,14 +60,22 @@ def others():
         "attention with a bias": lambda x, mask: mw.attention(
             like(x, 1, 2, 3, 4), like(x, 1, 2, 4, 4), like(x, 1, 2, 4, 4), mask, bias=like(x, 3, 4)
         ),
+        "conv1d": lambda x, mask: mw.conv1d(like(x, 3, 2, 4), like(x, 2, 2, 3), padding=1, mask=mask),
+        "conv2d": lambda x, mask: mw.conv2d(like(x, 1, 2, 3, 4), like(x, 2, 2, 3, 3), padding=1, mask=mask),
+        "conv_transpose1d": lambda x, mask: mw.conv_transpose1d(
+            like(x, 3, 2, 4), like(x, 2, 2, 3), padding=1, mask=mask
+        ),
+        "conv_transpose2d": lambda x, mask: mw.conv_transpose2d(
+            like(x, 1, 2, 3, 4), like(x, 2, 2, 3, 3), padding=1, mask=mask
+        ),
     }
 
 
 CALLS = {f.name: caller(f) for f in UNDER_LAW} | others()
 #: What is neither a function of a mask nor computed on a device, or is made of modules, which are made of functions.
 NO_FUNCTIONS = {
-    "Mask", "MaskwiseError", "Packed", "TokenBudgetSampler", "__version__", "compress", "explain", "force", "models",
-    "nn", "plan", "unpad",
+    "Mask", "MaskwiseError", "Packed", "TokenBudgetSampler", "__version__", "accumulate", "compress", "distributed",
+    "explain", "force", "models", "nn", "plan", "unpad",
 }  # fmt: skip
 #: The same function under another name: in place.
 SAME = {"apply_": "apply"}

@@ -37,7 +37,7 @@ def test_it_holds_the_package_and_its_metadata_alone(wheel):
 
 def test_it_holds_no_benchmarks_no_recipes_and_no_generators_of_documents(wheel):
     packages = {path.parts[1] for path in wheel if len(path.parts) > 2 and path.parts[0] == "maskwise"}
-    assert packages == {"cli", "data", "mask", "models", "nn", "ops", "plan"}
+    assert packages == {"cli", "data", "distributed", "mask", "models", "nn", "ops", "plan"}
     assert not [path for path in wheel if {"benchmarks", "digits", "tools", "tests", "examples"} & set(path.parts)]
     # A generator is a module that is run as a script; of the package that is the command line alone.
     scripts = [str(path) for path, text in wheel.items() if path.suffix == ".py" and b'__name__ == "__main__"' in text]

@@ -175,6 +175,10 @@ INTERVALS = [
 )
 def test_intervals_are_what_their_bits_are(function, shape, dim, make):
     x, mask = sample(function, shape, shape)[0], make()
+    if function.name == "standardize":
+        # Of two kept elements the gradient is 0: where they are nearly equal, a rounding error over their distance.
+        ramp = 10.0 * torch.arange(shape[dim])
+        x = x + ramp.reshape([-1 if d == dim % len(shape) else 1 for d in range(len(shape))]).to(x.dtype)
     assert mask.operand == "intervals"
     found = run(function, torch.where(mask.to_bool(), x, float("nan")), make(), dim, "kernel")
     truth = run(function, torch.where(mask.to_bool(), x, 0.0).double(), mask.to_bool(), dim, "plain")

@@ -22,6 +22,7 @@ def strides(x):
     return [stride for stride, size in zip(x.stride(), x.shape, strict=True) if size > 1]
 
 
+@pytest.mark.kernel
 @pytest.mark.parametrize("route", [None, *ROUTES])
 @pytest.mark.parametrize("seed", range(80))
 def test_a_convolution_and_its_gradients_are_torchs_of_what_is_valid(seed, route):

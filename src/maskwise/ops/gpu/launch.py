@@ -272,7 +272,9 @@ def row_blocks(geometry: Geometry, x: Tensor, mask: Kept, *, same: bool = True, 
         return blocks
     if blocks.side == "rows" and geometry.length <= LONGEST and not blocks.wide:
         width = power(geometry.length + (blocks.group - 1 if blocks.align == "shifted" else 0))
-        return blocks._replace(rows=1, elements=width, warps=max(4, width // 512))
+        # Of float64, which takes two registers, a thread has half as many elements.
+        fewest = 8 if x.element_size() == 8 else 4
+        return blocks._replace(rows=1, elements=width, warps=max(fewest, width // 512))
     return None
 
 

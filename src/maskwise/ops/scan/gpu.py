@@ -163,6 +163,9 @@ def cumprod_backward(grad: Tensor, x: Tensor, mask: Tensor, out: Tensor, dim: li
     geometry = lay_out(dim, x, kept.strides, grad, grad_x, shape=x.shape, ordered=True)
     same = are_alike(geometry, 0, 2, 3) and x.element_size() == grad.element_size()
     blocks = blocks_for(geometry, x, kept, same=same)
+    if blocks.group == 8:
+        # Half precision is computed in float32: a thread has as many elements as there.
+        blocks = blocks._replace(elements=blocks.elements // 2, group=4)
     arguments = row_arguments(geometry, blocks, kept, ("x", "mask", "grad", "grad_x"))
     launch(
         product_backward_kernel,

@@ -71,7 +71,8 @@ def permuted(seed):
     def set_grid_idx(x, y, z):
         programs = builder.grid_dim[0]
         if programs not in orders:
-            orders[programs] = random.Random(f"{seed} {programs}").sample(range(programs), programs)
+            order = random.Random(f"{seed} {programs}").sample(range(programs), programs)
+            orders[programs] = order[::-1] if order == sorted(order) else order
         own(builder, orders[programs][x], y, z)
 
     builder.set_grid_idx = set_grid_idx

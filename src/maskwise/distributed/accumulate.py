@@ -26,7 +26,7 @@ Average: TypeAlias = Literal["ranks", "none"] | int
 _Batch = TypeVar("_Batch")
 
 #: What the ranks sum up, as int64: kept elements, rows that keep something, micro-batches and their square, ranks that
-#: failed, micro-batches of which rows are not known. The sum of squares tells whether all numbers are equal, so one
+#: failed, micro-batches of which rows are not known. The sum of squares shows whether all numbers are equal, so one
 #: all-reduce serves for the counts and for the checks.
 _TOKENS, _ROWS, _BATCHES, _SQUARES, _FAILED, _ROWLESS = range(6)
 _KINDS = {"token": _TOKENS, "sequence": _ROWS}

@@ -249,7 +249,8 @@ def test_a_long_row_split_between_programs_in_any_order_is_one_row(function, see
     with permuted(seed) as orders:
         results.append(run(function, x, mask, -1, "kernel"))
         assert_as_plain(function, x, mask, -1, rtol=2e-4, atol=2e-4)
-    assert any(order != sorted(order) for order in orders.values())
+    # More programs than the two rows: they are split.
+    assert any(programs > 2 and order != sorted(order) for programs, order in orders.items())
     # Which program is the last changes no bit.
     for mine, other in zip(*results, strict=True):
         for a, b in zip(mine, other, strict=True):

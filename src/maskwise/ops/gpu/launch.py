@@ -215,11 +215,15 @@ COLUMNS = (4, 16, 64)
 COLUMN_TILE = 2048
 
 
-@lru_cache
 def processors(device: torch.device) -> int:
     """The number of processors of a device."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return PROCESSORS
+    return _counted_processors(device)
+
+
+@lru_cache
+def _counted_processors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 

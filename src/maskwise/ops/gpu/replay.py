@@ -25,7 +25,7 @@ __all__ = ["replayed"]
 
 _NOT_SEEN = object()
 _ALLOCATES = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided"}
-#: What makes no kernel run: views are told by their schema, and these besides.
+#: Operations that start no kernel, beside views, which their schema marks.
 _FREE = {"aten::detach", "aten::alias", "aten::_reshape_alias"}
 
 

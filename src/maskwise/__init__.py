@@ -6,10 +6,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from maskwise.errors import MaskwiseError as MaskwiseError
-from maskwise.mask import Mask as Mask
-from maskwise.plan.dispatch import force as force
-from maskwise.plan.dispatch import plan as plan
-from maskwise.plan.explain import explain as explain
 
 if TYPE_CHECKING:
     # For type checkers alone, and so without the names, which are in `_HOMES`; a test compares both.
@@ -18,6 +14,7 @@ if TYPE_CHECKING:
     from maskwise import nn as nn
     from maskwise.data import TokenBudgetSampler as TokenBudgetSampler
     from maskwise.distributed import accumulate as accumulate
+    from maskwise.mask import Mask as Mask
     from maskwise.models import unpad as unpad
     from maskwise.models.compress import compress as compress
     from maskwise.ops.attention import attention as attention
@@ -30,12 +27,26 @@ if TYPE_CHECKING:
     from maskwise.ops.scan import *
     from maskwise.ops.select import *
     from maskwise.ops.softmax import *
+    from maskwise.plan.dispatch import force as force
+    from maskwise.plan.dispatch import plan as plan
+    from maskwise.plan.explain import explain as explain
+else:
+    # The first import of a subpackage binds it to its name here, which for `plan` is the function's.
+    from maskwise import plan
+
+    del plan
 
 __version__ = "0.2.0"
 
-# The public names that are imported lazily, by home: registering the ops takes longer than everything else here. The
-# first use of a function imports all of them, because it may happen while a graph is traced, and the op registry must
-# not change during the trace. The documentation lists them in this order.
+# The public names, by home. All are imported lazily: torch takes a second, which the help of the command line does not
+# need, and registering the ops takes longer than everything else here. Masks and plans come without the ops.
+_CORE = {
+    "maskwise.mask": "Mask",
+    "maskwise.plan.dispatch": "force plan",
+    "maskwise.plan.explain": "explain",
+}
+# The first use of a function imports all of them, because it may happen while a graph is traced, and the op registry
+# must not change during the trace. The documentation lists them in this order.
 _HOMES = {
     "maskwise.ops.reduce": "sum prod mean var std norm amax amin max min argmax argmin logsumexp any all count",
     "maskwise.ops.softmax": "softmax log_softmax softmin normalize standardize",
@@ -52,23 +63,26 @@ _HOMES = {
     "maskwise.data": "TokenBudgetSampler",
     "maskwise.distributed": "accumulate",
 }
+_CORE_NAMES = {name for names in _CORE.values() for name in names.split()}
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 # Public subpackages.
 _PACKAGES = ("distributed", "models", "nn")
 
-__all__ = sorted(["Mask", "MaskwiseError", "__version__", "explain", "force", "plan", *_HOME_OF, *_PACKAGES])
+__all__ = sorted(["MaskwiseError", "__version__", *_CORE_NAMES, *_HOME_OF, *_PACKAGES])
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name at its first use."""
-    if name not in _HOME_OF and name not in _PACKAGES:
+    if name not in __all__:
         from maskwise.guesses import instead_of
 
         raise AttributeError(f"module 'maskwise' has no attribute {name!r}. Hint: {instead_of(name, __all__)}.")
-    for home, names in _HOMES.items():
+    core = name in _CORE_NAMES
+    for home, names in (_CORE if core else _CORE | _HOMES).items():
         module = import_module(home)
         globals().update({each: getattr(module, each) for each in names.split()})
-    globals().update({each: import_module(f"maskwise.{each}") for each in _PACKAGES})
+    if not core:
+        globals().update({each: import_module(f"maskwise.{each}") for each in _PACKAGES})
     return globals()[name]
 
 

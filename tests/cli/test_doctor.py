@@ -1,4 +1,5 @@
 import json
+import sys
 
 import pytest
 import torch
@@ -69,3 +70,13 @@ def test_no_compiler_is_no_error(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
     assert doctor.examine()["compiler"] is None
+
+
+def test_a_torch_that_cannot_be_imported_is_reported_and_is_no_traceback(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    result = CliRunner().invoke(app, ["doctor"])
+    assert result.exit_code == 1
+    assert "it cannot be imported: import of torch halted" in result.stdout
+    assert "fix: pip install torch" in result.stdout
+    report = json.loads(CliRunner().invoke(app, ["doctor", "--json"]).stdout)
+    assert (report["torch"], report["extension"]) == (torch.__version__, None)

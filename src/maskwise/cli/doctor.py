@@ -12,17 +12,17 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-import torch
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from maskwise import __version__
-from maskwise.ops import backends
-from maskwise.plan import calibration
-from maskwise.plan.calibration import cpu_model
+from maskwise.plan.machine import cpu_model
 
 __all__ = ["examine", "run", "version_of"]
+
+INSTALL_TORCH = "pip install torch, as https://pytorch.org/get-started/locally shows for this system"
 
 
 def version_of(package: str) -> str | None:
@@ -38,13 +38,14 @@ def version_of(package: str) -> str | None:
 
 
 def run(*, json: bool = False) -> int:
-    """Print the report. The exit code is 1 when an extension is there and cannot be loaded."""
+    """Print the report. The exit code is 1 when torch, or an extension that is there, cannot be loaded."""
     report = examine()
     if json:
         typer.echo(_as_json(report))
     else:
         _show(report)
-    broken = report["extension"]["path"] is not None and not report["extension"]["loaded"]
+    extension = report["extension"]
+    broken = extension is None or (extension["path"] is not None and not extension["loaded"])
     return 1 if broken else 0
 
 
@@ -54,9 +55,9 @@ def examine() -> dict[str, Any]:
     >>> sorted(examine())[:4]
     ['calibration', 'compiler', 'cpu', 'devices']
     """
-    return {
+    report: dict[str, Any] = {
         "maskwise": __version__,
-        "torch": torch.__version__,
+        "torch": version_of("torch"),
         "numpy": version_of("numpy"),
         "triton": version_of("triton"),
         "python": f"{platform.python_version()} ({platform.python_implementation()})",
@@ -64,6 +65,19 @@ def examine() -> dict[str, Any]:
         "os": platform.platform(),
         "cpu": cpu_model(),
         "compiler": _compiler(),
+    }
+    return report | _of_torch()
+
+
+def _of_torch() -> dict[str, Any]:
+    """What only torch can say. A torch that is missing or broken is a finding, not a traceback."""
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        return {"error": f"{error}", "extension": None, "threads": None, "devices": [], "calibration": None}
+    from maskwise.ops import backends
+
+    return {
         "extension": dataclasses.asdict(backends.status()),
         "threads": {
             "cores": os.cpu_count(),
@@ -84,6 +98,8 @@ def _compiler() -> str | None:
 
 
 def _devices() -> list[str]:
+    import torch
+
     found = ["cpu"]
     if torch.cuda.is_available():
         found += [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
@@ -95,6 +111,8 @@ def _devices() -> list[str]:
 
 
 def _calibration() -> dict[str, Any]:
+    from maskwise.plan import calibration
+
     found = calibration.state()
     if found.fault:
         state = f"cannot be read, so built-in rates are used: {found.fault}"
@@ -110,27 +128,33 @@ def _as_json(report: dict[str, Any]) -> str:
 
 
 def _show(report: dict[str, Any]) -> None:
-    built = report["extension"]
-    if built["loaded"]:
-        state = f"[green]loaded[/], SIMD {built['simd']}\n{built['path']}"
-    elif built["path"]:
-        state = f"[red]built, but it does not load[/]\n{built['path']}\n{built['error']}\nfix: {built['fix']}"
-    elif built["fix"]:
-        state = f"[yellow]not built[/]: plain PyTorch does the work\nfix: {built['fix']}"
-    else:
-        state = f"[yellow]not loaded[/]: plain PyTorch does the work\n{built['error']}"
-    threads = report["threads"]
     lines = {
         **{name: report[name] or "–" for name in ("maskwise", "torch", "numpy", "triton", "python", "os", "cpu")},
         "compiler": report["compiler"] or "none on the PATH",
-        "extension": state,
-        "threads": f"{threads['intraop']} within an op, {threads['interop']} between ops, {threads['cores']} cores",
-        "devices": "\n".join(report["devices"]),
-        "calibration": f"{report['calibration']['state']}\n{report['calibration']['path']}",
     }
+    if "error" in report:
+        lines["torch"] += f"\n[red]it cannot be imported[/]: {escape(report['error'])}\nfix: {INSTALL_TORCH}"
+    else:
+        threads = report["threads"]
+        lines |= {
+            "extension": _extension(report["extension"]),
+            "threads": f"{threads['intraop']} within an op, {threads['interop']} between ops, {threads['cores']} cores",
+            "devices": "\n".join(report["devices"]),
+            "calibration": f"{report['calibration']['state']}\n{report['calibration']['path']}",
+        }
     out = Table(show_header=False, box=None, padding=(0, 2))
     out.add_column(style="bold")
     out.add_column(overflow="fold")
     for name, value in lines.items():
         out.add_row(name, value)
     Console().print(out)
+
+
+def _extension(built: dict[str, Any]) -> str:
+    if built["loaded"]:
+        return f"[green]loaded[/], SIMD {built['simd']}\n{built['path']}"
+    if built["path"]:
+        return f"[red]built, but it does not load[/]\n{built['path']}\n{escape(built['error'])}\nfix: {built['fix']}"
+    if built["fix"]:
+        return f"[yellow]not built[/]: plain PyTorch does the work\nfix: {built['fix']}"
+    return f"[yellow]not loaded[/]: plain PyTorch does the work\n{built['error']}"

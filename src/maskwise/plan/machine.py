@@ -9,8 +9,6 @@ import sys
 from functools import cache
 from pathlib import Path
 
-import torch
-
 __all__ = ["cpu_model", "identity"]
 
 
@@ -33,11 +31,13 @@ def cpu_model() -> str:
 
 def identity() -> dict[str, str | int]:
     """What rates depend on: the processor, its cores, the threads in use, and the versions that do the work."""
+    import torch  # Here, because `maskwise doctor` names the processor where torch cannot be imported.
+
     return {
         "cpu": cpu_model(),
         "cores": os.cpu_count() or 0,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
-        # Asked, not imported: the imports of these layers go one way.
+        # Looked up, not imported: the imports of these layers go one way.
         "maskwise": sys.modules["maskwise"].__version__,
     }

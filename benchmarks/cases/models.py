@@ -1,4 +1,9 @@
-"""Whole models: ``mw.unpad`` of MiniLM on real text, of SentenceTransformer, and of ``nn.TransformerEncoder``."""
+"""Whole models: ``mw.unpad`` of MiniLM on real text, of SentenceTransformer, and of ``nn.TransformerEncoder``.
+
+One batch is real paragraphs as they come, a fifth of whose tokens are real. The others are real text too, cut to lengths
+that keep 10 to 80 % of the tokens, because a single density flatters whoever picks it; and one text by itself, which has
+no padding.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +16,18 @@ import torch
 from torch import Tensor, nn
 
 import maskwise as mw
-from benchmarks.case import Case, Side, at_least, at_most
-from benchmarks.cases.sides import Call
+from benchmarks.case import Case, Side, at_least, at_most, never_slower
+from benchmarks.cases.sides import Call, named
 from benchmarks.cases.texts import no_sentence_transformers, sentence_encoder
 from maskwise.cli.demo import minilm, no_minilm, paragraphs
 
-__all__ = ["ENCODER", "MINILM", "cases"]
+__all__ = ["ENCODER", "KEPT", "MINILM", "cases"]
 
 FRACTION = "padded, as much of the batch as is real"
 NESTED = "its nested-tensor fast path"
+SORTED = f"{named('sentence-transformers', 'sentence_transformers')}, sorted by length"
+KEPT = (0.1, 0.2, 0.5, 0.8)
+"""Which parts of the tokens are real; of forty rows, each is a number of whole rows."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +56,35 @@ def _texts(case: Case) -> Texts:
         cut = min(surplus, int(keep[row].sum()) - 1)
         keep[row, int(keep[row].sum()) - cut :] = 0
         surplus -= cut
+    return _both(model, batch)
+
+
+def _both(model: Any, batch: dict[str, Tensor]) -> Texts:
     # A model moves to a device in place, and this one is shared by all cases.
-    return Texts(copy.deepcopy(model), mw.unpad(copy.deepcopy(model)), batch, keep.bool())
+    keep = batch["attention_mask"].bool()
+    return Texts(copy.deepcopy(model), mw.unpad(copy.deepcopy(model)), batch, keep)
+
+
+def _texts_of_lengths(case: Case) -> Texts:
+    """Full rows of text, cut to lengths that are spread evenly around the kept fraction, in a fixed random order."""
+    model, tokenize = minilm()
+    rows, length = case.shape
+    assert case.density is not None
+    each = 12  # so many paragraphs have more tokens than a row
+    found = paragraphs(rows * each)
+    batch = tokenize([" ".join(found[i::rows]) for i in range(rows)], length)
+    assert batch["attention_mask"].all()
+    generator = torch.Generator().manual_seed(0)
+    middle, spread = case.density * length, max(0.0, min(case.density, 1 - case.density) * length - 1)
+    # Rounded as sums, so that the lengths add up to the kept fraction exactly.
+    ends = torch.linspace(middle - spread, middle + spread, rows, dtype=torch.float64).cumsum(0).round().long()
+    lengths = ends.diff(prepend=ends.new_zeros(1))
+    keep = torch.arange(length) < lengths[torch.randperm(rows, generator=generator)][:, None]
+    last = keep & ~keep.roll(-1, 1).index_fill(1, torch.tensor(length - 1), False)
+    ids = batch["input_ids"]
+    batch["input_ids"] = torch.where(last, ids[:, -1:], ids * keep)  # a text ends with the separator
+    batch["attention_mask"] = keep.long()
+    return _both(model, batch)
 
 
 def _hidden(model: Any, i: Texts) -> Call:
@@ -112,6 +147,44 @@ MINILM = Case(
 )
 
 
+STEP = replace(
+    MINILM,
+    variant="MiniLM 64 paragraphs in 256, training step",
+    sides=STEPS,
+    targets=(at_most(1.2, FRACTION),),
+    # Gradients are sums over thousands of tokens, up to 1e2 in size.
+    relative_tolerance=1e-3,
+    absolute_tolerance=1e-3,
+)
+
+
+def _over_densities(case: Case, ending: str) -> tuple[Case, ...]:
+    """A case on forty rows of 256 tokens, with more and more of them real."""
+    return tuple(
+        replace(
+            case,
+            variant=f"MiniLM 40 texts in 256{ending} keep={kept:.0%}",
+            setup=_texts_of_lengths,
+            shape=(40, 256),
+            density=kept,
+            targets=(*case.targets, never_slower("padded")),
+        )
+        for kept in KEPT
+    )
+
+
+ALONE = replace(
+    MINILM,
+    variant="MiniLM one text of 128",
+    setup=_texts_of_lengths,
+    sides=SIDES[:2],
+    shape=(1, 128),
+    density=1.0,
+    targets=(never_slower("padded"),),
+)
+"""A batch of one has no padding: there is nothing to gain, and little to lose."""
+
+
 def _encoders(case: Case) -> dict[str, Any]:
     return {"padded": sentence_encoder(), "unpadded": mw.unpad(sentence_encoder()), "texts": paragraphs(*case.shape)}
 
@@ -127,10 +200,10 @@ ENCODE = Case(
     _encoders,
     (
         Side("mw.unpad", lambda i: _encode(i["unpadded"], i["texts"]), "ours"),
-        Side("encode, sorted by length", lambda i: _encode(i["padded"], i["texts"])),
+        Side(SORTED, lambda i: _encode(i["padded"], i["texts"])),
     ),
     (512,),
-    targets=(at_least(1.6, "encode, sorted by length"),),
+    targets=(at_least(1.6, SORTED),),
     relative_tolerance=0.0,
     absolute_tolerance=1e-5,
     unavailable=no_sentence_transformers,
@@ -202,15 +275,10 @@ def cases() -> tuple[Case, ...]:
     """Return the cases of whole models."""
     return (
         MINILM,
-        replace(
-            MINILM,
-            variant="MiniLM 64 paragraphs in 256, training step",
-            sides=STEPS,
-            targets=(at_most(1.2, FRACTION),),
-            # Gradients are sums over thousands of tokens, up to 1e2 in size.
-            relative_tolerance=1e-3,
-            absolute_tolerance=1e-3,
-        ),
+        *_over_densities(MINILM, ""),
+        STEP,
+        *_over_densities(STEP, ", training step"),
+        ALONE,
         ENCODE,
         ENCODER,
     )

@@ -53,9 +53,10 @@ IDIOMS = (
 )
 LEAKY = Side("x*mask", _multiply, kind="leaky")
 COMPILED = compiled("where+sum", _where)
+COMPILED_LEAKY = replace(compiled("x*mask", _multiply), kind="leaky")
 FLOOR = Side("x.sum", _unmasked, kind="floor")
-LARGE = (Side("mw.sum", _ours, kind="ours"), *IDIOMS, COMPILED, LEAKY, FLOOR)
-BACKWARD = tuple(with_backward(side) for side in LARGE if side is not COMPILED)
+LARGE = (Side("mw.sum", _ours, kind="ours"), *IDIOMS, COMPILED, LEAKY, COMPILED_LEAKY, FLOOR)
+BACKWARD = tuple(with_backward(side) for side in LARGE if side not in (COMPILED, COMPILED_LEAKY))
 
 
 def _moved(case: Case) -> int:

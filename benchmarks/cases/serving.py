@@ -1,8 +1,7 @@
 """Embeddings of real paragraphs as they are served from a CPU: texts in, vectors out, each engine at its best.
 
-Every side sorts the texts by length as ``SentenceTransformer.encode`` does, tokenizes them, runs MiniLM batch by batch
-and
-averages its tokens. Batches of one have no padding at all, so they are the peer that unpadding has to beat.
+Every side sorts the texts by length as ``SentenceTransformer.encode`` does, tokenizes them, runs MiniLM batch by
+batch and averages its tokens. Batches of one have no padding at all, so they are the peer that unpadding has to beat.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ from torch import Tensor
 
 import maskwise as mw
 from benchmarks.case import Case, Side, at_least
-from benchmarks.cases.sides import Call
+from benchmarks.cases.sides import Call, named
 from maskwise.cli.demo import minilm, no_minilm, paragraphs
 
 __all__ = ["FAMILY", "cases"]
@@ -161,10 +159,6 @@ def _embed(i: Texts, forward: Forward, rows: int) -> Call:
     return run
 
 
-def _named(module: str, package: str) -> str:
-    return f"{package} {version(module)}" if find_spec(module) else package
-
-
 def _needs(*modules: str) -> Callable[[], str | None]:
     def reason() -> str | None:
         missing = [module for module in modules if find_spec(module) is None]
@@ -183,8 +177,8 @@ def _sides(name: str, forward: Callable[[Texts], Forward], needs: Callable[[], s
 
 def cases() -> tuple[Case, ...]:
     """The cases of the family."""
-    onnx = _named("onnxruntime", "ONNX Runtime")
-    openvino = _named("openvino", "OpenVINO")
+    onnx = named("ONNX Runtime", "onnxruntime")
+    openvino = named("OpenVINO", "openvino")
     sides = (
         Side("mw.unpad", lambda i: _embed(i, _torch(mw.unpad(copy.deepcopy(i.model))), BATCH), "ours"),
         *_sides("padded", lambda i: _torch(i.model), lambda: None),

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ __all__ = [
     "compiled",
     "distinct",
     "masked_inputs",
+    "named",
     "near_one",
     "no_compiler",
     "torch_dtype",
@@ -38,6 +40,18 @@ class Masked:
     keep: Tensor
     mask: mw.Mask
     dim: Any
+
+
+def named(title: str, package: str) -> str:
+    """Return a peer's name with its version, where it is installed.
+
+    >>> named("A peer", "no_such_package")
+    'A peer'
+    """
+    try:
+        return f"{title} {version(package)}"
+    except PackageNotFoundError:
+        return title
 
 
 def torch_dtype(case: Case) -> torch.dtype:

@@ -196,6 +196,24 @@ def test_no_loop_over_a_row_has_a_barrier_and_no_register_is_spilled(name, where
         assert aot.resources(launch, target).spilled == 0
 
 
+SCANS = [f"{name}{side}" for name in ("cumsum", "cumprod", "cummax", "logcumsumexp") for side in ("", " backward")]
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "dtype", "target"),
+    gated([(name, "few long rows", torch.float32) for name in SCANS], 5, tuple(aot.TARGETS)),
+)
+def test_a_scan_of_split_rows_reduces_in_parallel_then_scans_and_spills_no_register(name, where, dtype, target):
+    (call,) = [call for call in calls.CALLS if call.name == name]
+    reduces, *scans = call.launches(layout(where), dtype)
+    assert len(scans) == (2 if name == "cumprod backward" else 1)
+    assert reduces.arguments["PASS"] == "totals"
+    for launch in (reduces, *scans):
+        assert launch.programs >= 132
+        assert aot.resources(launch, target).spilled == 0
+    assert not any(loop.barriers for loop in aot.loops(reduces, target))
+
+
 @pytest.mark.parametrize(("name", "where", "dtype", "target"), gated(GATED, 3, NVIDIA))
 def test_a_sum_takes_at_most_eight_instructions_an_element_and_has_two_16_byte_loads_in_flight(
     name, where, dtype, target
@@ -219,7 +237,7 @@ def test_few_long_rows_are_as_many_programs_as_a_device_runs_at_once():
     one = calls.Layout("one row", (1, 1 << 26), -1)
     (launch,) = call.launches(one, torch.float32)
     assert launch.programs * launch.warps == 132 * 64
-    for name in ("softmax", "cross_entropy", "cumsum", "segment sum"):
+    for name in ("softmax", "cross_entropy", "segment sum", *SCANS):
         (call,) = [call for call in calls.CALLS if call.name == name]
         given = calls.Layout("one column", (1 << 26, 1), 0) if "segment" in name else one
         assert all(launch.programs >= 132 for launch in call.launches(given, torch.float32)), name

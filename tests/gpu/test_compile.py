@@ -192,7 +192,7 @@ def test_no_loop_over_a_row_has_a_barrier_and_no_register_is_spilled(name, where
         # A loop that stores writes the result, and its threads may exchange what they write.
         loops = [loop for loop in aot.loops(launch, target) if not loop.count("STG", "_store_")]
         assert loops
-        assert [loop.barriers for loop in loops] == [0] * len(loops)
+        assert [loop.exchanges for loop in loops] == [0] * len(loops)
         assert aot.resources(launch, target).spilled == 0
 
 
@@ -211,7 +211,7 @@ def test_a_scan_of_split_rows_reduces_in_parallel_then_scans_and_spills_no_regis
     for launch in (reduces, *scans):
         assert launch.programs >= 132
         assert aot.resources(launch, target).spilled == 0
-    assert not any(loop.barriers for loop in aot.loops(reduces, target))
+    assert not any(loop.exchanges for loop in aot.loops(reduces, target))
 
 
 @pytest.mark.parametrize(("name", "where", "dtype", "target"), gated(GATED, 3, NVIDIA))

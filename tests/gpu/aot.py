@@ -42,12 +42,15 @@ def source(launch):
         if isinstance(value, torch.Tensor):
             attributes[path] = [["tt.divisibility", 16]]
             return f"*{TYPES[value.dtype]}"
-        if isinstance(value, float):
-            return "fp32"
-        if value is None or value == 1:
+        if value is None:
             constants[path] = value
             return "constexpr"
-        if value % 16 == 0:
+        if isinstance(value, float):
+            return "fp32"
+        if specialised and value == 1:
+            constants[path] = value
+            return "constexpr"
+        if specialised and value % 16 == 0:
             attributes[path] = [["tt.divisibility", 16]]
         return "i32" if -(2**31) <= value < 2**31 else "i64"
 
@@ -56,9 +59,10 @@ def source(launch):
         if parameter.is_constexpr:
             constants[(i,)] = value
             signature[parameter.name] = "constexpr"
-        elif parameter.do_not_specialize:
-            signature[parameter.name] = "i32"
+        elif parameter.annotation_type:
+            signature[parameter.name] = parameter.annotation_type
         else:
+            specialised = not parameter.do_not_specialize
             signature[parameter.name] = enter(value, (i,))
     return ASTSource(launch.kernel, signature, constants, attributes)
 

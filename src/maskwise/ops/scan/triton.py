@@ -116,7 +116,7 @@ def carried(
     return total_a[:, None], total_b[:, None], total_n[:, None]
 
 
-@triton.jit(do_not_specialize=["unit", "size", "step"])
+@triton.jit(do_not_specialize=["rows", "tiles", "splits", "unit", "size", "step"])
 def scan_kernel(
     x, mask, out, indices, part_a, part_b, part_n,
     outer, inner, x_outer, x_inner, mask_outer, mask_inner, out_outer, out_inner,
@@ -234,9 +234,8 @@ def gradient_totals(
         else:
             out = tl.load(at, mask=inside, other=float("inf")).to(DTYPE)
             there = tl.abs(out) != float("inf")
-            ta, tb, tn = merge(
-                tl.where(there, -out, -float("inf")), tl.where(there, g, 0.0), inside.to(tl.int32), "logsumexp", False, 2
-            )  # fmt: skip
+            exponent, weight = tl.where(there, -out, -float("inf")), tl.where(there, g, 0.0)
+            ta, tb, tn = merge(exponent, weight, inside.to(tl.int32), "logsumexp", False, 2)
             a, b, n = joined(a, b, n, ta, tb, tn, "logsumexp", False)
     if OP == "extreme":
         return tl.sum(a, 1), tl.sum(b, 1), key
@@ -244,7 +243,7 @@ def gradient_totals(
     return a, b, key
 
 
-@triton.jit(do_not_specialize=["unit", "size", "step"])
+@triton.jit(do_not_specialize=["rows", "tiles", "splits", "unit", "size", "step"])
 def scan_backward_kernel(
     grad, x, mask, saved, grad_x, part_a, part_b, part_n,
     outer, inner, grad_outer, grad_inner, x_outer, x_inner, mask_outer, mask_inner, saved_outer, saved_inner,
@@ -352,7 +351,7 @@ def scan_backward_kernel(
                 put(grad_x, grad_x_row, inner, grad_x_inner, cell, inside, whole, tl.reshape(result, inside.shape))
 
 
-@triton.jit(do_not_specialize=["unit", "size", "step"])
+@triton.jit(do_not_specialize=["rows", "tiles", "splits", "unit", "size", "step"])
 def product_backward_kernel(
     grad, x, mask, scratch, grad_x, part_a, part_n, part_p, part_q,
     outer, inner, grad_outer, grad_inner, x_outer, x_inner, mask_outer, mask_inner, grad_x_outer, grad_x_inner,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import subprocess
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ import triton
 from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.compiler import ASTSource
 
-from tests.gpu import aot
+from tests.gpu import aot, machine_code
 from tests.gpu.guard import cuda_without_cuda
 
 TARGET = "sm_90"
@@ -58,57 +57,14 @@ class Figures:
     registers: int
 
 
-# -- machine code ------------------------------------------------------------------------------------------------------
-def instructions(binary):
-    """The instructions in order: (address, text)."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(binary.asm["cubin"])
-        file.flush()
-        told = subprocess.run([aot.tool("cuobjdump"), "-sass", file.name], check=True, capture_output=True, text=True)
-    return re.findall(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?);", told.stdout, flags=re.M)
-
-
-def loaded(lines):
-    """The bytes of each load from global memory."""
-    width = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
-    found = (re.search(r"\bLDG\.E(?:\.EF|\.EL|\.LU|\.NA)*(?:\.(U8|S8|U16|S16|64|128))?", line) for line in lines)
-    return [width.get(match[1], 4) for match in found if match]
-
-
-def loops(lines):
-    """The innermost loops that load from global memory, each as its instructions."""
-    at = {int(address, 16): i for i, (address, _) in enumerate(lines)}
-    spans = set()
-    for i, (_, line) in enumerate(lines):
-        match = re.search(r"\bBRA\b.*?0x([0-9a-f]+)", line)
-        goal = at.get(int(match[1], 16)) if match else None
-        if goal is not None and goal < i:
-            spans.add((goal, i))
-    inner = [s for s in spans if not any(o != s and s[0] <= o[0] and o[1] <= s[1] for o in spans)]
-    bodies = [[text for _, text in lines[first : last + 1]] for first, last in sorted(inner)]
-    return [body for body in bodies if loaded(body)]
-
-
-def registers(binary):
-    """Registers per thread."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(binary.asm["cubin"])
-        file.flush()
-        command = [aot.tool("cuobjdump"), "--dump-resource-usage", file.name]
-        told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return int(re.search(r"REG:(\d+)", told)[1])
-
-
 def figures(started, bytes_per_element):
     """The figures of the kernels of a call, in which so many bytes are loaded for an element."""
     most = max(started, key=lambda each: each.moved)
-    lines = instructions(most.binary)
-    found = loops(lines)
-    code = [text for _, text in lines if not text.startswith("NOP")]
+    found = machine_code.loops(most.binary)
     # The loop that loads the most; without one, everything.
-    body = max(found, key=lambda each: sum(loaded(each))) if found else code
-    bytes_loaded = sum(loaded(body))
-    used = registers(most.binary)
+    code = max(found, key=lambda each: sum(each.loads)) if found else machine_code.whole(most.binary)
+    bytes_loaded = sum(code.loads)
+    used = machine_code.resources(most.binary).registers
     resident = min(THREADS, REGISTERS // (used * 32 * most.warps) * 32 * most.warps)
     resident = min(resident, ceil(most.programs / PROCESSORS) * 32 * most.warps)
     return Figures(
@@ -118,8 +74,8 @@ def figures(started, bytes_per_element):
         sum(each.moved for each in started),
         # What a thread has loaded is in its registers.
         min(bytes_loaded, 4 * used) * resident,
-        len(body) / max(bytes_loaded / bytes_per_element, 1e-9),
-        sum(line.count("BAR.") > 0 for loop in found for line in loop),
+        len(code.body) / max(bytes_loaded / bytes_per_element, 1e-9),
+        sum(loop.barriers for loop in found),
         used,
     )
 

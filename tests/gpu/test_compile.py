@@ -15,7 +15,9 @@ import torch
 pytest.importorskip("triton", reason="the kernels for GPUs are written in Triton")
 
 from maskwise.ops.gpu.launch import recording
+from maskwise.ops.loss import gpu as loss
 from maskwise.ops.reduce import gpu as reduce
+from maskwise.ops.softmax import gpu as softmax
 from tests.gpu import aot, calls
 
 EVERYTHING = os.environ.get("MASKWISE_COMPILE") == "all"
@@ -192,8 +194,26 @@ def test_no_loop_over_a_row_has_a_barrier_and_no_register_is_spilled(name, where
         # A loop that stores writes the result, and its threads may exchange what they write.
         loops = [loop for loop in aot.loops(launch, target) if not loop.count("STG", "_store_")]
         assert loops
-        assert [loop.barriers for loop in loops] == [0] * len(loops)
+        assert [loop.exchanges for loop in loops] == [0] * len(loops)
         assert aot.resources(launch, target).spilled == 0
+
+
+SCANS = [f"{name}{side}" for name in ("cumsum", "cumprod", "cummax", "logcumsumexp") for side in ("", " backward")]
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "dtype", "target"),
+    gated([(name, "few long rows", torch.float32) for name in SCANS], 5, tuple(aot.TARGETS)),
+)
+def test_a_scan_of_split_rows_reduces_in_parallel_then_scans_and_spills_no_register(name, where, dtype, target):
+    (call,) = [call for call in calls.CALLS if call.name == name]
+    reduces, *scans = call.launches(layout(where), dtype)
+    assert len(scans) == (2 if name == "cumprod backward" else 1)
+    assert reduces.arguments["PASS"] == "totals"
+    for launch in (reduces, *scans):
+        assert launch.programs >= 132
+        assert aot.resources(launch, target).spilled == 0
+    assert not any(loop.exchanges for loop in aot.loops(reduces, target))
 
 
 @pytest.mark.parametrize(("name", "where", "dtype", "target"), gated(GATED, 3, NVIDIA))
@@ -219,10 +239,50 @@ def test_few_long_rows_are_as_many_programs_as_a_device_runs_at_once():
     one = calls.Layout("one row", (1, 1 << 26), -1)
     (launch,) = call.launches(one, torch.float32)
     assert launch.programs * launch.warps == 132 * 64
-    for name in ("softmax", "cross_entropy", "cumsum", "segment sum"):
+    for name in ("softmax", "cross_entropy", "segment sum", *SCANS):
         (call,) = [call for call in calls.CALLS if call.name == name]
         given = calls.Layout("one column", (1 << 26, 1), 0) if "segment" in name else one
         assert all(launch.programs >= 132 for launch in call.launches(given, torch.float32)), name
+
+
+def of(name):
+    (call,) = [call for call in calls.CALLS if call.name == name]
+    return call
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda x, m, v: softmax.standardize(x, m, [1], v, v),
+        lambda x, m, v: softmax.normalize(x, m, [1], 2.0, v),
+        lambda x, m, v: softmax.normalize_backward(x, x, m, [1], 2.0 + v, v),
+        lambda x, m, v: reduce.var(x, m, [1], False, v),
+        lambda x, m, v: reduce.norm(x, m, [1], False, 2.0 + v),
+        lambda x, m, v: loss.loss(x, x, m, 3, v, 2),
+        lambda x, m, v: loss.cross_entropy(x, m[:, 0].long(), m[:, 0], None, -100, v, 2),
+    ],
+    ids=["standardize", "normalize", "normalize backward", "var", "norm", "loss", "cross_entropy"],
+)
+def test_no_number_is_a_constant_of_a_kernel(run):
+    x, mask = DEFAULT.tensors(torch.float32)
+    keys = set()
+    for value in (0.1, 0.25, 1.0):
+        with recording() as launches:
+            run(x, mask, value)
+        keys.add(tuple(map(aot.key, launches)))
+    assert len(keys) == 1
+
+
+def test_numbers_of_rows_tiles_and_splits_compile_nothing_anew():
+    # 1, 3 and 48 tiles; split into 1, 3 or 16 parts: Triton alone would compile a kernel for each of them.
+    many = {
+        aot.key(launch)
+        for rows in (1, 3, 16, 48, 4000, 4096)
+        for length in (1 << 16, 1 << 20, 1 << 22)
+        for launch in of("sum").launches(calls.Layout("", (rows, length), -1), torch.float32)
+    }
+    # Rows that are split or not; a stride between rows, or none because there is one row.
+    assert len(many) <= 4
 
 
 @pytest.mark.parametrize(

@@ -257,6 +257,30 @@ def test_a_long_row_split_between_programs_in_any_order_is_one_row(function, see
             torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("zeros", [(), (5,), (150,), (150, 151), (40, 299)], ids=str)
+def test_the_gradient_of_a_split_product_meets_zeros_in_any_part(zeros, monkeypatch):
+    split(monkeypatch)
+    function = FUNCTIONS["cumprod"]
+    x, mask = sample(function, (2, 300), (2, 300))
+    mask[:, 3] = False
+    x[:, 3] = 0.0
+    for at in zeros:
+        x[0, at], mask[0, at] = 0.0, True
+    assert_as_plain(function, x, mask, -1, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", ["cummax", "cummin"])
+def test_the_gradient_of_a_split_extremum_is_one_sum_where_a_run_crosses_parts(name, monkeypatch):
+    split(monkeypatch)
+    # One extremum for the whole row, one that ends in the middle of a part, and ties in every part.
+    x = torch.zeros(3, 300)
+    x[0, 7], x[1, 100] = 9.0, 9.0
+    x[1, 210] = 10.0
+    if name == "cummin":
+        x = -x
+    assert_as_plain(FUNCTIONS[name], x, torch.rand(3, 300) < 0.9, -1, rtol=1e-5, atol=1e-5)
+
+
 @SOME
 def test_a_long_column_split_between_programs_is_one_column(function, monkeypatch):
     split(monkeypatch)

@@ -2,12 +2,14 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import maskwise as mw
 from maskwise.ops.gpu import geometry, launch, replay
 from maskwise.plan import dispatch
 
 SHAPE = (5, 40)
+CLASSES = torch.tensor([3, 0, 39, 7, 1])
 
 
 def operands(seed):
@@ -71,6 +73,33 @@ def test_gradients_are_replayed_too(name, monkeypatch):
         monkeypatch.undo()
         dispatch.invalidate()
         assert torch.equal(again, gradient(1))
+
+
+@pytest.mark.parametrize(
+    ("call", "values"),
+    [
+        (lambda x, m, v: mw.standardize(x, m, -1, eps=v), (0.5, 0.25, 1e-5)),
+        (lambda x, m, v: mw.normalize(x, m, -1, eps=v), (0.5, 8.0, 1e-12)),
+        (lambda x, m, v: mw.loss(F.huber_loss, x, torch.zeros_like(x), m, delta=v), (0.5, 0.25, 1.0)),
+        (lambda x, m, v: mw.loss(F.cross_entropy, x, CLASSES, m[:, 0], label_smoothing=v), (0.1, 0.05, 0.01)),
+    ],
+    ids=["standardize", "normalize", "huber_loss", "cross_entropy"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_number_that_changes_with_every_call_records_nothing_anew(call, values, dtype):
+    x, mask = operands(0)
+    x = x.to(dtype).requires_grad_()
+    for number, value in enumerate(values):
+        with dispatch.force("kernel"):
+            out = call(x, mask, value)
+            (mine,) = torch.autograd.grad(out.sum(), x)
+        many = len(recorded()) if number == 0 else many
+        assert len(recorded()) == many
+        with dispatch.force("plain"):
+            truth = call(x, mask, value)
+            (of_x,) = torch.autograd.grad(truth.sum(), x)
+        torch.testing.assert_close(out, truth)
+        torch.testing.assert_close(mine, of_x, rtol=1e-5 if dtype is torch.float32 else 1e-10, atol=1e-6)
 
 
 def test_operands_of_other_strides_alignment_or_scalars_are_launches_of_their_own():

@@ -10,7 +10,7 @@ from maskwise.ops.gpu.triton import bases, beginning, extents, offsets, put, row
 __all__ = ["fill_kernel"]
 
 
-@triton.jit(do_not_specialize=["unit", "size", "step"])
+@triton.jit(do_not_specialize=["number", "rows", "tiles", "parts", "unit", "size", "step"])
 def fill_kernel(
     x, mask, values, number, out,
     outer, inner, x_outer, x_inner, mask_outer, mask_inner, values_outer, values_inner, out_outer, out_inner,

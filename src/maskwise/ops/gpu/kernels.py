@@ -38,7 +38,7 @@ __all__ = ["expand_kernel", "reduce_kernel", "rowwise_kernel"]
 
 
 @triton.jit
-def finalize(a, b, n, OP: tl.constexpr, parameter: tl.constexpr, ROOT: tl.constexpr):
+def finalize(a, b, n, OP: tl.constexpr, parameter, ROOT: tl.constexpr):
     """The result of a row from its accumulators."""
     out = a
     if OP == "argmax" or OP == "argmin":
@@ -59,17 +59,18 @@ def finalize(a, b, n, OP: tl.constexpr, parameter: tl.constexpr, ROOT: tl.conste
 
 
 # -- reductions --------------------------------------------------------------------------------------------------------
-@triton.jit(do_not_specialize=["unit", "size", "step"])
+@triton.jit(do_not_specialize=["rows", "tiles", "splits", "unit", "size", "step"])
 def reduce_kernel(
     x, mask, reference, out, out_a, out_b, out_n, part_a, part_b, part_n, counter,
     outer, inner, x_outer, x_inner, mask_outer, mask_inner, out_outer,
-    rows, length, tiles, splits, unit, size, step, parameter: tl.constexpr,
+    rows, length, tiles, splits, unit, size, step, parameter: tl.float64,
     OP: tl.constexpr, IDENTITY: tl.constexpr, ROOT: tl.constexpr, RAW: tl.constexpr, NEED_B: tl.constexpr,
     NEED_N: tl.constexpr, DTYPE: tl.constexpr, TRUTH: tl.constexpr, MASK: tl.constexpr, BITS: tl.constexpr,
     ALIGN: tl.constexpr, SIDE: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr,
     GROUP: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Reduce rows. A program reduces a tile of rows, or one split of each of them."""
+    parameter = tl.full((), parameter, DTYPE)
     for job in range(tl.program_id(0), tiles * splits, tl.num_programs(0)):
         tile, part = job // splits, job % splits
         row, real = bases(tile, rows, ROWS)
@@ -116,7 +117,7 @@ def reduce_kernel(
 
 @triton.jit
 def combine_partials(
-    out, out_a, out_b, out_n, part_a, part_b, part_n, row, place, real, rows, splits, parameter: tl.constexpr,
+    out, out_a, out_b, out_n, part_a, part_b, part_n, row, place, real, rows, splits, parameter,
     OP: tl.constexpr, IDENTITY: tl.constexpr, ROOT: tl.constexpr, RAW: tl.constexpr, NEED_B: tl.constexpr,
     NEED_N: tl.constexpr, DTYPE: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
@@ -142,7 +143,7 @@ def combine_partials(
 
 @triton.jit
 def write(
-    out, out_a, out_b, out_n, place, real, a, b, n, OP: tl.constexpr, parameter: tl.constexpr, ROOT: tl.constexpr,
+    out, out_a, out_b, out_n, place, real, a, b, n, OP: tl.constexpr, parameter, ROOT: tl.constexpr,
     RAW: tl.constexpr, NEED_B: tl.constexpr, NEED_N: tl.constexpr,
 ):  # fmt: skip
     """Write the results of rows, or their accumulators for a gradient."""
@@ -159,7 +160,7 @@ def write(
 
 
 @triton.jit
-def gradient_of(x, g, out, a, b, n, keep, OP: tl.constexpr, parameter: tl.constexpr):
+def gradient_of(x, g, out, a, b, n, keep, OP: tl.constexpr, parameter):
     """The gradient of the elements of a row, from its ``g`` and ``out``, and its accumulators ``a``, ``b``, ``n``."""
     result = g + x * 0
     if OP == "mean":
@@ -193,17 +194,18 @@ def gradient_of(x, g, out, a, b, n, keep, OP: tl.constexpr, parameter: tl.conste
     return tl.where(keep, result, 0.0)
 
 
-@triton.jit(do_not_specialize=["unit", "size", "step"])
+@triton.jit(do_not_specialize=["rows", "tiles", "parts", "unit", "size", "step", "grad_stride"])
 def expand_kernel(
     x, mask, grad, out, in_a, in_b, in_n, grad_x,
     outer, inner, x_outer, x_inner, mask_outer, mask_inner, row_outer, grad_x_outer, grad_x_inner,
-    rows, length, tiles, parts, unit, size, step, grad_stride, parameter: tl.constexpr,
+    rows, length, tiles, parts, unit, size, step, grad_stride, parameter: tl.float64,
     OP: tl.constexpr, STATE: tl.constexpr, IDENTITY: tl.constexpr, NEED_X: tl.constexpr, NEED_OUT: tl.constexpr,
     NEED_A: tl.constexpr, NEED_B: tl.constexpr, NEED_N: tl.constexpr, IN_REGISTERS: tl.constexpr, DTYPE: tl.constexpr,
     ONLY: tl.constexpr, MASK: tl.constexpr, BITS: tl.constexpr, ALIGN: tl.constexpr, SIDE: tl.constexpr,
     WIDE: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Expand the gradient of each row over kept elements; with IN_REGISTERS, it computes the accumulators as well."""
+    parameter = tl.full((), parameter, DTYPE)
     for job in range(tl.program_id(0), tiles * parts, tl.num_programs(0)):
         row, real = bases(job // parts, rows, ROWS)
         place = offsets(row, outer, row_outer)
@@ -252,21 +254,21 @@ def expand_kernel(
 
 # -- functions of rows -------------------------------------------------------------------------------------------------
 @triton.jit
-def at_least(x, least: tl.constexpr):
+def at_least(x, least):
     """The maximum of x and ``least``; unlike tl.maximum, it propagates NaN."""
     return tl.where(x < least, least, x)
 
 
 @triton.jit
-def result_of(x, keep, a, b, n, OP: tl.constexpr, STATE: tl.constexpr, parameter: tl.constexpr, eps: tl.constexpr):
+def result_of(x, keep, a, b, n, OP: tl.constexpr, STATE: tl.constexpr, parameter, eps):
     """The result for the elements of a row, from its statistics."""
     out = x
-    if OP == "softmax" or OP == "log_softmax":
+    if OP == "softmax" or OP == "softmin" or OP == "log_softmax":
         shift = tl.where(tl.abs(a) == float("inf"), 0.0, a)
         if OP == "softmax":
-            if parameter == -1:
-                x = -x
             out = tl.exp(x - shift) / b
+        elif OP == "softmin":
+            out = tl.exp(-x - shift) / b
         else:
             out = x - shift - tl.log(b)
         # As in torch, +inf in a row makes it NaN.
@@ -282,11 +284,11 @@ def result_of(x, keep, a, b, n, OP: tl.constexpr, STATE: tl.constexpr, parameter
 
 @triton.jit
 def gradient_terms(
-    g, x, keep, a, b, n, OP: tl.constexpr, STATE: tl.constexpr, parameter: tl.constexpr, eps: tl.constexpr
+    g, x, keep, a, b, n, OP: tl.constexpr, STATE: tl.constexpr, parameter, eps
 ):
     """The terms of the two sums over a row that its gradient needs."""
     p, q = g, g
-    if OP == "softmax":
+    if OP == "softmax" or OP == "softmin":
         p = g * x
     elif OP == "normalize":
         p = g * x
@@ -300,14 +302,14 @@ def gradient_terms(
 @triton.jit
 def rowwise_gradient(
     g, x, keep, a, b, n, p, q,
-    OP: tl.constexpr, STATE: tl.constexpr, parameter: tl.constexpr, eps: tl.constexpr,
+    OP: tl.constexpr, STATE: tl.constexpr, parameter, eps,
 ):  # fmt: skip
     """The gradient of the elements of a row."""
     out = g
     if OP == "softmax":
         out = x * (g - p)
-        if parameter == -1:
-            out = -out
+    elif OP == "softmin":
+        out = x * (p - g)
     elif OP == "log_softmax":
         out = g - tl.exp(x) * p
     elif OP == "normalize":
@@ -339,7 +341,7 @@ def rowwise_gradient(
 def sums_over(
     x, grad, mask, row, x_row, grad_row, real, lead, first, last, outer, inner, x_inner, grad_inner, mask_outer,
     mask_inner, a, b, n,
-    OP: tl.constexpr, STATE: tl.constexpr, parameter: tl.constexpr, eps: tl.constexpr, IDENTITY: tl.constexpr,
+    OP: tl.constexpr, STATE: tl.constexpr, parameter, eps, IDENTITY: tl.constexpr,
     DTYPE: tl.constexpr, MASK: tl.constexpr, BITS: tl.constexpr, ALIGN: tl.constexpr, SIDE: tl.constexpr,
     WIDE: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
@@ -361,17 +363,18 @@ def sums_over(
     return tl.sum(p, 1), tl.sum(q, 1)
 
 
-@triton.jit(do_not_specialize=["unit", "size", "step"])
+@triton.jit(do_not_specialize=["rows", "tiles", "parts", "unit", "size", "step"])
 def rowwise_kernel(
     x, grad, mask, out, in_a, in_b, in_n, part_p, part_q,
     outer, inner, x_outer, x_inner, grad_outer, grad_inner, mask_outer, mask_inner, out_outer, out_inner, row_outer,
-    rows, length, tiles, parts, unit, size, step, parameter: tl.constexpr, eps: tl.constexpr,
+    rows, length, tiles, parts, unit, size, step, parameter: tl.float64, eps: tl.float64,
     OP: tl.constexpr, STATE: tl.constexpr, IDENTITY: tl.constexpr, NEED_N: tl.constexpr, BACKWARD: tl.constexpr,
     PASS: tl.constexpr, DTYPE: tl.constexpr, ONLY: tl.constexpr, MASK: tl.constexpr, BITS: tl.constexpr,
     ALIGN: tl.constexpr, SIDE: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr,
     GROUP: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Softmax (softmin with ``parameter`` -1), log_softmax, normalize, standardize; or the gradient, from ``grad``."""
+    """Softmax, softmin, log_softmax, normalize, standardize; or the gradient, from ``grad``."""
+    parameter, eps = tl.full((), parameter, DTYPE), tl.full((), eps, DTYPE)
     for job in range(tl.program_id(0), tiles * parts, tl.num_programs(0)):
         part = job % parts
         row, real = bases(job // parts, rows, ROWS)

@@ -6,6 +6,7 @@ Nothing here reads data or causes a host-device sync.
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -20,7 +21,7 @@ from maskwise.ops.gpu.geometry import Geometry, Kept
 
 __all__ = [
     "Blocks", "Launch", "accumulator", "as_bytes", "blocks_for", "counters", "launch", "parts_for", "processors",
-    "recording", "row_arguments", "row_blocks", "splits_for", "triton_type",
+    "recording", "row_arguments", "row_blocks", "run_time", "splits_for", "triton_type",
 ]  # fmt: skip
 
 #: The maximum size of the 1-D grid; beyond it, a program processes several tiles. ROCm allows 2**32 threads, and a
@@ -197,6 +198,25 @@ def bytes_of(x: Tensor) -> int:
     for size, stride in zip(x.shape, x.stride(), strict=True):
         elements *= size if stride else 1
     return elements * x.element_size()
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+def run_time(**names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declare which numbers of a launcher are no part of what it computes, but arguments of its kernels.
+
+    One that changes with every call, an annealed epsilon, neither compiles a kernel nor records launches anew. A
+    launcher may depend on whether such a number is 0.
+
+    Args:
+        names: of the launcher's parameters, each with that of the kernels' parameter.
+    """
+
+    def declare(launcher: Callable[..., Any]) -> Callable[..., Any]:
+        at = list(inspect.signature(launcher).parameters)
+        launcher.run_time = {at.index(mine): its for mine, its in names.items()}  # type: ignore[attr-defined]
+        return launcher
+
+    return declare
 
 
 # -- block sizes -------------------------------------------------------------------------------------------------------

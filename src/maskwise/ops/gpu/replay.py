@@ -37,7 +37,7 @@ class Source(NamedTuple):
     """Where an argument of a kernel comes from, and its place among the kernel's parameters."""
 
     place: int
-    kind: str  # "operand", "memory" or "counters"
+    kind: str  # "operand", a tensor or a number; "memory" or "counters"
     number: int  # of the operand or of the memory; or how many counters
     dtype: torch.dtype | None  # where it is viewed as another
 
@@ -99,13 +99,18 @@ def _result(result: Result, made: list[Tensor]) -> Tensor:
 
 
 def replayed(name: str, launcher: Callable[..., Any]) -> Callable[..., Any]:
-    """The launcher of an op, of which repeated calls are replayed."""
+    """The launcher of an op, of which repeated calls are replayed; for numbers see `launching.run_time`."""
+    numbers: dict[int, str] = getattr(launcher, "run_time", {})
 
     def run(*operands: Any) -> Any:
         if launching.is_recording():
             return launcher(*operands)
         try:
-            key = ("launch", name, *map(_fact, operands))
+            if numbers:
+                facts = [x == 0 if i in numbers else _fact(x) for i, x in enumerate(operands)]
+                key = ("launch", name, *facts)
+            else:
+                key = ("launch", name, *map(_fact, operands))
             found = dispatch.cache.get(key, _NOT_SEEN)
         except TypeError:
             # Not plain tensors, or something that cannot be a key.
@@ -114,7 +119,7 @@ def replayed(name: str, launcher: Callable[..., Any]) -> Callable[..., Any]:
             return launcher(*operands)
         if found is not _NOT_SEEN:
             return found.run(operands)
-        out, dispatch.cache[key] = _record(launcher, operands)
+        out, dispatch.cache[key] = _record(launcher, operands, {its: i for i, its in numbers.items()})
         return out
 
     return run
@@ -157,7 +162,9 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
 
-def _record(launcher: Callable[..., Any], operands: tuple[Any, ...]) -> tuple[Any, Recording | None]:
+def _record(
+    launcher: Callable[..., Any], operands: tuple[Any, ...], numbers: dict[str, int]
+) -> tuple[Any, Recording | None]:
     """The result of a call, and its recording; None where it cannot be replayed."""
     with launching.started() as launches, _Watch() as watch:
         out = launcher(*operands)
@@ -167,7 +174,7 @@ def _record(launcher: Callable[..., Any], operands: tuple[Any, ...]) -> tuple[An
     if not watch.is_plain or not launches or len(places) < len(tensors):
         return out, None
     places |= {x.data_ptr(): ("memory", i) for i, x in enumerate(watch.made) if x.numel()}
-    steps = [_step(started, places, operands, watch.made) for started in launches]
+    steps = [_step(started, places, operands, watch.made, numbers) for started in launches]
     returned = _returned(out, watch.made)
     if returned is None or None in steps:
         return out, None
@@ -177,7 +184,11 @@ def _record(launcher: Callable[..., Any], operands: tuple[Any, ...]) -> tuple[An
 
 
 def _step(
-    started: launching.Started, places: dict[int, tuple[str, int]], operands: tuple[Any, ...], made: list[Tensor]
+    started: launching.Started,
+    places: dict[int, tuple[str, int]],
+    operands: tuple[Any, ...],
+    made: list[Tensor],
+    numbers: dict[str, int],
 ) -> Step | None:
     """One launch with its tensors taken out; None where one of them is neither an operand nor allocated."""
     arguments, sources = [], []
@@ -185,6 +196,8 @@ def _step(
         value = started.arguments[name]
         arguments.append(None if isinstance(value, Tensor) else value)
         if not isinstance(value, Tensor):
+            if name in numbers:
+                sources.append(Source(place, "operand", numbers[name], None))
             continue
         if any(value is counter for counter in started.counters):
             sources.append(Source(place, "counters", started.wanted, None))

@@ -250,7 +250,7 @@ def later_least(a, i, b, j):
 
 # -- accumulators ------------------------------------------------------------------------------------------------------
 @triton.jit
-def power(x, exponent: tl.constexpr):
+def power(x, exponent):
     """A power of x, which is not negative."""
     return tl.exp2(tl.log2(x) * exponent)
 
@@ -278,7 +278,7 @@ def initial(
 
 
 @triton.jit
-def lift(x, keep, index, reference, OP: tl.constexpr, ord: tl.constexpr, IDENTITY: tl.constexpr):
+def lift(x, keep, index, reference, OP: tl.constexpr, ord, IDENTITY: tl.constexpr):
     """The accumulators of single elements; of a dropped one, the identity."""
     b = x
     n = keep.to(tl.int32)
@@ -305,8 +305,8 @@ def lift(x, keep, index, reference, OP: tl.constexpr, ord: tl.constexpr, IDENTIT
         a = tl.where(keep, tl.abs(x), IDENTITY)
     elif OP == "norm_p":
         a = tl.where(keep, power(tl.abs(x), ord), 0.0)
-    elif OP == "logsumexp" or OP == "levels":
-        if ord == -1:
+    elif OP == "logsumexp" or OP == "softmin" or OP == "levels":
+        if OP == "softmin":
             a = tl.where(keep, -x, IDENTITY)
         # The exponential of a dropped one is 0 anyway.
         b = tl.full(x.shape, 1.0, x.dtype)
@@ -336,14 +336,14 @@ def merge(a, b, n, OP: tl.constexpr, NEED_N: tl.constexpr, AXIS: tl.constexpr):
             out_a = tl.reduce(a, AXIS, greater)
         elif OP == "amin" or OP == "all" or OP == "norm_-inf":
             out_a = tl.reduce(a, AXIS, lesser)
-        elif OP == "logsumexp" or OP == "levels":
+        elif OP == "logsumexp" or OP == "softmin" or OP == "levels":
             out_a = tl.max(a, AXIS)
         elif OP != "var":
             out_a = tl.sum(a, AXIS)
         else:
             out_a = tl.sum(n.to(a.dtype) * a, AXIS)
     out_b = out_a
-    if OP == "logsumexp" or OP == "levels":
+    if OP == "logsumexp" or OP == "softmin" or OP == "levels":
         # Avoid inf - inf, which is NaN.
         shift = tl.where(tl.abs(out_a) == float("inf"), 0.0, out_a)
         out_b = tl.sum(b * tl.exp(a - tl.expand_dims(shift, AXIS)), AXIS)
@@ -370,7 +370,7 @@ def joined(a, b, n, ta, tb, tn, OP: tl.constexpr, NEED_N: tl.constexpr):
         a, n = later_greatest(a, n, ta, tn)
     elif OP == "cummin":
         a, n = later_least(a, n, ta, tn)
-    elif OP == "logsumexp" or OP == "levels":
+    elif OP == "logsumexp" or OP == "softmin" or OP == "levels":
         high = tl.maximum(a, ta)
         shift = tl.where(tl.abs(high) == float("inf"), 0.0, high)
         b = b * tl.exp(a - shift) + tb * tl.exp(ta - shift)
@@ -399,7 +399,7 @@ def joined(a, b, n, ta, tb, tn, OP: tl.constexpr, NEED_N: tl.constexpr):
 
 
 @triton.jit
-def norm_of(a, n, OP: tl.constexpr, ord: tl.constexpr):
+def norm_of(a, n, OP: tl.constexpr, ord):
     """The norm from its accumulators; 0 where nothing is kept."""
     out = a
     if OP == "norm_2":
@@ -437,7 +437,7 @@ def part_range(first, last, lead, stop, part, parts, ONLY: tl.constexpr, ELEMENT
 @triton.jit
 def tile_step(
     x, mask, x_row, mask_row, inner, x_inner, mask_inner, lead, first, last, real, start, mine, a, b, n,
-    CHECKED: tl.constexpr, OP: tl.constexpr, parameter: tl.constexpr, IDENTITY: tl.constexpr, DTYPE: tl.constexpr,
+    CHECKED: tl.constexpr, OP: tl.constexpr, parameter, IDENTITY: tl.constexpr, DTYPE: tl.constexpr,
     TRUTH: tl.constexpr, MASK: tl.constexpr, BITS: tl.constexpr, ALIGN: tl.constexpr, SIDE: tl.constexpr,
     NEED_N: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
@@ -466,7 +466,7 @@ def tile_step(
 @triton.jit
 def accumulate(
     x, mask, x_row, mask_row, inner, x_inner, mask_inner, lead, first, last, real, mine,
-    OP: tl.constexpr, parameter: tl.constexpr, IDENTITY: tl.constexpr, DTYPE: tl.constexpr,
+    OP: tl.constexpr, parameter, IDENTITY: tl.constexpr, DTYPE: tl.constexpr,
     TRUTH: tl.constexpr, MASK: tl.constexpr, BITS: tl.constexpr, ALIGN: tl.constexpr, SIDE: tl.constexpr,
     NEED_N: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip

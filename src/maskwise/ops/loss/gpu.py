@@ -25,6 +25,7 @@ from maskwise.ops.gpu.launch import (
     launch,
     parts_for,
     row_arguments,
+    run_time,
     splits_for,
     triton_type,
 )
@@ -45,6 +46,7 @@ def sums_for(x: Tensor, programs: int, counted: torch.dtype) -> dict[str, Any]:
     return {**parts, "PROGRAMS": BUSY}
 
 
+@run_time(parameter="parameter")
 def loss(
     x: Tensor, target: Tensor, mask: Tensor, code: int, parameter: float, reduction: int, along: int = 0
 ) -> tuple[Tensor, Tensor]:
@@ -76,6 +78,7 @@ def loss(
     return out, kept
 
 
+@run_time(parameter="parameter")
 def loss_backward(
     grad: Tensor,
     x: Tensor,
@@ -126,6 +129,7 @@ def rows_of_classes(x: Tensor, target: Tensor, mask: Tensor, along: int) -> tupl
     return (*strides[:1], 0, *strides[1:]), keep._replace(strides=(*keep.strides[:1], 0, *keep.strides[1:]))
 
 
+@run_time(smoothing="smoothing")
 def cross_entropy(
     x: Tensor,
     target: Tensor,
@@ -163,8 +167,8 @@ def cross_entropy(
             **dict(zip(("part_a", "part_b", "part_l"), partial, strict=False)),
             **dict(counters=counter[1:] if max_splits else None, splits=splits, SPLITS=max_splits),
             **sums_for(x, min(programs, BUSY), torch.float64),
-            **dict(**facts, ignored=ignored, mean=int(reduction == MEAN), smoothing=smoothing, REDUCED=reduction > 0),
-            **dict(DTYPE=triton_type(accumulator(x.dtype))),
+            **dict(**facts, ignored=ignored, mean=int(reduction == MEAN), smoothing=smoothing, SMOOTHED=smoothing != 0),
+            **dict(REDUCED=reduction > 0, DTYPE=triton_type(accumulator(x.dtype))),
         },
         warps=blocks.warps,
         reads={"x": 1, "target": 1, "mask": 1},
@@ -173,6 +177,7 @@ def cross_entropy(
     return out, sums, known
 
 
+@run_time(smoothing="smoothing")
 def cross_entropy_backward(
     grad: Tensor,
     x: Tensor,

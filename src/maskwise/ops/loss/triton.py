@@ -49,7 +49,7 @@ def positive(x):
 # The code is no constant: all programs of a launch take the same branch, and eleven kernels more for each dtype and
 # shape would have to be compiled for nothing.
 @triton.jit
-def loss_of(x, t, code, parameter: tl.constexpr):
+def loss_of(x, t, code, parameter):
     """The loss of single elements, by its code: see SERVED in registered.py."""
     apart = x - t
     size = tl.abs(apart)
@@ -79,7 +79,7 @@ def loss_of(x, t, code, parameter: tl.constexpr):
 
 
 @triton.jit
-def slope_of(x, t, code, parameter: tl.constexpr):
+def slope_of(x, t, code, parameter):
     """The gradient of single elements."""
     apart = x - t
     size = tl.abs(apart)
@@ -141,16 +141,17 @@ def divisor_of(many, mean):
 
 
 # -- single elements ---------------------------------------------------------------------------------------------------
-@triton.jit(do_not_specialize=["code", "mean", "unit", "size", "step"])
+@triton.jit(do_not_specialize=["rows", "tiles", "parts", "unit", "size", "step", "code", "mean"])
 def element_kernel(
     x, target, mask, out, facts, part, part_n, counter,
     outer, inner, x_outer, x_inner, target_outer, target_inner, mask_outer, mask_inner, out_outer, out_inner,
-    rows, length, tiles, parts, unit, size, step, code, mean, parameter: tl.constexpr,
+    rows, length, tiles, parts, unit, size, step, code, mean, parameter: tl.float64,
     REDUCED: tl.constexpr, DTYPE: tl.constexpr, MASK: tl.constexpr, BITS: tl.constexpr, ALIGN: tl.constexpr,
     SIDE: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr, GROUP: tl.constexpr,
     PROGRAMS: tl.constexpr,
 ):  # fmt: skip
     """A loss of single elements: unreduced, its sum or its mean."""
+    parameter = tl.full((), parameter, DTYPE)
     total = tl.zeros((ROWS, ELEMENTS // GROUP), DTYPE)
     count = tl.zeros((ROWS, ELEMENTS // GROUP), tl.int32)
     for job in range(tl.program_id(0), tiles * parts, tl.num_programs(0)):
@@ -180,16 +181,17 @@ def element_kernel(
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["code", "mean", "unit", "size", "step"])
+@triton.jit(do_not_specialize=["rows", "tiles", "parts", "unit", "size", "step", "code", "mean"])
 def element_backward_kernel(
     grad, x, target, mask, kept, of_x,
     outer, inner, grad_outer, grad_inner, x_outer, x_inner, target_outer, target_inner, mask_outer, mask_inner,
     of_x_outer, of_x_inner,
-    rows, length, tiles, parts, unit, size, step, code, mean, parameter: tl.constexpr,
+    rows, length, tiles, parts, unit, size, step, code, mean, parameter: tl.float64,
     REDUCED: tl.constexpr, DTYPE: tl.constexpr, MASK: tl.constexpr, BITS: tl.constexpr, ALIGN: tl.constexpr,
     SIDE: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a loss of single elements."""
+    parameter = tl.full((), parameter, DTYPE)
     for job in range(tl.program_id(0), tiles * parts, tl.num_programs(0)):
         row, real = bases(job // parts, rows, ROWS)
         begin, end = extents(mask, row, real, outer, mask_outer, length, unit, size, step, MASK, WIDE)
@@ -224,17 +226,18 @@ def kept_classes(
     return keep & (wish != ignored), wish
 
 
-@triton.jit(do_not_specialize=["mean", "ignored", "unit", "size", "step"])
+@triton.jit(do_not_specialize=["rows", "tiles", "splits", "unit", "size", "step", "ignored", "mean"])
 def class_kernel(
     x, target, mask, weight, out, sums, facts, part, part_n, counter, part_a, part_b, part_l, counters,
     outer, inner, x_outer, x_inner, target_outer, mask_outer, row_outer,
-    rows, length, tiles, splits, unit, size, step, ignored, mean, smoothing: tl.constexpr,
-    REDUCED: tl.constexpr, DTYPE: tl.constexpr, MASK: tl.constexpr, BITS: tl.constexpr, ALIGN: tl.constexpr,
-    SIDE: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr, GROUP: tl.constexpr,
-    PROGRAMS: tl.constexpr, SPLITS: tl.constexpr,
+    rows, length, tiles, splits, unit, size, step, ignored, mean, smoothing: tl.float64,
+    SMOOTHED: tl.constexpr, REDUCED: tl.constexpr, DTYPE: tl.constexpr, MASK: tl.constexpr, BITS: tl.constexpr,
+    ALIGN: tl.constexpr, SIDE: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr,
+    GROUP: tl.constexpr, PROGRAMS: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Cross entropy of rows of classes, of which what is dropped is never read. A class that is none gives NaN."""
-    OP: tl.constexpr = "logsumexp" if smoothing == 0.0 else "levels"
+    OP: tl.constexpr = "levels" if SMOOTHED else "logsumexp"
+    smoothing = tl.full((), smoothing, DTYPE)
     total = tl.zeros((ROWS,), DTYPE)
     count = tl.zeros((ROWS,), tl.float64)
     for job in range(tl.program_id(0), tiles * splits, tl.num_programs(0)):
@@ -256,18 +259,18 @@ def class_kernel(
             at = split * rows + row
             tl.store(part_a + at, a, mask=real)
             tl.store(part_b + at, b, mask=real)
-            if smoothing != 0.0:
+            if SMOOTHED:
                 tl.store(part_l + at, level, mask=real)
             if is_last(counters + tile, splits):
                 combine_classes(
                     x, weight, out, sums, facts, part, part_n, counter, part_a, part_b, part_l, tile, tiles, row, real,
                     rows, splits, keep, wish, outer, inner, x_outer, x_inner, row_outer, length, mean, smoothing,
-                    OP, REDUCED, DTYPE, WIDE, ROWS, PROGRAMS, SPLITS,
+                    OP, SMOOTHED, REDUCED, DTYPE, WIDE, ROWS, PROGRAMS, SPLITS,
                 )  # fmt: skip
         else:
             loss, share = class_loss(
                 x, weight, out, sums, row, real, keep, wish, a, b, level, outer, inner, x_outer, x_inner, row_outer,
-                length, smoothing, REDUCED, DTYPE, WIDE, ROWS,
+                length, smoothing, SMOOTHED, REDUCED, DTYPE, WIDE, ROWS,
             )  # fmt: skip
             total += loss
             count += share
@@ -282,9 +285,9 @@ def class_kernel(
 @triton.jit
 def combine_classes(
     x, weight, out, sums, facts, part, part_n, counter, part_a, part_b, part_l, tile, tiles, row, real,
-    rows, splits, keep, wish, outer, inner, x_outer, x_inner, row_outer, length, mean, smoothing: tl.constexpr,
-    OP: tl.constexpr, REDUCED: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
-    PROGRAMS: tl.constexpr, SPLITS: tl.constexpr,
+    rows, splits, keep, wish, outer, inner, x_outer, x_inner, row_outer, length, mean, smoothing,
+    OP: tl.constexpr, SMOOTHED: tl.constexpr, REDUCED: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr,
+    ROWS: tl.constexpr, PROGRAMS: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Combine the splits of rows, and put the rows together."""
     each = tl.arange(0, SPLITS)
@@ -294,12 +297,12 @@ def combine_classes(
     a = tl.load(part_a + at, mask=there, other=-float("inf"), cache_modifier=".cg")
     b = tl.load(part_b + at, mask=there, other=0, cache_modifier=".cg")
     level = b
-    if smoothing != 0.0:
+    if SMOOTHED:
         level = tl.load(part_l + at, mask=there, other=0, cache_modifier=".cg")
     total_a, total_b, total_level = merge(a, b, level, OP, False, 1)
     loss, share = class_loss(
         x, weight, out, sums, row, real, keep, wish, total_a, total_b, total_level, outer, inner, x_outer, x_inner,
-        row_outer, length, smoothing, REDUCED, DTYPE, WIDE, ROWS,
+        row_outer, length, smoothing, SMOOTHED, REDUCED, DTYPE, WIDE, ROWS,
     )  # fmt: skip
     put_together(
         out, facts, part, part_n, counter, tile, tiles, tl.sum(loss, 0), tl.sum(share, 0), mean, REDUCED, PROGRAMS, True
@@ -309,7 +312,8 @@ def combine_classes(
 @triton.jit
 def class_loss(
     x, weight, out, sums, row, real, keep, wish, a, b, level, outer, inner, x_outer, x_inner, row_outer, length,
-    smoothing: tl.constexpr, REDUCED: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
+    smoothing, SMOOTHED: tl.constexpr, REDUCED: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
     """The loss of rows, from their sums of exponentials, and by how much each counts."""
     stray = keep & ((wish < 0) | (wish >= length))
@@ -323,7 +327,7 @@ def class_loss(
     if weight is not None:
         share = tl.load(weight + chosen, mask=keep, other=0).to(DTYPE)
         loss = loss * share
-    if smoothing != 0.0:
+    if SMOOTHED:
         loss = (1.0 - smoothing) * loss + smoothing * (log_sum - level / length)
     loss = tl.where(keep, tl.where(stray, float("nan"), loss), 0.0)
     place = offsets(row, outer, row_outer)
@@ -333,15 +337,17 @@ def class_loss(
     return loss, tl.where(keep, share, 0.0).to(tl.float64)
 
 
-@triton.jit(do_not_specialize=["mean", "ignored", "unit", "size", "step"])
+@triton.jit(do_not_specialize=["rows", "tiles", "parts", "unit", "size", "step", "ignored", "mean"])
 def class_backward_kernel(
     grad, x, target, mask, weight, sums, facts, of_x,
     outer, inner, x_outer, x_inner, target_outer, mask_outer, of_x_outer, of_x_inner, row_outer,
-    rows, length, tiles, parts, unit, size, step, ignored, mean, smoothing: tl.constexpr,
+    rows, length, tiles, parts, unit, size, step, ignored, mean, smoothing: tl.float64,
     REDUCED: tl.constexpr, DTYPE: tl.constexpr, MASK: tl.constexpr, BITS: tl.constexpr, ALIGN: tl.constexpr,
     SIDE: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """The gradient of cross entropy."""
+    # In DTYPE from the start: a number of its own would be one of float32.
+    smoothing = tl.full((), smoothing, DTYPE)
     for job in range(tl.program_id(0), tiles * parts, tl.num_programs(0)):
         row, real = bases(job // parts, rows, ROWS)
         place = offsets(row, outer, row_outer)
@@ -365,10 +371,9 @@ def class_backward_kernel(
             there = keep & (wish >= 0) & (wish < length)
             g = g * tl.load(weight + wish, mask=there, other=0).to(DTYPE)
         log_sum = tl.load(sums + place, mask=keep, other=0).to(DTYPE)
-        # In DTYPE from the start: a number of its own would be one of float32.
         index = cell - lead[:, None, None]
-        chosen = tl.where(index == wish[:, None, None], tl.full((), 1.0 - smoothing, DTYPE), 0.0)
-        even = tl.full((), smoothing, DTYPE) / length
+        chosen = tl.where(index == wish[:, None, None], 1.0 - smoothing, 0.0)
+        even = smoothing / length
         result = (tl.exp(value - log_sum[:, None, None]) - chosen - even) * g[:, None, None]
         of_x_row = row_at(row, lead, outer, of_x_outer, of_x_inner, ALIGN, GROUP)
         put(of_x, of_x_row, inner, of_x_inner, cell, inside, whole, tl.where(wanted, result, 0.0))

@@ -1,4 +1,7 @@
-"""The scans on a GPU: each op is one launch, forward and backward, or two where a few long rows are split."""
+"""The scans on a GPU: each op is one launch, forward and backward, or two where a few long rows are split.
+
+The gradient of a product of split rows is three: it scans in both directions.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,16 @@ import torch
 from torch import Tensor
 
 from maskwise.ops.gpu.geometry import are_alike, kept_rows, lay_out
-from maskwise.ops.gpu.launch import accumulator, as_bytes, blocks_for, launch, row_arguments, splits_for, triton_type
+from maskwise.ops.gpu.launch import (
+    Blocks,
+    accumulator,
+    as_bytes,
+    blocks_for,
+    launch,
+    row_arguments,
+    splits_for,
+    triton_type,
+)
 from maskwise.ops.primitives import empty_dense, highest, lowest
 from maskwise.ops.scan.triton import product_backward_kernel, scan_backward_kernel, scan_kernel
 
@@ -20,6 +32,16 @@ __all__ = [
 
 #: What the parts of a split row come to.
 TOTALS = {"cumsum": "sum", "cumprod": "prod", "cummax": "cummax", "cummin": "cummin", "logcumsumexp": "logsumexp"}
+
+
+#: The most warps of a program that scans: more leave each thread too few registers.
+MOST_WARPS = 8
+
+
+def of_scan(blocks: Blocks) -> Blocks:
+    """The tile of a kernel that scans."""
+    fewer = min(blocks.warps, MOST_WARPS)
+    return blocks._replace(warps=fewer, elements=blocks.elements * fewer // blocks.warps)
 
 
 def forward(
@@ -37,7 +59,7 @@ def forward(
     dim = dim if x.dim() else []
     kept = kept_rows(mask, along, x.shape, dim, x.stride(), ordered=True)
     geometry = lay_out(dim, x, kept.strides, out, shape=x.shape, ordered=True)
-    blocks = blocks_for(geometry, x, kept, same=are_alike(geometry, 0, 2))
+    blocks = of_scan(blocks_for(geometry, x, kept, same=are_alike(geometry, 0, 2)))
     splits, max_splits = splits_for(geometry, blocks, x.device)
     blocks = blocks._replace(wide=blocks.wide or max_splits > 0)
     arguments = row_arguments(geometry, blocks, kept, ("x", "mask", "out"))
@@ -113,26 +135,31 @@ def backward(
     others = [grad_x if t is None else t for t in operands.values()]
     geometry = lay_out(dim, grad_x, kept.strides, *others, shape=grad.shape, ordered=True)
     same = are_alike(geometry, 0, 2, 3, 4) and len({t.element_size() for t in (grad, grad_x, others[1])}) == 1
-    blocks = blocks_for(geometry, grad_x, kept, same=same)
-    splits, max_splits = splits_for(geometry, blocks, grad.device) if op == "sum" else (1, 0)
+    blocks = of_scan(blocks_for(geometry, grad_x, kept, same=same))
+    splits, max_splits = splits_for(geometry, blocks, grad.device)
     blocks = blocks._replace(wide=blocks.wide or max_splits > 0)
     without = geometry._replace(operands=geometry.operands[1:])
     arguments = row_arguments(without, blocks, kept, ("mask", *operands))
     dtype = accumulator(grad_x.dtype)
+    size = splits * geometry.rows if max_splits else 0
+    parts = {
+        "part_a": grad.new_empty(size, dtype=dtype) if size else None,
+        "part_b": grad.new_empty(size, dtype=dtype) if size and op == "exponentials" else None,
+        "part_n": grad.new_empty(size, dtype=torch.int64) if size and op == "extreme" else None,
+    }
     for which in ("totals", "scan") if max_splits else ("scan",):
-        part_a = arguments.get("part_a")
-        if max_splits and part_a is None:
-            part_a = arguments["part_a"] = grad.new_empty(splits * geometry.rows, dtype=dtype)
         launch(
             scan_backward_kernel,
             arguments["tiles"] * splits,
             {
-                **dict(part_a=part_a, **operands, splits=splits, OP=op, PASS=which, SPLITS=max_splits),
-                **dict(DTYPE=triton_type(dtype)),
+                **parts,
+                **dict(**operands, splits=splits, OP=op, PASS=which, SPLITS=max_splits, DTYPE=triton_type(dtype)),
                 **arguments,
             },
             warps=blocks.warps,
-            reads=dict.fromkeys(("grad", "x", "mask", "saved"), 1),
+            reads=dict.fromkeys(
+                ("grad", "saved") if which == "totals" and op != "sum" else ("grad", "x", "mask", "saved"), 1
+            ),
             writes=("part_a",) if which == "totals" else ("grad_x",),
         )
     return grad_x
@@ -162,17 +189,37 @@ def cumprod_backward(grad: Tensor, x: Tensor, mask: Tensor, out: Tensor, dim: li
     kept = kept_rows(mask, along, x.shape, dim, x.stride(), ordered=True)
     geometry = lay_out(dim, x, kept.strides, grad, grad_x, shape=x.shape, ordered=True)
     same = are_alike(geometry, 0, 2, 3) and x.element_size() == grad.element_size()
-    blocks = blocks_for(geometry, x, kept, same=same)
+    blocks = of_scan(blocks_for(geometry, x, kept, same=same))
     if blocks.group == 8:
         # Half precision is computed in float32: a thread has as many elements as there.
         blocks = blocks._replace(elements=blocks.elements // 2, group=4)
+    splits, max_splits = splits_for(geometry, blocks, x.device)
+    blocks = blocks._replace(wide=blocks.wide or max_splits > 0)
     arguments = row_arguments(geometry, blocks, kept, ("x", "mask", "grad", "grad_x"))
-    launch(
-        product_backward_kernel,
-        arguments["tiles"],
-        {**dict(grad=grad, x=x, scratch=scratch, grad_x=grad_x), **arguments, "DTYPE": triton_type(dtype)},
-        warps=blocks.warps,
-        reads={"grad": 1, "x": 2, "mask": 2, "scratch": 1},
-        writes=("grad_x", "scratch"),
-    )
+    size = splits * geometry.rows if max_splits else 0
+    parts = {
+        f"part_{name}": x.new_empty(size, dtype=torch.int64 if name == "n" else dtype) if size else None
+        for name in "anpq"
+    }
+    moved: dict[str, tuple[dict[str, int], tuple[str, ...]]] = {
+        "totals": ({"x": 1, "mask": 1}, ("part_a", "part_n")),
+        "products": ({"grad": 1, "x": 1, "mask": 1}, ("scratch", "part_p", "part_q")),
+        "sums": ({"grad": 1, "x": 1, "mask": 1, "scratch": 1}, ("grad_x",)),
+        "all": ({"grad": 1, "x": 2, "mask": 2, "scratch": 1}, ("grad_x", "scratch")),
+    }
+    for which in ("totals", "products", "sums") if max_splits else ("all",):
+        reads, writes = moved[which]
+        launch(
+            product_backward_kernel,
+            arguments["tiles"] * splits,
+            {
+                **dict(grad=grad, x=x, scratch=scratch, grad_x=grad_x, splits=splits, PASS=which, SPLITS=max_splits),
+                **parts,
+                **arguments,
+                "DTYPE": triton_type(dtype),
+            },
+            warps=blocks.warps,
+            reads=reads,
+            writes=writes,
+        )
     return grad_x

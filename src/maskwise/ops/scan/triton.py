@@ -1,6 +1,6 @@
 """The scans and their gradients as Triton kernels: tile by tile along rows, with a carry from tile to tile.
 
-A few long rows are split between programs: reduce, then scan. Gradients scan in reverse.
+A few long rows are split between programs: reduce, then scan. Gradients do the same, in reverse.
 """
 
 from __future__ import annotations
@@ -11,7 +11,11 @@ import triton.language as tl
 from maskwise.ops.gpu.triton import (
     accumulate,
     bases,
+    cells,
+    covered,
     extents,
+    initial,
+    joined,
     mask_row_at,
     merge,
     number,
@@ -112,7 +116,7 @@ def carried(
     return total_a[:, None], total_b[:, None], total_n[:, None]
 
 
-@triton.jit(do_not_specialize=["unit", "size", "step"])
+@triton.jit(do_not_specialize=["rows", "tiles", "splits", "unit", "size", "step"])
 def scan_kernel(
     x, mask, out, indices, part_a, part_b, part_n,
     outer, inner, x_outer, x_inner, mask_outer, mask_inner, out_outer, out_inner,
@@ -203,9 +207,45 @@ def scan_kernel(
 
 
 # -- backward ----------------------------------------------------------------------------------------------------------
-@triton.jit(do_not_specialize=["unit", "size", "step"])
+@triton.jit
+def gradient_totals(
+    grad, saved, grad_row, saved_row, inner, grad_inner, saved_inner, low, high, first, last, real,
+    OP: tl.constexpr, DTYPE: tl.constexpr, ALIGN: tl.constexpr, SIDE: tl.constexpr, WIDE: tl.constexpr,
+    ROWS: tl.constexpr, ELEMENTS: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """What a part of rows adds to the gradients before it: ``a``, ``b`` and a key.
+
+    Of an extremum, the sum of the gradients with the key of the part's first element, and that key: equal keys are
+    adjacent. Of a logsumexp, the gradients by their exponents.
+    """
+    key = first
+    if OP == "extreme":
+        beginning_at = saved + saved_row + offsets(first, inner, saved_inner)
+        key = tl.load(beginning_at, mask=real & (first < last), other=-2)
+    a, b, n = initial("logsumexp", -float("inf") if OP == "exponentials" else 0.0, DTYPE, WIDE, ROWS, ELEMENTS // GROUP)
+    for start in range(low, high, ELEMENTS):
+        cell = cells(start, ELEMENTS, GROUP, WIDE)
+        inside, near = covered(start, first, last, real, ALIGN, SIDE, WIDE, ROWS, ELEMENTS, GROUP)
+        g = take(grad, grad_row, inner, grad_inner, cell, near, inside, 0.0, DTYPE)
+        at = saved + saved_row[:, None, None] + offsets(cell, inner, saved_inner)
+        if OP == "extreme":
+            same = tl.load(at, mask=inside, other=-1) == key[:, None, None]
+            a += tl.sum(tl.where(same, g, 0.0), 2)
+        else:
+            out = tl.load(at, mask=inside, other=float("inf")).to(DTYPE)
+            there = tl.abs(out) != float("inf")
+            exponent, weight = tl.where(there, -out, -float("inf")), tl.where(there, g, 0.0)
+            ta, tb, tn = merge(exponent, weight, inside.to(tl.int32), "logsumexp", False, 2)
+            a, b, n = joined(a, b, n, ta, tb, tn, "logsumexp", False)
+    if OP == "extreme":
+        return tl.sum(a, 1), tl.sum(b, 1), key
+    a, b, n = merge(a, b, n, "logsumexp", False, 1)
+    return a, b, key
+
+
+@triton.jit(do_not_specialize=["rows", "tiles", "splits", "unit", "size", "step"])
 def scan_backward_kernel(
-    grad, x, mask, saved, grad_x, part_a,
+    grad, x, mask, saved, grad_x, part_a, part_b, part_n,
     outer, inner, grad_outer, grad_inner, x_outer, x_inner, mask_outer, mask_inner, saved_outer, saved_inner,
     grad_x_outer, grad_x_inner,
     rows, length, tiles, splits, unit, size, step,
@@ -228,20 +268,44 @@ def scan_backward_kernel(
             # All of a gradient counts, also where the element is dropped.
             from_here = tl.maximum(lead, low)
             to_there = tl.maximum(from_here, tl.where(real, tl.minimum(stop, high), 0))
-            none = tl.zeros((ROWS,), DTYPE)
-            total_of_part, _, _ = accumulate(
-                grad, mask, grad_row, grad_row, inner, grad_inner, grad_inner, lead, from_here, to_there, real, none,
-                "sum", 0.0, 0.0, DTYPE, False, "rows", False, ALIGN, SIDE, False, WIDE, ROWS, ELEMENTS, GROUP,
-            )  # fmt: skip
-            tl.store(part_a + part * rows + row, total_of_part, mask=real)
+            at = part * rows + row
+            if OP == "sum":
+                none = tl.zeros((ROWS,), DTYPE)
+                total_of_part, _, _ = accumulate(
+                    grad, mask, grad_row, grad_row, inner, grad_inner, grad_inner, lead, from_here, to_there, real,
+                    none, "sum", 0.0, 0.0, DTYPE, False, "rows", False, ALIGN, SIDE, False, WIDE, ROWS, ELEMENTS,
+                    GROUP,
+                )  # fmt: skip
+                tl.store(part_a + at, total_of_part, mask=real)
+            else:
+                of_part, scaled, key = gradient_totals(
+                    grad, saved, grad_row, saved_row, inner, grad_inner, saved_inner, low, high, from_here, to_there,
+                    real, OP, DTYPE, ALIGN, SIDE, WIDE, ROWS, ELEMENTS, GROUP,
+                )  # fmt: skip
+                tl.store(part_a + at, of_part, mask=real)
+                if OP == "extreme":
+                    tl.store(part_n + at, key, mask=real)
+                else:
+                    tl.store(part_b + at, scaled, mask=real)
         else:
             a = tl.zeros((ROWS, 1), DTYPE)
             s = tl.zeros((ROWS, 1), DTYPE)
             n = number(ROWS, WIDE, -2)[:, None]
             if SPLITS > 0:
                 each = tl.arange(0, SPLITS)
+                at = each[None, :] * rows + row[:, None]
                 later = real[:, None] & ((each > part) & (each < splits))[None, :]
-                a = tl.sum(tl.load(part_a + each[None, :] * rows + row[:, None], mask=later, other=0), 1)[:, None]
+                if OP == "exponentials":
+                    a, s, n = carried(
+                        part_a, part_b, part_n, row, real, rows, (each > part) & (each < splits), splits,
+                        "logsumexp", -float("inf"), DTYPE, WIDE, ROWS, SPLITS,
+                    )  # fmt: skip
+                else:
+                    if OP == "extreme":
+                        keys = tl.load(part_n + at, mask=later, other=-3)
+                        n = tl.max(tl.where((each == part + 1)[None, :] & later, keys, -2), 1)[:, None]
+                        later = later & (keys == n)
+                    a = tl.sum(tl.load(part_a + at, mask=later, other=0), 1)[:, None]
             column = tl.arange(0, ELEMENTS)[None, :]
             steps = (high - low + ELEMENTS - 1) // ELEMENTS
             for back in range(steps):
@@ -287,67 +351,109 @@ def scan_backward_kernel(
                 put(grad_x, grad_x_row, inner, grad_x_inner, cell, inside, whole, tl.reshape(result, inside.shape))
 
 
-@triton.jit(do_not_specialize=["unit", "size", "step"])
+@triton.jit(do_not_specialize=["rows", "tiles", "splits", "unit", "size", "step"])
 def product_backward_kernel(
-    grad, x, mask, scratch, grad_x,
+    grad, x, mask, scratch, grad_x, part_a, part_n, part_p, part_q,
     outer, inner, grad_outer, grad_inner, x_outer, x_inner, mask_outer, mask_inner, grad_x_outer, grad_x_inner,
-    rows, length, tiles, unit, size, step,
-    DTYPE: tl.constexpr, MASK: tl.constexpr, BITS: tl.constexpr, ALIGN: tl.constexpr, SIDE: tl.constexpr,
-    WIDE: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr, GROUP: tl.constexpr,
+    rows, length, tiles, splits, unit, size, step,
+    PASS: tl.constexpr, DTYPE: tl.constexpr, MASK: tl.constexpr, BITS: tl.constexpr, ALIGN: tl.constexpr,
+    SIDE: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr, GROUP: tl.constexpr,
+    SPLITS: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a running product.
 
     Before the first 0 of a row, the sum of the later grad * product, divided by the element; at that 0, the sum of the
     products without it, up to the second 0; and 0 from there on. A forward pass writes the products of the nonzeros to
-    ``scratch``, and a reverse pass sums them.
+    ``scratch``, and a reverse pass sums them: both in one launch, "all". Of split rows, "totals" leaves the product and
+    the zeros of each part, "products" writes the products and leaves the sums of each part, and "sums" is the reverse
+    pass.
     """
-    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
-        row, real = bases(tile, rows, ROWS)
+    for job in range(tl.program_id(0), tiles * splits, tl.num_programs(0)):
+        part = job % splits
+        row, real = bases(job // splits, rows, ROWS)
         begin, end = extents(mask, row, real, outer, mask_outer, length, unit, size, step, MASK, WIDE)
         lead = shifted(offsets(row, outer, x_outer), ALIGN, GROUP, WIDE)
         grad_row = row_at(row, lead, outer, grad_outer, grad_inner, ALIGN, GROUP)
         x_row = row_at(row, lead, outer, x_outer, x_inner, ALIGN, GROUP)
         grad_x_row = row_at(row, lead, outer, grad_x_outer, grad_x_inner, ALIGN, GROUP)
         first, last, stop = begin + lead, end + lead, length + lead
+        low, high = part_range(first, last, lead, stop, part, splits, False, ELEMENTS)
+        place = part * rows + row
         column = tl.arange(0, ELEMENTS)[None, :]
         a = tl.full((ROWS, 1), 1.0, DTYPE)
-        zeros = tl.zeros((ROWS, 1), tl.int32)
-        steps = (length + tl.max(lead, 0) + ELEMENTS - 1) // ELEMENTS
-        for forth in range(steps):
-            cell, inside, near, keep, whole = tile_at(
-                mask, forth * ELEMENTS, row, real, lead, first, last, stop, outer, inner, mask_outer, mask_inner,
-                False, MASK, BITS, ALIGN, SIDE, WIDE, ROWS, ELEMENTS, GROUP,
-            )  # fmt: skip
-            value = flat(take(x, x_row, inner, x_inner, cell, near, keep, 1.0, DTYPE), ROWS, ELEMENTS)
-            zero = (value == 0).to(tl.int32)
-            product, count = tl.associative_scan((tl.where(value == 0, 1.0, value), zero), 1, multiply_count_zeros)
-            product, count = product * a, count + zeros
-            a = tl.sum(tl.where(column == ELEMENTS - 1, product, 0), 1)[:, None]
-            zeros = tl.sum(tl.where(column == ELEMENTS - 1, count, 0), 1)[:, None]
-            product = tl.reshape(product, inside.shape)
-            put(scratch, grad_x_row, inner, grad_x_inner, cell, inside, whole, product)
-        tl.debug_barrier()
+        zeros = number(ROWS, WIDE, 0)[:, None]
         before = tl.zeros((ROWS, 1), DTYPE)
         after = tl.zeros((ROWS, 1), DTYPE)
-        for back in range(steps):
-            cell, inside, near, keep, whole = tile_at(
-                mask, (steps - 1 - back) * ELEMENTS, row, real, lead, first, last, stop, outer, inner, mask_outer,
-                mask_inner, False, MASK, BITS, ALIGN, SIDE, WIDE, ROWS, ELEMENTS, GROUP,
+        if PASS == "products" or PASS == "sums":
+            each = tl.arange(0, SPLITS)
+            at = each[None, :] * rows + row[:, None]
+            there = real[:, None] & (each < splits)[None, :]
+            if PASS == "products":
+                there = there & (each < part)[None, :]
+                factors = tl.load(part_a + at, mask=there, other=1.0)
+                a, _, zeros = merge(factors, factors, tl.load(part_n + at, mask=there, other=0), "nonzeros", True, 1)
+                a, zeros = a[:, None], zeros[:, None]
+            else:
+                zeros = tl.sum(tl.load(part_n + at, mask=there & (each <= part)[None, :], other=0), 1)[:, None]
+                before = tl.sum(tl.load(part_p + at, mask=there & (each > part)[None, :], other=0), 1)[:, None]
+                after = tl.sum(tl.load(part_q + at, mask=there & (each > part)[None, :], other=0), 1)[:, None]
+        steps = (high - low + ELEMENTS - 1) // ELEMENTS
+        if PASS == "totals":
+            mask_row = mask_row_at(row, lead, outer, mask_outer, mask_inner, ALIGN, BITS, GROUP)
+            first, last = tl.maximum(first, low), tl.minimum(last, high)
+            last = tl.maximum(first, last)
+            none = tl.zeros((ROWS,), DTYPE)
+            of_part, _, zeros_of_part = accumulate(
+                x, mask, x_row, mask_row, inner, x_inner, mask_inner, lead, first, last, real, none,
+                "nonzeros", 0.0, 1.0, DTYPE, False, MASK, BITS, ALIGN, SIDE, True, WIDE, ROWS, ELEMENTS, GROUP,
             )  # fmt: skip
-            value = flat(take(x, x_row, inner, x_inner, cell, near, keep, 1.0, DTYPE), ROWS, ELEMENTS)
-            zero = (value == 0).to(tl.int32)
-            # The number of zeros up to each position: the total minus the later ones.
-            behind = tl.associative_scan(zero, 1, add, reverse=True)
-            count = zeros - behind + zero
-            zeros = zeros - tl.sum(zero, 1)[:, None]
-            product = take(scratch, grad_x_row, inner, grad_x_inner, cell, inside, inside, 0.0, DTYPE)
-            g = take(grad, grad_row, inner, grad_inner, cell, inside, inside, 0.0, DTYPE) * product
-            g = flat(g, ROWS, ELEMENTS)
-            none = before + tl.associative_scan(tl.where(count == 0, g, 0.0), 1, add, reverse=True)
-            one = after + tl.associative_scan(tl.where(count == 1, g, 0.0), 1, add, reverse=True)
-            before = tl.sum(tl.where(column == 0, none, 0), 1)[:, None]
-            after = tl.sum(tl.where(column == 0, one, 0), 1)[:, None]
-            safe = tl.where(value == 0, 1.0, value)
-            result = tl.where(count == 0, none / safe, tl.where((count == 1) & (zero != 0), one, 0.0))
-            result = tl.reshape(result, inside.shape)
-            put(grad_x, grad_x_row, inner, grad_x_inner, cell, inside, whole, tl.where(keep, result, 0.0))
+            tl.store(part_a + place, of_part, mask=real)
+            tl.store(part_n + place, zeros_of_part, mask=real)
+        if PASS == "all" or PASS == "products":
+            p = tl.zeros((ROWS, 1), DTYPE)
+            q = tl.zeros((ROWS, 1), DTYPE)
+            for forth in range(steps):
+                cell, inside, near, keep, whole = tile_at(
+                    mask, low + forth * ELEMENTS, row, real, lead, first, last, stop, outer, inner, mask_outer,
+                    mask_inner, False, MASK, BITS, ALIGN, SIDE, WIDE, ROWS, ELEMENTS, GROUP,
+                )  # fmt: skip
+                value = flat(take(x, x_row, inner, x_inner, cell, near, keep, 1.0, DTYPE), ROWS, ELEMENTS)
+                zero = (value == 0).to(tl.int32)
+                product, count = tl.associative_scan((tl.where(value == 0, 1.0, value), zero), 1, multiply_count_zeros)
+                product, count = product * a, count + zeros
+                a = tl.sum(tl.where(column == ELEMENTS - 1, product, 0), 1)[:, None]
+                zeros = tl.sum(tl.where(column == ELEMENTS - 1, count, 0), 1)[:, None]
+                if PASS == "products":
+                    g = flat(take(grad, grad_row, inner, grad_inner, cell, inside, inside, 0.0, DTYPE), ROWS, ELEMENTS)
+                    g = tl.where(flat(inside, ROWS, ELEMENTS), g * product, 0.0)
+                    p += tl.sum(tl.where(count == 0, g, 0.0), 1)[:, None]
+                    q += tl.sum(tl.where(count == 1, g, 0.0), 1)[:, None]
+                put(scratch, grad_x_row, inner, grad_x_inner, cell, inside, whole, tl.reshape(product, inside.shape))
+            if PASS == "products":
+                tl.store(part_p + place[:, None], p, mask=real[:, None])
+                tl.store(part_q + place[:, None], q, mask=real[:, None])
+            else:
+                tl.debug_barrier()
+        if PASS == "all" or PASS == "sums":
+            for back in range(steps):
+                cell, inside, near, keep, whole = tile_at(
+                    mask, low + (steps - 1 - back) * ELEMENTS, row, real, lead, first, last, stop, outer, inner,
+                    mask_outer, mask_inner, False, MASK, BITS, ALIGN, SIDE, WIDE, ROWS, ELEMENTS, GROUP,
+                )  # fmt: skip
+                value = flat(take(x, x_row, inner, x_inner, cell, near, keep, 1.0, DTYPE), ROWS, ELEMENTS)
+                zero = (value == 0).to(tl.int32)
+                # The number of zeros up to each position: the total minus the later ones.
+                behind = tl.associative_scan(zero, 1, add, reverse=True)
+                count = zeros - behind + zero
+                zeros = zeros - tl.sum(zero, 1)[:, None]
+                product = take(scratch, grad_x_row, inner, grad_x_inner, cell, inside, inside, 0.0, DTYPE)
+                g = take(grad, grad_row, inner, grad_inner, cell, inside, inside, 0.0, DTYPE) * product
+                g = flat(g, ROWS, ELEMENTS)
+                none = before + tl.associative_scan(tl.where(count == 0, g, 0.0), 1, add, reverse=True)
+                one = after + tl.associative_scan(tl.where(count == 1, g, 0.0), 1, add, reverse=True)
+                before = tl.sum(tl.where(column == 0, none, 0), 1)[:, None]
+                after = tl.sum(tl.where(column == 0, one, 0), 1)[:, None]
+                safe = tl.where(value == 0, 1.0, value)
+                result = tl.where(count == 0, none / safe, tl.where((count == 1) & (zero != 0), one, 0.0))
+                result = tl.reshape(result, inside.shape)
+                put(grad_x, grad_x_row, inner, grad_x_inner, cell, inside, whole, tl.where(keep, result, 0.0))

@@ -6,6 +6,7 @@ from math import inf
 
 from torch import Tensor
 
+from maskwise.ops.gpu.launch import run_time
 from maskwise.ops.gpu.rows import Stat, map_rows
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
 
 
 EXPONENTIALS = Stat("logsumexp", -inf, b=True)
+NEGATED = Stat("softmin", -inf, b=True)
 MOMENTS = Stat("var", 0.0, b=True, n=True)
 NORMS = {
     0.0: Stat("norm_0", 0.0),
@@ -35,7 +37,7 @@ def softmax(x: Tensor, mask: Tensor, dim: list[int], along: int = 0) -> Tensor:
 
 def softmin(x: Tensor, mask: Tensor, dim: list[int], along: int = 0) -> Tensor:
     """The softmax of -x."""
-    return map_rows("softmax", EXPONENTIALS, x, mask, dim, along, parameter=-1.0)
+    return map_rows("softmin", NEGATED, x, mask, dim, along)
 
 
 def log_softmax(x: Tensor, mask: Tensor, dim: list[int], along: int = 0) -> Tensor:
@@ -43,11 +45,13 @@ def log_softmax(x: Tensor, mask: Tensor, dim: list[int], along: int = 0) -> Tens
     return map_rows("log_softmax", EXPONENTIALS, x, mask, dim, along)
 
 
+@run_time(eps="eps")
 def normalize(x: Tensor, mask: Tensor, dim: list[int], p: float, eps: float, along: int = 0) -> Tensor:
     """X divided by its norm."""
     return map_rows("normalize", NORMS.get(p, POWER), x, mask, dim, along, parameter=p, eps=eps, common=p in COMMON)
 
 
+@run_time(correction="parameter", eps="eps")
 def standardize(x: Tensor, mask: Tensor, dim: list[int], correction: float, eps: float, along: int = 0) -> Tensor:
     """X minus its mean, divided by its standard deviation."""
     return map_rows("standardize", MOMENTS, x, mask, dim, along, parameter=correction, eps=eps)
@@ -55,7 +59,7 @@ def standardize(x: Tensor, mask: Tensor, dim: list[int], correction: float, eps:
 
 def softmax_backward(grad: Tensor, out: Tensor, mask: Tensor, dim: list[int], negate: bool, along: int = 0) -> Tensor:
     """The gradient of softmax, or of softmin."""
-    return map_rows("softmax", None, out, mask, dim, along, grad=grad, parameter=-1.0 if negate else 0.0)
+    return map_rows("softmin" if negate else "softmax", None, out, mask, dim, along, grad=grad)
 
 
 def log_softmax_backward(grad: Tensor, out: Tensor, mask: Tensor, dim: list[int], along: int = 0) -> Tensor:
@@ -63,6 +67,7 @@ def log_softmax_backward(grad: Tensor, out: Tensor, mask: Tensor, dim: list[int]
     return map_rows("log_softmax", None, out, mask, dim, along, grad=grad)
 
 
+@run_time(eps="eps")
 def normalize_backward(
     grad: Tensor, x: Tensor, mask: Tensor, dim: list[int], p: float, eps: float, along: int = 0
 ) -> Tensor:
@@ -72,6 +77,7 @@ def normalize_backward(
     )
 
 
+@run_time(correction="parameter", eps="eps")
 def standardize_backward(
     grad: Tensor, x: Tensor, mask: Tensor, dim: list[int], correction: float, eps: float, along: int = 0
 ) -> Tensor:

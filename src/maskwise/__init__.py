@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from maskwise.mask import Mask as Mask
     from maskwise.models import unpad as unpad
     from maskwise.models.compress import compress as compress
+    from maskwise.ops.attention import AlibiBias as AlibiBias
+    from maskwise.ops.attention import RelativeBias as RelativeBias
     from maskwise.ops.attention import attention as attention
     from maskwise.ops.conv import *
     from maskwise.ops.fill import *
@@ -55,7 +57,7 @@ _HOMES = {
     "maskwise.ops.fill": "fill where mul",
     "maskwise.ops.loss": "loss linear_cross_entropy",
     "maskwise.ops.select": "apply apply_ pack Packed",
-    "maskwise.ops.attention": "attention",
+    "maskwise.ops.attention": "attention AlibiBias RelativeBias",
     "maskwise.ops.linear": "linear",
     "maskwise.ops.conv": "conv1d conv2d conv_transpose1d conv_transpose2d",
     "maskwise.models": "unpad",

@@ -118,6 +118,11 @@ def packed_attention(x: Tensors, mask: Any) -> Tensor:
     return mw.attention(*packed).unpack().transpose(1, 2)
 
 
+def packed_with_scores(x: Tensors, mask: Any) -> Tensor:
+    packed = [mw.pack(each.transpose(1, 2), mask) for each in x[:3]]
+    return mw.attention(*packed, bias=mw.RelativeBias(x[3]), sinks=x[4]).unpack().transpose(1, 2)
+
+
 def everywhere(mask: Tensor) -> tuple[Tensor, ...]:
     return (~tokens(mask),) * 3
 
@@ -145,6 +150,37 @@ ATTENTION = [
         (B, 1, L, L),
         lambda x, m: mw.attention(*x[:3], m, bias=x[3]),
         lambda m: (*lost(m), ~m),
+    ),
+    Subject(
+        "attention-softcap-sinks",
+        (*QKV, (H,)),
+        (B, L),
+        lambda x, m: mw.attention(*x[:3], keys_of(m), softcap=2.0, sinks=x[3]),
+        lambda m: (*everywhere(m), None),
+        tokens,
+    ),
+    Subject(
+        "attention-alibi",
+        (*QKV, (H,)),
+        (B, L),
+        lambda x, m: mw.attention(*x[:3], keys_of(m), bias=mw.AlibiBias(x[3])),
+        lambda m: (*everywhere(m), None),
+        tokens,
+    ),
+    Subject(
+        "attention-table",
+        (*QKV, (8, H)),
+        (B, 1, L, L),
+        lambda x, m: mw.attention(*x[:3], m, bias=mw.RelativeBias(x[3])),
+        lambda m: (*lost(m), None),
+    ),
+    Subject(
+        "attention-packed-scores",
+        (*QKV, (8, H), (H,)),
+        (B, L),
+        packed_with_scores,
+        lambda m: (*everywhere(m), None, None),
+        maps=False,
     ),
     Subject("attention-packed", QKV, (B, L), packed_attention, everywhere, maps=False),
 ]

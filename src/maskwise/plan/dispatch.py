@@ -62,6 +62,7 @@ ROUTES = {
     "pieces": "losses: in chunks that fit the cache; dropped rows are skipped",
     "whole": "attention: one call of scaled_dot_product_attention with a mask",
     "blocks": "attention: the CPU kernel of scaled_dot_product_attention on the blocks that are kept",
+    "scored": "attention: scores are capped, biased by distance or shared with sinks, one block at a time",
     "sdpa": "attention: scaled_dot_product_attention on inputs that are zero where dropped, without a host-device sync",
     "varlen": "attention: torch.nn.attention.varlen on a GPU; dropped keys are not read, nothing is packed",
     "flex": "attention: flex_attention on a GPU, with the blocks that the mask keeps",

@@ -68,6 +68,8 @@ class Scores(NamedTuple):
     has_pairs: bool
     #: Whether a bias is added to the scores.
     has_bias: bool = False
+    #: Whether scores are capped, biased by distance, or shared with sinks.
+    has_score_mod: bool = False
     #: The blocks that the mask keeps, once they were looked for.
     blocks: BlockCount | None = None
     #: Whether the mask is one run of keys for each batch entry, as it knows without reading data.

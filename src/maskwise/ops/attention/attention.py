@@ -12,12 +12,13 @@ from torch import Tensor
 from maskwise.errors import ArgumentError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike
-from maskwise.ops.attention import blocks, delegated, kernel, reference, sdpa
+from maskwise.ops.attention import blocks, delegated, kernel, reference, scored, sdpa
 from maskwise.ops.attention.arguments import (
     KEYS,
     OP,
     Call,
     Scores,
+    Sizes,
     as_mask_and_bias,
     bits_of,
     check,
@@ -27,6 +28,7 @@ from maskwise.ops.attention.arguments import (
     kept_of,
     to_autocast,
 )
+from maskwise.ops.attention.bias import ScoreMod, StructuredBias, check_score_mod
 from maskwise.ops.attention.packed import attend_packed
 from maskwise.ops.select.packed import Packed
 from maskwise.ops.torch_private import has_dispatch_modes, is_tracing, is_transformed
@@ -49,7 +51,9 @@ def attention(
     mask: MaskLike | None = None,
     *,
     query_mask: MaskLike | None = None,
-    bias: Tensor | None = None,
+    bias: Tensor | StructuredBias | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
     attn_mask: MaskLike | None = None,
     is_causal: bool = False,
     dropout_p: float = 0.0,
@@ -63,7 +67,9 @@ def attention(
     mask: MaskLike | None = None,
     *,
     query_mask: MaskLike | None = None,
-    bias: Tensor | None = None,
+    bias: Tensor | StructuredBias | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
     attn_mask: MaskLike | None = None,
     is_causal: bool = False,
     dropout_p: float = 0.0,
@@ -76,7 +82,9 @@ def attention(
     mask: MaskLike | None = None,
     *,
     query_mask: MaskLike | None = None,
-    bias: Tensor | None = None,
+    bias: Tensor | StructuredBias | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
     attn_mask: MaskLike | None = None,
     is_causal: bool = False,
     dropout_p: float = 0.0,
@@ -99,9 +107,12 @@ def attention(
         query_mask: a Mask or a bool tensor of the queries, (B, Lq) or (B, H, Lq), sizes of 1 included: a query that is
             dropped gives 0, has no gradient, and is not read. For tensors only: a Packed q has no other queries than
             those that are kept.
-        bias: floats that are added to the scores after ``scale``, such as those of ALiBi and T5: anything that
-            broadcasts to (B, H, Lq, Lk). It may require grad; that of a pair that is dropped is not read. For tensors
-            only.
+        bias: floats that are added to the scores after ``scale`` and ``softcap``: anything that broadcasts to
+            (B, H, Lq, Lk), for tensors only; or an `AlibiBias` or `RelativeBias`, of which no tensor of all pairs is
+            made, for Packed tokens too. It may require grad; that of a pair that is dropped is not read.
+        softcap: scores become ``softcap * tanh(score / softcap)``, as in Gemma 2.
+        sinks: a logit for each head, (H,), that takes part in every softmax and has no value, as in gpt-oss. It may
+            require grad. A query that keeps no key gives 0 all the same.
         attn_mask: torch's spelling, instead of ``mask`` and ``bias``: bools of pairs, True means keep, or floats that
             are added, of which -inf drops. It broadcasts to (B, H, Lq, Lk) from the right, so two dims are (Lq, Lk).
         is_causal: whether a query attends only to keys up to its own position, counted from the top left; together with
@@ -116,7 +127,8 @@ def attention(
     Raises:
         ShapeError: shapes do not fit each other.
         ArgumentError: the mask is (n, Lk) where n is both B and Lq, so that it could mean either; there is a query_mask
-            or a bias with Packed tokens; or an attn_mask together with a mask or a bias.
+            or a bias of all pairs with Packed tokens; an attn_mask together with a mask or a bias; or a softcap that is
+            not positive.
         DtypeError, DeviceError: dtypes or devices differ, a mask is not bool, or a bias not floating.
 
     A key that no query keeps is not read, or has no influence: it may be NaN. What is not finite in a key that some
@@ -132,19 +144,23 @@ def attention(
             must, hint = "come without `mask` and `bias`, which it stands for", "mask=mask, bias=bias"
             raise ArgumentError(say(OP, "attn_mask", must=must, got="several", hint=hint))
         mask, bias = (attn_mask, None) if isinstance(q, Packed) else as_mask_and_bias(q, k, v, attn_mask)
+    mod = None
+    if softcap is not None or sinks is not None or isinstance(bias, StructuredBias):
+        mod = ScoreMod(bias, softcap, sinks)
     if isinstance(q, Packed) or isinstance(k, Packed) or isinstance(v, Packed):
-        if bias is not None:
-            must, hint = "be None for Packed tokens", "mw.attention(q.unpack().transpose(1, 2), ..., bias=bias)"
+        if bias is not None and not isinstance(bias, StructuredBias):
+            must = "be None, or an AlibiBias or RelativeBias, for Packed tokens"
+            hint = "mw.attention(q.unpack().transpose(1, 2), ..., bias=bias)"
             raise ArgumentError(say(OP, "bias", must=must, got=type(bias).__name__, hint=hint))
         if query_mask is not None:
             must, hint = "be None for Packed tokens, which are the queries that are kept", "mw.pack(q, query_mask)"
             raise ArgumentError(say(OP, "query_mask", must=must, got=type(query_mask).__name__, hint=hint))
-        return attend_packed(q, k, v, mask, attention, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
+        return attend_packed(q, k, v, mask, attention, mod, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
     if query_mask is not None:
         mask = drop_queries(q, k, v, mask, query_mask)
     # Inside of a graph the choice must be a constant of it.
     if is_tracing():
-        return _in_graph(q, k, v, mask, bias, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
+        return _in_graph(q, k, v, mask, bias, mod, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
     try:
         device = q.device
         lower = _autocast_dtype(device.type) if is_autocast(device.type) else None
@@ -152,8 +168,11 @@ def attention(
         if device.type == "cuda" and isinstance(mask, Mask):
             kind = Mask, mask._along
         of_mask = None if mask is None else (mask.shape, mask.device, kind)
-        of_bias, learns = None, q.requires_grad or k.requires_grad or v.requires_grad
-        if bias is not None:
+        of_bias: Any = None
+        learns = q.requires_grad or k.requires_grad or v.requires_grad
+        if mod is not None:
+            of_bias, learns = mod.key, learns or mod.requires_grad
+        elif bias is not None:
             of_bias, learns = (bias.shape, bias.dtype, bias.device, bias.layout), learns or bias.requires_grad
         # fmt: off
         key = (
@@ -166,14 +185,13 @@ def attention(
     except (AttributeError, TypeError, RuntimeError):
         # Not tensors, or nested ones without a shape, which the checks report in full.
         sizes, _ = check(q, k, v, mask)
-        if bias is not None:
-            check_bias(bias, q, sizes)
+        _check_scores(bias, mod, q, sizes)
         if not has_dispatch_modes():
             raise
         # Sizes that are symbols: a graph is made of the call, as by make_fx.
-        return _in_graph(q, k, v, mask, bias, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
+        return _in_graph(q, k, v, mask, bias, mod, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
     if decision is None:
-        call = _check(key, q, k, v, mask, bias)
+        call = _check(key, q, k, v, mask, bias, mod)
         decision = dispatch.cache[key] = decide(call.facts, _ROUTES, call)
     call = decision.prepared
     if call.is_autocast:
@@ -182,19 +200,39 @@ def attention(
         decision, call = _decide_by_blocks(mask, call)
     if _is_any_observing() and (planned := _report(decision.plan, q, k, v, mask, call)):
         return planned  # type: ignore[return-value]
+    if mod is not None:
+        return decision.run(q, k, v, mask, call, dropout_p, scale, mod=mod)  # type: ignore[no-any-return]
     if bias is None:
         return decision.run(q, k, v, mask, call, dropout_p, scale)  # type: ignore[no-any-return]
     return decision.run(q, k, v, mask, call, dropout_p, scale, bias.to(q.dtype))  # type: ignore[no-any-return]
 
 
-def _in_graph(q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, bias: Tensor | None, **options: Any) -> Tensor:
+def _in_graph(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: MaskLike | None,
+    bias: Tensor | StructuredBias | None,
+    mod: ScoreMod | None,
+    **options: Any,
+) -> Tensor:
     """Make the call a part of a graph."""
     sizes, index = check(q, k, v, mask)
-    if bias is not None:
-        check_bias(bias, q, sizes)
+    _check_scores(bias, mod, q, sizes)
     q, k, v = to_autocast(q, k, v)
-    added = None if bias is None else bias.to(q.dtype)
-    return sdpa.attend_without_sync(q, k, v, bits_of(mask, index, sizes), bias=added, **options)
+    kept = bits_of(mask, index, sizes)
+    if mod is not None:
+        return reference.attention(q, k, v, kept, bias=mod.dense(q, k), softcap=mod.softcap, sinks=mod.sinks, **options)
+    added = bias.to(q.dtype) if isinstance(bias, Tensor) else None
+    return sdpa.attend_without_sync(q, k, v, kept, bias=added, **options)
+
+
+def _check_scores(bias: Any, mod: ScoreMod | None, q: Tensor, sizes: Sizes) -> None:
+    """Raise unless scores can be changed like this."""
+    if bias is not None and not isinstance(bias, StructuredBias):
+        check_bias(bias, q, sizes)
+    if mod is not None:
+        check_score_mod(mod, sizes.heads, q.device)
 
 
 # -- the routes --------------------------------------------------------------------------------------------------------
@@ -226,9 +264,33 @@ def _run_plain(
     dropout_p: float,
     scale: float | None,
     bias: Tensor | None = None,
+    mod: ScoreMod | None = None,
 ) -> Tensor:
     bits = bits_of(mask, call.mask_index, call.sizes)
-    return reference.attention(q, k, v, bits, call.is_causal, dropout_p, scale, bias)
+    if mod is None:
+        return reference.attention(q, k, v, bits, call.is_causal, dropout_p, scale, bias)
+    return reference.attention(
+        q, k, v, bits, call.is_causal, dropout_p, scale, mod.dense(q, k), softcap=mod.softcap, sinks=mod.sinks
+    )
+
+
+def _why_not_whole(facts: Facts) -> str | None:
+    if facts.device != "cpu":
+        return NOT_APPLICABLE
+    return kernel.SCORE_MOD if facts.detail.has_score_mod else None
+
+
+def _why_not_sdpa(facts: Facts) -> str | None:
+    if facts.device == "cpu":
+        return NOT_APPLICABLE
+    return kernel.SCORE_MOD if facts.detail.has_score_mod else None
+
+
+def _why_not_plain(facts: Facts) -> str | None:
+    """It makes all scores, and is the route where no other serves."""
+    if facts.transformed or (facts.detail.has_score_mod and facts.device != "cpu"):
+        return None
+    return NOT_APPLICABLE
 
 
 def _flops(facts: Facts) -> int:
@@ -264,7 +326,7 @@ _ROUTES = (
     Route(
         "whole",
         sdpa.run,
-        lambda facts: None if facts.device == "cpu" else NOT_APPLICABLE,
+        _why_not_whole,
         sdpa.dense_work,
         _pays_whole,
         sdpa.cost,
@@ -272,6 +334,15 @@ _ROUTES = (
         flops=_flops,
     ),
     _BLOCKS,
+    Route(
+        "scored",
+        scored.run,
+        scored.serves,
+        sdpa.dense_work,
+        reason=scored.REASON,
+        skips=Skips.COMPUTING,
+        flops=_flops,
+    ),
     Route(
         "varlen",
         delegated.run_varlen,
@@ -294,7 +365,7 @@ _ROUTES = (
     Route(
         "sdpa",
         sdpa.run_without_sync,
-        lambda facts: None if facts.device != "cpu" else NOT_APPLICABLE,
+        _why_not_sdpa,
         reason=_why_sdpa,
         flops=_flops,
     ),
@@ -302,7 +373,7 @@ _ROUTES = (
         "plain",
         _run_plain,
         work=sdpa.dense_work,
-        pays=lambda facts: None if facts.transformed else NOT_APPLICABLE,
+        pays=_why_not_plain,
         cost=sdpa.cost,
         flops=_flops,
         transforms=True,
@@ -310,11 +381,18 @@ _ROUTES = (
 )
 
 
-def _check(key: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, bias: Tensor | None) -> Call:
+def _check(
+    key: tuple[Any, ...],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: MaskLike | None,
+    bias: Tensor | StructuredBias | None,
+    mod: ScoreMod | None = None,
+) -> Call:
     """Check a call that was not made before, and collect its facts."""
     sizes, index = check(q, k, v, mask)
-    if bias is not None:
-        check_bias(bias, q, sizes)
+    _check_scores(bias, mod, q, sizes)
     *_, lower, is_causal, has_dropout, grad, transformed, _ = key
     dtype = q.dtype if lower is None or q.dtype is torch.float64 else lower
     has_pairs = mask is not None and index != KEYS and mask.ndim > 1 and mask.shape[-2] != 1
@@ -327,7 +405,8 @@ def _check(key: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor, mask: MaskLike
         has_dropout,
         is_structured=isinstance(mask, Mask),
         has_pairs=has_pairs,
-        has_bias=bias is not None,
+        has_bias=bias is not None and mod is None,
+        has_score_mod=mod is not None,
         has_key_runs=isinstance(mask, Mask) and mask._along == -1 and not has_pairs and not has_heads,
     )
     facts = Facts(
@@ -361,5 +440,7 @@ def _report(plan: Plan, q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, 
     elif plan.route == "blocks" and plan.work is not None:
         # Blocks are scored as a whole, dropped pairs inside of them too.
         skipped = total - plan.work.attention_flops // max(4 * q.shape[-1], 1)
+    elif plan.route == "scored":
+        skipped = total - blocks.find(mask, call)[1].pairs
     of_pairs = mask[call.mask_index] if isinstance(mask, Mask) else mask
     return record(plan, pairs, of_pairs, skipped=skipped, skipped_bytes=skipped_bytes)

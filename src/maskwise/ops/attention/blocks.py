@@ -30,10 +30,26 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-__all__ = ["Block", "BlockCount", "attend_blocks", "cost", "find", "pays", "reason", "run", "serves", "split", "work"]
+__all__ = [
+    "Block",
+    "BlockCount",
+    "attend_blocks",
+    "backward_kernel",
+    "cost",
+    "find",
+    "forward_kernel",
+    "pays",
+    "reason",
+    "run",
+    "serves",
+    "split",
+    "takes",
+    "work",
+]
 
 _forward: Any = flash_attention_for_cpu
 _backward: Any = flash_attention_for_cpu_backward
+forward_kernel, backward_kernel = _forward, _backward
 _DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
 _TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
@@ -137,8 +153,8 @@ def _count(mask: MaskLike | None, is_causal: bool, sizes: Sizes) -> tuple[tuple[
 def serves(facts: Facts) -> str | None:
     """Why torch's CPU kernel cannot serve the blocks of a call, or None."""
     scores = facts.detail
-    if scores.has_bias:
-        return kernel.BIAS
+    if scores.has_bias or scores.has_score_mod:
+        return kernel.BIAS if scores.has_bias else kernel.SCORE_MOD
     if facts.device != "cpu":
         return f"the blocks are for the CPU, not for {facts.device}"
     if _forward is None or _backward is None:
@@ -156,6 +172,18 @@ def serves(facts: Facts) -> str | None:
     if facts.mask == "none" and not scores.is_causal:
         return "nothing is dropped"
     return None
+
+
+def takes(dtype: torch.dtype, heads: int, kv_heads: int, features: int, value_features: int) -> bool:
+    """Whether torch's CPU kernel takes tensors of this kind."""
+    is_shared = heads != kv_heads and _TORCH < (2, 13)
+    return (
+        _forward is not None
+        and _backward is not None
+        and dtype in _DTYPES
+        and features == value_features
+        and not is_shared
+    )
 
 
 def pays(facts: Facts) -> str | None:

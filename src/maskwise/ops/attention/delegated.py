@@ -20,6 +20,7 @@ from maskwise.mask.block_mask import block_mask_of
 from maskwise.ops.arguments import MaskLike
 from maskwise.ops.attention import reference
 from maskwise.ops.attention.arguments import Call, Scores, Sizes, lift
+from maskwise.ops.attention.bias import ScoreMod, StructuredBias
 from maskwise.ops.attention.sdpa import requires_grad
 from maskwise.ops.backends import why_no_triton
 from maskwise.ops.primitives import where_kept
@@ -75,8 +76,8 @@ def varlen_serves(facts: Facts) -> str | None:
         return "the mask is not a run of keys for each batch entry"
     if scores.is_causal:
         return "varlen counts causal positions from the last key"
-    if scores.has_bias or scores.has_dropout:
-        return "varlen has no bias and no dropout"
+    if scores.has_bias or scores.has_score_mod or scores.has_dropout:
+        return "varlen changes no scores and has no dropout"
     return why_no_varlen(facts.dtype, scores.features, scores.value_features, facts.device)
 
 
@@ -165,7 +166,7 @@ def flex_serves(facts: Facts) -> str | None:
     scores: Scores = facts.detail
     if facts.device != "cuda":
         return NOT_APPLICABLE
-    if facts.mask == "none":
+    if facts.mask == "none" and not scores.has_score_mod:
         return "without a mask, SDPA is causal by itself"
     if scores.has_bias or scores.has_dropout:
         return "the route by flex_attention has no bias and no dropout"
@@ -179,6 +180,9 @@ def flex_serves(facts: Facts) -> str | None:
 def flex_pays(facts: Facts) -> str | None:
     """Why one call of SDPA with a mask is as fast, or None."""
     _, _, queries, keys = facts.shape
+    if facts.detail.has_score_mod:
+        # All that is left makes tensors of all pairs.
+        return None
     if not facts.detail.is_structured:
         return "the blocks of a bool tensor would be looked for in every call"
     return "so few pairs have no blocks to skip" if queries * keys < _FEW_PAIRS else None
@@ -193,10 +197,18 @@ class Blocks(NamedTuple):
 
 
 def run_flex(
-    q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, call: Call, dropout_p: float, scale: float | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: MaskLike | None,
+    call: Call,
+    dropout_p: float,
+    scale: float | None,
+    mod: ScoreMod | None = None,
 ) -> Tensor:
-    """Attention by flex_attention, which skips the blocks that are dropped."""
-    assert mask is not None
+    """Attention by flex_attention, which skips the blocks that are dropped and changes scores as it makes them."""
+    if mask is None:
+        mask = Mask.full((1, 1, call.sizes.queries, call.sizes.keys), device=q.device)
     found = _blocks(mask if isinstance(mask, Mask) else Mask(mask), call, q.device)
     heads, shared = k.shape[1], q.shape[1] // k.shape[1]
     keys, some = found.keys, found.queries[..., None]
@@ -204,8 +216,40 @@ def run_flex(
         keys = keys.reshape(keys.shape[0], heads, shared, keys.shape[-1]).any(2)
     q, finite = _clean_queries(q, k, v, some)
     k, v = (where_kept(x, keys[..., None], 0.0) for x in (k, v))
-    out = _flex()(q, k, v, block_mask=found.blocks, scale=scale, enable_gqa=shared > 1)
+    options: dict[str, Any] = {"block_mask": found.blocks, "scale": scale, "enable_gqa": shared > 1}
+    out = _flex()(q, k, v, **options) if mod is None else _flex_scored(q, k, v, mod, options)
     return where_kept(out if finite is None else reference.with_nan(out, ~finite), some, 0.0)
+
+
+def _flex_scored(q: Tensor, k: Tensor, v: Tensor, mod: ScoreMod, options: dict[str, Any]) -> Tensor:
+    """flex_attention with scores that are changed; of its softmax, sinks take the part that their logits have."""
+    changed = score_mod(mod)
+    if mod.sinks is None:
+        out: Tensor = _flex()(q, k, v, score_mod=changed, **options)
+        return out
+    from torch.nn.attention.flex_attention import AuxRequest
+
+    found: Any = _flex()(q, k, v, score_mod=changed, return_aux=AuxRequest(lse=True), **options)
+    out, norm = found[0], found[1].lse
+    return out * torch.sigmoid(norm - mod.sinks.to(norm.dtype)[:, None])[..., None].to(out.dtype)
+
+
+def score_mod(mod: ScoreMod) -> Callable[..., Tensor]:
+    """What flex_attention calls for each score."""
+    bias, softcap, _ = mod
+    four = bias[(None,) * (4 - bias.dim())] if isinstance(bias, Tensor) else None
+
+    def change(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        if softcap is not None:
+            score = softcap * torch.tanh(score / softcap)
+        if isinstance(bias, StructuredBias):
+            score = score + bias.score_of(key - query - bias.offset, head)
+        elif four is not None:
+            at = (each if size > 1 else 0 for each, size in zip((batch, head, query, key), four.shape, strict=True))
+            score = score + four[tuple(at)]
+        return score
+
+    return change
 
 
 def _blocks(mask: Mask, call: Call, device: torch.device) -> Blocks:

@@ -69,14 +69,15 @@ def run(
 REASON = "the kernel reads only what is kept"
 #: Why a route that computes scores itself does not serve a call.
 BIAS = "a bias is added to the scores"
+SCORE_MOD = "scores are capped, biased by distance, or shared with sinks"
 #: It packs keys, which that few queries do not pay for where there is much to pack: so many numbers.
 _FEW_QUERIES, _MUCH_TO_PACK = 16, 1 << 18
 
 
 def serves(facts: Facts) -> str | None:
     """Why the kernel cannot serve a call, or None."""
-    if facts.detail.has_bias:
-        return BIAS
+    if facts.detail.has_bias or facts.detail.has_score_mod:
+        return BIAS if facts.detail.has_bias else SCORE_MOD
     if facts.mask == "none" and not facts.detail.is_causal:
         return "nothing is dropped"
     if facts.grad:

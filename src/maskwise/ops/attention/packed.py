@@ -23,7 +23,9 @@ from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike
 from maskwise.ops.attention import reference
 from maskwise.ops.attention.arguments import OP, Sizes, line_up
+from maskwise.ops.attention.bias import ScoreMod, check_score_mod
 from maskwise.ops.attention.delegated import attend_rows, why_no_varlen
+from maskwise.ops.attention.scored import attend_sequences
 from maskwise.ops.attention.sdpa import is_finite, requires_grad, work_of
 from maskwise.ops.primitives import where_kept
 from maskwise.ops.select.packed import Packed, collect
@@ -42,6 +44,7 @@ def attend_packed(
     v: Any,
     mask: MaskLike | None,
     dense: Callable[..., Any],
+    mod: ScoreMod | None = None,
     *,
     is_causal: bool,
     dropout_p: float,
@@ -50,6 +53,9 @@ def attend_packed(
     """Attention of packed q, k and v; ``dense`` is attention of (B, H, L, D)."""
     _check_packed(q, k, v)
     options: dict[str, Any] = {"is_causal": is_causal, "dropout_p": dropout_p, "scale": scale}
+    if mod is not None:
+        check_score_mod(mod, q.values.shape[1], q.values.device)
+        options["mod"] = mod
     if is_tracing():
         return _in_layout(q, k, v, mask, dense, options)
     decision = _decision(q, k, v, mask, options)
@@ -62,11 +68,21 @@ def _by_sequences(
     q: Packed, k: Packed, v: Packed, mask: None, dense: Callable[..., Any], options: dict[str, Any]
 ) -> Packed:
     lengths, key_lengths = _lengths(q), _lengths(k)
-    out = attend(q.values, k.values, v.values, lengths, key_lengths=key_lengths, **options)
+    mod = options.get("mod")
+    places = _places(q, k) if mod is not None and mod.bias is not None else None
+    out = attend(q.values, k.values, v.values, lengths, key_lengths=key_lengths, places=places, **options)
     # A causal query drops later keys, which as NaN could have reached it. A device is not waited for.
     if options["is_causal"] and out.device.type == "cpu" and not is_finite(out):
         return _in_layout(q, k, v, None, dense, options)
     return Packed(out, q.mask)
+
+
+def _places(q: Packed, k: Packed) -> tuple[Tensor, Tensor] | None:
+    """The positions that packed queries and keys have in their sequences; None where they are 0, 1, 2, ... each."""
+    if q.mask.is_prefix and k.mask.is_prefix:
+        return None
+    columns = [x.mask.to_bool().to(x.values.device).nonzero()[:, 1] for x in (q, k)]
+    return columns[0], columns[1]
 
 
 def _by_varlen(
@@ -103,6 +119,9 @@ def _in_layout(
     """Attention in the layout that the tokens were packed from, where it takes its own route."""
     layouts = [x.unpack().transpose(1, 2) for x in (q, k, v)]
     keys = k.mask[:, None, None, :]
+    options = dict(options)
+    if (mod := options.pop("mod", None)) is not None:
+        options.update(mod._asdict())
     out = dense(*layouts, keys if mask is None else keys & _four_dims(mask, k, layouts[0]), **options)
     if isinstance(out, Plan):
         return out  # type: ignore[return-value]
@@ -120,12 +139,14 @@ def _lengths(x: Packed) -> list[int]:
 
 
 # -- the routes --------------------------------------------------------------------------------------------------------
-def _why_not_sequences(q: Packed, k: Packed, mask: MaskLike | None, is_causal: bool) -> str | None:
+def _why_not_sequences(q: Packed, k: Packed, mask: MaskLike | None, is_causal: bool, has_mod: bool) -> str | None:
     """Why the sequences cannot be treated one by one; None where they can."""
     if mask is not None:
         return "there is a mask besides the packing"
     if q.capacity is not None or k.capacity is not None:
         return "the number of kept rows is not known"
+    if has_mod and q.values.device.type != "cpu":
+        return "scores are changed in the padded layout, by flex_attention"
     if q.values.device.type != "cpu" and not (q.mask.facts.on_host and k.mask.facts.on_host):
         return "the lengths are on the device"
     # Causal is a matter of positions: rows of one mask are in order, and leading runs are at their positions.
@@ -143,8 +164,8 @@ def _why_not_varlen(q: Packed, k: Packed, v: Packed, mask: MaskLike | None, opti
         return why_not
     if mask is not None:
         return "there is a mask besides the packing"
-    if options["dropout_p"] > 0.0:
-        return "varlen has no dropout"
+    if options["dropout_p"] > 0.0 or "mod" in options:
+        return "varlen changes no scores and has no dropout"
     # It counts causal positions from the last key, which are the same where there are as many queries.
     if options["is_causal"] and q.mask is not k.mask and not (_is_on_host(q, k) and q.mask.equal(k.mask)):
         return "queries and keys are packed by different masks"
@@ -181,7 +202,8 @@ def _decision(q: Packed, k: Packed, v: Packed, mask: MaskLike | None, options: d
     # Data of a transform cannot be compared.
     why_not: tuple[str | None, str | None] = None, NOT_APPLICABLE
     if not transformed:
-        why_not = _why_not_sequences(q, k, mask, options["is_causal"]), _why_not_varlen(q, k, v, mask, options)
+        by_sequences = _why_not_sequences(q, k, mask, options["is_causal"], "mod" in options)
+        why_not = by_sequences, _why_not_varlen(q, k, v, mask, options)
     facts = Facts(OP, tuple(x.shape[1:]), x.dtype, x.device.type, transformed=transformed, detail=why_not)
     key = (OP, facts, dispatch.is_any_forced() and dispatch.forced())
     decision: Decision | None = dispatch.cache.get(key)
@@ -247,6 +269,8 @@ def attend(
     is_causal: bool = False,
     dropout_p: float = 0.0,
     scale: float | None = None,
+    mod: ScoreMod | None = None,
+    places: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Attention of packed tokens: sequences one after the other, each attending to itself only.
 
@@ -268,25 +292,36 @@ def attend(
         is_causal: whether a query attends only to keys up to its own position in the sequence.
         dropout_p: the probability with which a weight is dropped; only the caller knows of training and eval.
         scale: what the scores are multiplied by; by default 1 / sqrt(D).
+        mod: what changes scores: a soft cap, a bias by distance, sinks.
+        places: the positions of all queries and of all keys, (N,) and (M,), by which a bias counts distances; by
+            default each sequence has 0, 1, 2, ...
 
     Returns:
-        (N, H, Dv), differentiable in q, k and v.
+        (N, H, Dv), differentiable in q, k and v, and in what scores are changed by.
 
     Raises:
         ShapeError: the lengths do not add up to the rows, or the heads do not divide.
     """
     key_lengths = lengths if key_lengths is None else key_lengths
     _check(q, k, v, lengths, key_lengths)
-    found = runs(lengths, key_lengths)
+    # Sequences with positions of their own are taken one by one.
+    found = (
+        runs(lengths, key_lengths)
+        if places is None
+        else [Run(1, *pair) for pair in zip(lengths, key_lengths, strict=True)]
+    )
     if all(run.keys == 0 or run.queries == 0 for run in found):
         # Nothing is computed, and yet the result is part of the graph.
-        return q.new_zeros(q.shape[0], q.shape[1], v.shape[2]) + (q[:0].sum() + k[:0].sum() + v[:0].sum())
+        leaves = (q, k, v) if mod is None else (q, k, v, mod.tensor, mod.sinks)
+        nothing = sum(x[:0].sum().to(q.dtype) for x in leaves if x is not None)
+        return q.new_zeros(q.shape[0], q.shape[1], v.shape[2]) + nothing
     gqa = q.shape[1] != k.shape[1]
     query_rows = [run.sequences * run.queries for run in found]
     key_rows = [run.sequences * run.keys for run in found]
     # One run needs no split, and its result no copy.
     whole = len(found) == 1
-    outs = []
+    outs: list[Tensor] = []
+    position, key_position = 0, 0
     for run, a, b, c in zip(
         found,
         (q,) if whole else torch.split(q, query_rows),
@@ -296,16 +331,23 @@ def attend(
     ):
         if run.keys == 0 or run.queries == 0:
             outs.append(a.new_zeros(a.shape[0], q.shape[1], v.shape[2]))
+            position, key_position = position + a.shape[0], key_position + b.shape[0]
             continue
-        out = scaled_dot_product_attention(
+        four = (
             a.reshape(run.sequences, run.queries, *q.shape[1:]).transpose(1, 2),
             b.reshape(run.sequences, run.keys, *k.shape[1:]).transpose(1, 2),
             c.reshape(run.sequences, run.keys, *v.shape[1:]).transpose(1, 2),
-            is_causal=is_causal,
-            dropout_p=dropout_p,
-            scale=scale,
-            enable_gqa=gqa,
         )
+        if mod is None:
+            out = scaled_dot_product_attention(
+                *four, is_causal=is_causal, dropout_p=dropout_p, scale=scale, enable_gqa=gqa
+            )
+        else:
+            at = None
+            if places is not None:
+                at = places[0][position : position + run.queries], places[1][key_position : key_position + run.keys]
+            out = attend_sequences(*four, mod, places=at, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
+        position, key_position = position + a.shape[0], key_position + b.shape[0]
         outs.append(out.transpose(1, 2).flatten(0, 1))
     return outs[0] if whole else torch.cat(outs)
 

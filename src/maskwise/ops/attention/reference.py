@@ -34,6 +34,8 @@ def attention(
     dropout_p: float = 0.0,
     scale: float | None = None,
     bias: Tensor | None = None,  # broadcasts to (B, H, Lq, Lk)
+    softcap: float | None = None,
+    sinks: Tensor | None = None,  # (H,)
 ) -> Tensor:
     """Attention over what is kept; what is not finite reaches the queries that keep it, as NaN, and no others.
 
@@ -47,10 +49,10 @@ def attention(
     k, v = repeat_heads(q, k, v)
     sound_v = v.isfinite()
     v = where_kept(v, sound_v, 0.0)
-    scores = _scores(q, k, kept, scale, bias)
+    scores = _scores(q, k, kept, scale, bias, softcap)
     # A row that keeps nothing, or whose softmax is NaN, takes part with all its scores made 0: 0 * NaN is no gradient.
-    some, sound = kept.any(-1, keepdim=True), _has_softmax(scores, kept)
-    weights = where_kept(torch.softmax(where_kept(scores, sound, 0.0), -1), kept, 0.0)
+    some, sound = kept.any(-1, keepdim=True), _has_softmax(scores, kept, sinks)
+    weights = where_kept(_softmax(where_kept(scores, sound, 0.0), sinks), kept, 0.0)
     spoiled = (kept.to(v.dtype) @ (~sound_v).to(v.dtype) > 0) | ~sound
     weights = torch.nn.functional.dropout(weights, dropout_p)
     out = with_nan(weights @ v, spoiled)
@@ -58,21 +60,46 @@ def attention(
     return where_kept(out, some, 0.0)
 
 
-def _scores(q: Tensor, k: Tensor, kept: Tensor, scale: float | None, bias: Tensor | None = None) -> Tensor:
-    """The scores of what is kept, with the bias added, and -inf elsewhere: (B, H, Lq, Lk)."""
+def _scores(
+    q: Tensor,
+    k: Tensor,
+    kept: Tensor,
+    scale: float | None,
+    bias: Tensor | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """The scores of what is kept, capped and with the bias added, and -inf elsewhere: (B, H, Lq, Lk)."""
     # A product with something that is not finite is NaN also where its weight is zero, so the products get none.
     sound_q, sound_k = q.isfinite(), k.isfinite()
     q, k = where_kept(q, sound_q, 0.0), where_kept(k, sound_k, 0.0)
     scores = (q @ k.mT) * (1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else scale)
+    if softcap is not None:
+        # Of finite scores: the derivative at NaN is NaN, also times a gradient of 0.
+        finite = scores.detach().isfinite()
+        capped = softcap * torch.tanh(where_kept(scores, finite, 0.0) / softcap)
+        scores = torch.where(finite, capped, scores.detach().clamp(-softcap, softcap))
     scores = where_kept(scores, sound_q.all(-1)[..., None] & sound_k.all(-1)[..., None, :], math.nan)
     if bias is not None:
         scores = scores + bias
     return where_kept(scores, kept, -math.inf)
 
 
-def _has_softmax(scores: Tensor, kept: Tensor) -> Tensor:
+def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """The softmax along keys, of which a sink takes the part that its logit has."""
+    if sinks is None:
+        return torch.softmax(scores, -1)
+    column = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
+    column = where_kept(column, column < math.inf, 0.0)
+    return torch.softmax(torch.cat((scores, column), -1), -1)[..., :-1]
+
+
+def _has_softmax(scores: Tensor, kept: Tensor, sinks: Tensor | None = None) -> Tensor:
     """Which queries have one: something is kept, is no infinity, and not all of it is -inf. Bool (B, H, Lq, 1)."""
-    return (scores > -math.inf).any(-1, keepdim=True) & ~(kept & ~(scores < math.inf)).any(-1, keepdim=True)
+    some, sound = (scores > -math.inf).any(-1, keepdim=True), ~(kept & ~(scores < math.inf)).any(-1, keepdim=True)
+    if sinks is None:
+        return some & sound
+    logits = sinks.detach()[:, None, None]
+    return (some | (logits > -math.inf)) & sound & (logits < math.inf)
 
 
 def finite_scores(q: Tensor, k: Tensor, kept: Tensor, scale: float | None) -> Tensor:

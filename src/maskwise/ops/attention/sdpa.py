@@ -32,6 +32,7 @@ __all__ = [
     "attend_without_sync",
     "cost",
     "dense_work",
+    "fitting_rows",
     "is_finite",
     "is_small",
     "is_sound",
@@ -276,7 +277,7 @@ def attend_finite(
         # A query that is finite may have scores that are not.
         finite = finite & reference.finite_scores(q.detach(), k.detach(), kept, scale)
     q = where_kept(q, finite, 0.0)
-    fit = _fitting_rows(q.detach(), k.detach(), kept, scale) if recomputes else finite
+    fit = fitting_rows(q.detach(), k.detach(), kept, scale) if recomputes else finite
     all_fit = not recomputes or bool(fit.all())
     out = attend(q if all_fit else where_kept(q, fit, 0.0), k, v)
     if not is_finite(out.detach()) or (out.requires_grad and not is_finite(k.detach())):
@@ -306,7 +307,7 @@ def scores_fit(q: Tensor, k: Tensor, scale: float | None, *, recomputes: bool) -
     return fits and (not recomputes or product * scale * q.shape[-1] * info.eps <= 1.0)
 
 
-def _fitting_rows(q: Tensor, k: Tensor, kept: Tensor, scale: float | None) -> Tensor:
+def fitting_rows(q: Tensor, k: Tensor, kept: Tensor, scale: float | None) -> Tensor:
     """The queries whose weights the backward pass reproduces, from the keys that each keeps: bool (B, H, Lq, 1)."""
     norms, _ = reference.repeat_heads(q, _norms(k)[..., None], _norms(k)[..., None])  # (B, H, Lk, 1)
     largest = where_kept(norms.mT, kept, 0.0).amax(-1, keepdim=True)

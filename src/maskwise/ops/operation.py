@@ -18,6 +18,7 @@ from maskwise.mask import Mask
 from maskwise.mask.structures import Operand
 from maskwise.ops.arguments import Dim, MaskLike, check, dims_of
 from maskwise.ops.backends import DEVICE, INTERPRETED, INTERVALS_ON, KEY, provide, why_no_triton, why_not_served
+from maskwise.ops.flops import register_formula
 from maskwise.ops.torch_private import has_dispatch_modes, is_tracing, is_transformed, untransformed_apply
 from maskwise.plan import dispatch
 from maskwise.plan.cost import Work
@@ -489,9 +490,15 @@ def define(
     fake: Callable[..., Any],
     gpu: Iterable[torch.dtype] = (),
     gpu_from: str | None = None,
+    flops: Callable[..., int] | None = None,
 ) -> None:
-    """Define one op with its reference, its fake and optionally its Triton kernel, such as that of a backward pass."""
+    """Define one op with its reference, its fake and optionally its Triton kernel, such as that of a backward pass.
+
+    ``flops`` is for torch's FLOP counter, and for products alone: see `register_formula`.
+    """
     _library.define(op + schema, tags=(torch.Tag.pt2_compliant_tag,))
+    if flops is not None:
+        register_formula(f"maskwise::{op}", flops)
     if takes_intervals(schema):
         reference, fake = _with_bits(schema, reference), _without_along(schema, fake)
     _library.impl(op, reference, "CompositeExplicitAutograd")

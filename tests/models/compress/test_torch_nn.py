@@ -10,7 +10,7 @@ from torch import nn
 
 import maskwise as mw
 from maskwise.models import load_compressed, save_compressed
-from maskwise.models.compress.example import _tensors
+from maskwise.models.compress.example import tensors_of
 from tests.models.compress.torch_nn import CASES, CLASSES, NO_LAYERS
 
 pytest.importorskip("safetensors", reason="files of compressed models are safetensors")
@@ -44,7 +44,7 @@ print(json.dumps(wrong))
 def outputs(model, inputs):
     torch.manual_seed(0)
     with torch.no_grad():
-        return [tensor.clone() for tensor in _tensors(model(*inputs))]
+        return [tensor.clone() for tensor in tensors_of(model(*inputs))]
 
 
 def made(name):

@@ -14,7 +14,7 @@ from torch.utils import _pytree
 from maskwise.errors import ArgumentError, DtypeError, MaskwiseError, say
 from maskwise.models.compress.surgery import without_nested_tensors
 
-__all__ = ["CallRecord", "CompressionError", "Example", "largest_difference", "record_calls"]
+__all__ = ["CallRecord", "CompressionError", "Example", "largest_difference", "record_calls", "tensors_of"]
 
 OP = "compress"
 #: How far outputs may differ, by dtype and as a share of the largest output: sums in another order, layer by layer.
@@ -96,7 +96,7 @@ def _record(
 
 def largest_difference(before: Any, after: Any, tolerance: float | None) -> float:
     """The largest difference between two outputs; raises if it exceeds the tolerance."""
-    ours, theirs = _tensors(after), _tensors(before)
+    ours, theirs = tensors_of(after), tensors_of(before)
     if not theirs:
         must, hint = "return tensors for the example, to be compared", "wrap it in a module that returns them"
         raise ArgumentError(say(OP, "model", must=must, got=type(before).__name__, hint=hint))
@@ -139,14 +139,14 @@ def _difference(new: Tensor, old: Tensor, tolerance: float | None) -> float:
     return difference
 
 
-def _tensors(output: Any) -> list[Tensor]:
+def tensors_of(output: Any) -> list[Tensor]:
     """The tensors of an output: of tuples, lists, mappings, data classes and registered pytree nodes."""
     leaves = []
     for leaf in _pytree.tree_leaves(output):
         if isinstance(leaf, Tensor):
             leaves.append(leaf)
         elif isinstance(leaf, Mapping):
-            leaves += _tensors(dict(leaf))
+            leaves += tensors_of(dict(leaf))
         elif hasattr(leaf, "__dataclass_fields__"):
-            leaves += _tensors([getattr(leaf, name) for name in leaf.__dataclass_fields__])
+            leaves += tensors_of([getattr(leaf, name) for name in leaf.__dataclass_fields__])
     return leaves

@@ -7,6 +7,7 @@ could have reached queries that drop it, where queries of one head keep differen
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from maskwise.ops.arguments import MaskLike
 from maskwise.ops.attention import reference, sdpa
 from maskwise.ops.attention.arguments import Call, Scores
 from maskwise.ops.backends import INTERPRETED, provide, why_not_served
+from maskwise.ops.flops import count_kept
 from maskwise.ops.operation import define, differentiate
 from maskwise.plan.cost import Work
 from maskwise.plan.dispatch import Facts
@@ -42,11 +44,31 @@ def _fake(
     return q.new_empty(batch, heads, queries, v.shape[-1]), True
 
 
+def _flops(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_of_keys: bool, is_causal: bool, scale: float, **_: Any
+) -> int:
+    """Pairs that are kept, once with the keys and once with the values.
+
+    >>> q = torch.ones(1, 2, 4, 8)
+    >>> _flops(q, q, q, torch.tensor([[True, True, False, False]]), True, False, 1.0)
+    512
+    """
+    batch, heads, queries, width = q.shape
+    keys = k.shape[2]
+    shape = (batch, heads, queries, keys)
+    kept = mask[:, None, None, :] if mask is not None and is_of_keys else mask
+    if is_causal:
+        seen = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries if queries <= keys else 0)
+        kept = seen if kept is None else kept.cpu() & seen
+    return 2 * count_kept(kept, shape) * (width + v.shape[-1])
+
+
 define(
     "attention_fused_forward",
     "(Tensor q, Tensor k, Tensor v, Tensor? mask, bool is_of_keys, bool is_causal, float scale) -> (Tensor, bool)",
     reference=_by_reference,
     fake=_fake,
+    flops=_flops,
 )
 define("attention_nan", "(Tensor out) -> Tensor", reference=reference.nan_like, fake=torch.empty_like)
 differentiate("attention_nan", reference.nan_backward, None)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -9,6 +12,7 @@ from torch.nn.grad import conv2d_weight
 
 from maskwise.ops.backends import FLOATING, INTERPRETED, provide
 from maskwise.ops.conv.arguments import Geometry
+from maskwise.ops.flops import count_kept
 from maskwise.ops.operation import define
 
 __all__ = ["convolve", "serves", "weight_gradient"]
@@ -64,6 +68,25 @@ def _rows_weight(
     return weight, grad.sum((0, 2, 3))
 
 
+def _flops(
+    x: Tensor, weight: Tensor, bias: Tensor | None, valid: Tensor | None, wanted: Tensor | None, other: Tensor,
+    geometry: Sequence[int], coarse: Sequence[int], channels_last: bool, **_: Any,
+) -> int:  # fmt: skip
+    """One window for each output that is wanted."""
+    batch, channels = x.shape[:2]
+    outputs = count_kept(wanted, (batch, *coarse))
+    return 2 * channels * outputs * geometry[0] * geometry[1]
+
+
+def _weight_flops(
+    x: Tensor, grad: Tensor, valid: Tensor | None, wanted: Tensor | None, geometry: Sequence[int], *_: Any, **__: Any
+) -> int:
+    """As many as forward."""
+    batch, channels, *coarse = grad.shape
+    outputs = count_kept(wanted, (batch, *coarse))
+    return 2 * channels * outputs * geometry[0] * geometry[1]
+
+
 define(
     "conv_rows",
     "(Tensor x, Tensor weight, Tensor? bias, Tensor? valid, Tensor? wanted, Tensor other, int[] geometry, "
@@ -75,6 +98,7 @@ define(
         device=x.device,
         memory_format=torch.channels_last if last else torch.contiguous_format,
     ),
+    flops=_flops,
 )
 define(
     "conv_rows_weight",
@@ -84,6 +108,7 @@ define(
         x.new_empty(x.shape[1], 1, *geometry[:2]),
         x.new_empty(x.shape[1]),
     ),
+    flops=_weight_flops,
 )
 if not INTERPRETED:
     provide("conv_rows", "cpu", FLOATING)

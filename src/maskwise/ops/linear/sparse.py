@@ -47,6 +47,16 @@ _SPARSE = (
 )
 
 
+def _product_flops(x: Tensor, values: Tensor, *_: Any, **__: Any) -> int:
+    """Each stored value once for each row of x."""
+    return 2 * x.shape[0] * values.numel()
+
+
+def _sampled_flops(grad: Tensor, x: Tensor, starts: Tensor, columns: Tensor, rows: int, width: int, **_: Any) -> int:
+    """Each stored value once for each row of x."""
+    return 2 * x.shape[0] * columns.shape[0] * rows * width
+
+
 define(
     "linear_product",
     "(Tensor x, Tensor values, Tensor starts, Tensor columns, Tensor? bias, int outputs, int rows, int width)"
@@ -55,6 +65,7 @@ define(
     fake=lambda x, values, starts, columns, bias, outputs, rows, width: x.new_empty(x.shape[0], outputs),
     gpu=ON_GPU,
     gpu_from="maskwise.ops.linear.gpu:product",
+    flops=_product_flops,
 )
 define(
     "linear_sampled",
@@ -63,6 +74,7 @@ define(
     fake=lambda grad, x, starts, columns, rows, width: x.new_empty(columns.shape[0] * rows * width),
     gpu=ON_GPU,
     gpu_from="maskwise.ops.linear.gpu:sampled",
+    flops=_sampled_flops,
 )
 product = torch.ops.maskwise.linear_product.default
 sampled = torch.ops.maskwise.linear_sampled.default
@@ -108,7 +120,13 @@ def sparse_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return of_x, of_values, of_bias, *[None] * 8
 
 
-define("linear_sparse", _SPARSE, reference=run_sparse, fake=lambda x, *rest: x.new_empty(x.shape[0], rest[7]))
+define(
+    "linear_sparse",
+    _SPARSE,
+    reference=run_sparse,
+    fake=lambda x, *rest: x.new_empty(x.shape[0], rest[7]),
+    flops=_product_flops,
+)
 differentiate("linear_sparse", sparse_backward, sparse_setup)
 backends.provide("linear", "cpu", DTYPES)
 backends.provide("linear", "cuda", ON_GPU)

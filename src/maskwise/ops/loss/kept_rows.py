@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from maskwise.errors import OutOfRangeError, say
+from maskwise.ops.flops import count_kept
 from maskwise.ops.loss import cross_entropy  # noqa: F401  # Defines the kernels.
 from maskwise.ops.loss.denominator import wide_dtype
 from maskwise.ops.operation import define, differentiate
@@ -461,6 +462,16 @@ def _backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, .
     return of_hidden, of_weight, None, None, None, of_bias, *rest
 
 
+def _flops(
+    hidden: Tensor, weight: Tensor, target: Tensor, keep: Tensor, scale: Tensor | None, bias: Tensor | None,
+    class_weight: Tensor | None, smoothing: float, z_loss: float, softcap: float, low: Any, needed: Sequence[bool],
+    **_: Any,
+) -> int:  # fmt: skip
+    """The logits of kept rows, and of the gradients those that are needed."""
+    product = 2 * count_kept(keep, keep.shape) * weight.numel()
+    return product * (1 + sum(needed[:2]))
+
+
 define(
     "linear_cross_entropy",
     "(Tensor hidden, Tensor weight, Tensor target, Tensor keep, Tensor? scale, Tensor? bias, Tensor? class_weight,"
@@ -468,6 +479,7 @@ define(
     " -> (Tensor, Tensor, Tensor, Tensor)",
     reference=_op,
     fake=_fake,
+    flops=_flops,
 )
 differentiate("linear_cross_entropy", _backward, _setup_context)
 

@@ -1,0 +1,178 @@
+"""The model under audit: a copy of it, run again and again from the same state, so that the model itself keeps its."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from maskwise.errors import ArgumentError, say
+from maskwise.models.audit.batch import Batch
+from maskwise.models.audit.positions import Positions
+from maskwise.models.compress.example import tensors_of
+from maskwise.models.compress.surgery import clone_model, without_nested_tensors
+
+__all__ = ["Loss", "Mode", "Result", "Subject", "preserved"]
+
+OP = "audit"
+Loss: TypeAlias = Callable[..., Tensor]
+"""``loss(output, batch)``, or ``loss(output, batch, denominator)`` for one that takes a window of `mw.accumulate`."""
+SEED = 2_718
+Mode: TypeAlias = bool | Literal["norms"]
+"""Training or not; or batch norms in training and the rest not, so that no dropout hides what they do."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run: what must not depend on what is dropped."""
+
+    #: The compared positions of each output, in every reading of its dims.
+    outputs: list[list[Tensor]]
+    loss: Tensor | None
+    #: By the name of the parameter.
+    gradients: dict[str, Tensor]
+
+
+class Subject:
+    """A model to run in both modes, from the same parameters, buffers and random numbers each time."""
+
+    def __init__(self, model: nn.Module, loss: Loss | None) -> None:
+        self.model = model
+        self._loss = loss
+        self._was_training = {module: module.training for module in model.modules()}
+        self._buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+        self._gradients = {parameter: parameter.grad for parameter in model.parameters()}
+        for parameter in model.parameters():
+            parameter.grad = None
+
+    @property
+    def takes_denominator(self) -> bool:
+        """Whether the loss takes a window."""
+        return self._loss is not None and "denominator" in inspect.signature(self._loss).parameters
+
+    def of(self, model: nn.Module) -> Subject:
+        """Another model with the same loss."""
+        return Subject(model, self._loss)
+
+    @property
+    def has_batch_norms(self) -> bool:
+        """Whether a module has statistics of its batch."""
+        return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.model.modules())
+
+    def prepare(self, training: Mode) -> None:
+        """The mode, the buffers as they were, and the seed of every run."""
+        self.model.train(training is True)
+        if training == "norms":
+            for module in self.model.modules():
+                if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                    module.train()
+        with torch.no_grad():
+            for name, buffer in self.model.named_buffers():
+                if name in self._buffers and buffer.shape == self._buffers[name].shape:
+                    buffer.copy_(self._buffers[name])
+        torch.manual_seed(SEED)
+
+    def forward(self, batch: Batch, *, training: Mode, grad: bool = False) -> Any:
+        """The output of a call."""
+        self.prepare(training)
+        with nullcontext() if grad else torch.no_grad(), without_nested_tensors(self.model):
+            return batch.call(self.model)
+
+    def loss_of(self, output: Any, batch: Batch, denominator: Any = None) -> Tensor | None:
+        """The loss of a call: the one that was passed, or the output's own; None where there is neither."""
+        if self._loss is not None:
+            named = {"denominator": denominator} if self.takes_denominator else {}
+            found = self._loss(output, batch.as_passed(), **named)
+        elif isinstance(output, Mapping):
+            found = output.get("loss")
+        else:
+            found = getattr(output, "loss", None)
+        if found is None:
+            return None
+        if not isinstance(found, Tensor) or found.numel() != 1:
+            got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            hint = "loss=lambda output, batch: F.cross_entropy(output, batch['labels'])"
+            raise ArgumentError(say(OP, "loss", must="give a tensor of one element", got=got, hint=hint))
+        return found.reshape(())
+
+    def run(self, batch: Batch, positions: Positions, *, training: Mode, grad: bool) -> Result:
+        """A call, and its gradients if they are wanted."""
+        handles = [module.register_forward_hook(_follow(positions)) for module in self.model.modules()]
+        try:
+            output = self.forward(batch, training=training, grad=grad)
+        finally:
+            for handle in handles:
+                handle.remove()
+        tensors = [each for each in tensors_of(output) if each.numel() != 1 or each.dim()]
+        rows = [positions.rows(each) for each in tensors]
+        loss = self.loss_of(output, batch)
+        gradients: dict[str, Tensor] = {}
+        if grad:
+            gradients = self.differentiate(self._objective(tensors, positions) if loss is None else loss)
+        return Result(
+            [[each.detach() for each in found] for found in rows], None if loss is None else loss.detach(), gradients
+        )
+
+    def _objective(self, tensors: list[Tensor], positions: Positions) -> Tensor | None:
+        """A value of what is compared, each element with a weight of its own: it has the gradients of a loss."""
+        total = None
+        for x in tensors:
+            if not x.is_floating_point() or not x.requires_grad:
+                continue
+            for rows in positions.readings(x)[:1]:
+                generator = torch.Generator().manual_seed(SEED)
+                weights = torch.randn(rows.shape, generator=generator).to(rows.device, rows.dtype)
+                value = (rows * weights).sum() / max(rows.numel(), 1) ** 0.5
+                total = value if total is None else total + value
+        return total
+
+    def differentiate(self, value: Tensor | None) -> dict[str, Tensor]:
+        """The gradients of all parameters that the value depends on."""
+        if value is None or not value.requires_grad:
+            return {}
+        named = [(name, each) for name, each in self.model.named_parameters() if each.requires_grad]
+        found = torch.autograd.grad(value, [each for _, each in named], allow_unused=True)
+        return {name: grad.detach() for (name, _), grad in zip(named, found, strict=True) if grad is not None}
+
+    def restore(self) -> None:
+        """Everything as it was before, for a model that could not be copied."""
+        self.prepare(training=False)
+        for module, training in self._was_training.items():
+            module.training = training
+        for parameter, gradient in self._gradients.items():
+            parameter.grad = gradient
+
+
+def _follow(positions: Positions) -> Callable[..., None]:
+    def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        positions.through(module, args[0] if args else None, output)
+
+    return hook
+
+
+@contextmanager
+def preserved(model: nn.Module, loss: Loss | None) -> Iterator[Subject]:
+    """A subject that leaves no trace on the model, nor on any random number generator, also where it fails."""
+    python, of_numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng():
+        try:
+            try:
+                subject, is_copy = Subject(clone_model(model), loss), True
+            except Exception:
+                # Some models cannot be copied; their state is put back instead.
+                subject, is_copy = Subject(model, loss), False
+            try:
+                yield subject
+            finally:
+                if not is_copy:
+                    subject.restore()
+        finally:
+            random.setstate(python)
+            np.random.set_state(of_numpy)

@@ -25,6 +25,9 @@ from maskwise.nn.pruning import prune as prune
 from maskwise.nn.pruning import report as report
 from maskwise.nn.pruning import reselect as reselect
 from maskwise.nn.regions import Incremental as Incremental
+from maskwise.nn.regions import RegionAvgPool2d as RegionAvgPool2d
+from maskwise.nn.regions import RegionMaxPool2d as RegionMaxPool2d
+from maskwise.nn.regions import Regions as Regions
 from maskwise.nn.rewire import SET as SET
 from maskwise.nn.rewire import RigL as RigL
 from maskwise.nn.sequential import masked as masked
@@ -48,8 +51,11 @@ __all__ = [
     "MaskedLinear",
     "MaskedMaxPool",
     "MaskedMeanPool",
+    "RegionAvgPool2d",
     "RegionConv1d",
     "RegionConv2d",
+    "RegionMaxPool2d",
+    "Regions",
     "RigL",
     "SparseLinear",
     "SyncMaskedBatchNorm1d",

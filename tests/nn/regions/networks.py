@@ -35,7 +35,10 @@ class ResNet(nn.Module):
     def __init__(self, width: int = 8, classes: int = 5, *, head: bool = True) -> None:
         super().__init__()
         self.stem = nn.Sequential(
-            nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)
+            nn.Conv2d(3, width, 7, 2, 3, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(3, 2, 1),
         )
         widths = [width, width, 2 * width, 4 * width, 8 * width]
         self.stages = nn.Sequential(
@@ -44,7 +47,9 @@ class ResNet(nn.Module):
                 for at, (a, b) in enumerate(zip(widths, widths[1:], strict=False))
             )
         )
-        self.head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8 * width, classes)) if head else None
+        self.head = (
+            nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8 * width, classes)) if head else None
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         maps = self.stages(self.stem(x))
@@ -71,8 +76,7 @@ class UNet(nn.Module):
             for w in [widths[-1], *widths[:0:-1]]
         )
         self.right = nn.ModuleList(
-            twice(below + side, side)
-            for below, side in zip([widths[-1], *widths[:0:-1]], widths[::-1], strict=False)
+            twice(below + side, side) for below, side in zip([widths[-1], *widths[:0:-1]], widths[::-1], strict=False)
         )
         self.head = nn.Conv2d(width, classes, 1)
 
@@ -128,7 +132,9 @@ class Chain(nn.Module):
         if kind == "depthwise":
             return nn.Conv2d(channels, channels, 3, stride, 1, groups=channels), channels
         if kind == "max":
-            return nn.MaxPool2d(kernel, stride, min(padding, kernel // 2), dilation, ceil_mode=rng.random() < 0.3), channels
+            return nn.MaxPool2d(
+                kernel, stride, min(padding, kernel // 2), dilation, ceil_mode=rng.random() < 0.3
+            ), channels
         if kind == "avg":
             options = {"count_include_pad": rng.random() < 0.5, "ceil_mode": rng.random() < 0.2}
             return nn.AvgPool2d(kernel, stride, min(padding, kernel // 2), **options), channels
@@ -137,10 +143,14 @@ class Chain(nn.Module):
             return nn.Upsample(scale_factor=rng.choice((2, 3)), mode=mode), channels
         if kind == "transposed":
             more = rng.randrange(max(stride, dilation))
-            return nn.ConvTranspose2d(channels, outputs, kernel, stride, min(padding, 1), more, 1, True, dilation), outputs
+            return nn.ConvTranspose2d(
+                channels, outputs, kernel, stride, min(padding, 1), more, 1, True, dilation
+            ), outputs
         if kind == "bn":
             return nn.BatchNorm2d(channels), channels
-        return rng.choice((nn.GELU(), nn.PReLU(channels), nn.ReLU(inplace=True), nn.Softmax(1), nn.Dropout(0.5))), channels
+        return rng.choice(
+            (nn.GELU(), nn.PReLU(channels), nn.ReLU(inplace=True), nn.Softmax(1), nn.Dropout(0.5))
+        ), channels
 
     def forward(self, x: Tensor) -> Tensor:
         for layer, then in zip(self.layers, self.plan, strict=True):

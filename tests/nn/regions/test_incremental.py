@@ -72,7 +72,9 @@ def test_random_chains_of_layers_equal_a_run(seed, route):
         for kept in (0.0, 0.005, 0.05, 0.5, 1.0):
             bits = torch.rand(2, *sizes, generator=generator) < kept
             new = torch.where(bits[:, None], torch.randn(x.shape, generator=generator, dtype=torch.float64), x)
-            torch.testing.assert_close(inc.update(new, bits if rng.random() < 0.5 else None), model(new.clone()), **EXACT)
+            torch.testing.assert_close(
+                inc.update(new, bits if rng.random() < 0.5 else None), model(new.clone()), **EXACT
+            )
             x = new
 
 

@@ -12,7 +12,7 @@ from maskwise.errors import ArgumentError, DeviceError, DtypeError, ShapeError, 
 from maskwise.mask import Mask
 from maskwise.nn.arguments import check_module
 from maskwise.nn.regions.area import Area, of_bits, reached, union, whole
-from maskwise.nn.regions.program import Program, Step, plan_steps, run_whole, trace
+from maskwise.nn.regions.program import Program, Step, plan_steps, run_whole, trace, versions_of
 from maskwise.nn.regions.run import choose, compute, dense, geometry_of_step, place, saved
 from maskwise.ops.arguments import MaskLike
 
@@ -146,7 +146,7 @@ class Incremental:
         for each in inputs:
             if isinstance(each, Tensor) and each.dim() == 4 and not each.is_floating_point():
                 raise DtypeError(say(_OP, "inputs", must="be floating", got=each.dtype, hint="x.float()"))
-        key = (_shapes_of(inputs), _versions(self.model))
+        key = (_shapes_of(inputs), versions_of(self.model))
         program = self._program
         if program is None or key != self._key:
             program = plan_steps(self._traced, inputs)
@@ -199,7 +199,9 @@ class Incremental:
         >>> x = torch.zeros(1, 1, 32, 32)
         >>> y = inc(x)
         >>> x[..., 5, 5] = 1.0
-        >>> y, inc.report.rows[0].reached = inc.update(x), 9  # doctest: +SKIP
+        >>> y = inc.update(x)
+        >>> inc.report.rows[0].reached
+        9
 
         Args:
             x_new: the edited input, of the same shape; a tuple, where the model takes several.
@@ -223,7 +225,7 @@ class Incremental:
         several = isinstance(x_new, (tuple, list))
         where = list(changed) if several and isinstance(changed, (tuple, list)) else [changed] * len(given)
         _check_inputs(given, where, self._inputs)
-        if _versions(self.model) != self._key[1]:
+        if versions_of(self.model) != self._key[1]:
             inputs = [_merged(new, old, c) for new, old, c in zip(given, self._inputs, where, strict=True)]
             return self(*inputs)
         areas = [_area(new, old, c) for new, old, c in zip(given, self._inputs, where, strict=True)]
@@ -345,11 +347,6 @@ def _copied(x: Any) -> Any:
 
 def _shapes_of(inputs: Sequence[Any]) -> tuple[Any, ...]:
     return tuple((tuple(x.shape), x.dtype, x.device) if isinstance(x, Tensor) else type(x).__name__ for x in inputs)
-
-
-def _versions(model: nn.Module) -> tuple[Any, ...]:
-    """What changes with the parameters and buffers of a model."""
-    return tuple((t.data_ptr(), t._version) for each in (model.parameters(), model.buffers()) for t in each)
 
 
 def _is_plain(module: nn.Module) -> bool:

@@ -15,10 +15,12 @@ from maskwise.nn.conv import MaskedConv2d, RegionConv2d
 from maskwise.nn.norm import MaskedBatchNorm2d
 from maskwise.nn.regions.rules import Local, Pointwise, Rule, rule_of
 
-__all__ = ["Program", "Step", "plan_steps", "trace"]
+__all__ = ["Program", "Step", "plan_steps", "run_tail", "run_whole", "trace", "versions_of"]
 
 #: Names of functions and methods whose results differ from call to call.
-_RANDOM = frozenset("rand randn randint rand_like randn_like bernoulli multinomial normal randperm poisson".split())
+_RANDOM = frozenset(
+    ("rand", "randn", "randint", "rand_like", "randn_like", "bernoulli", "multinomial", "normal", "randperm", "poisson")
+)
 #: Results of these kinds of layers are no view of their input.
 _OWN_MEMORY = ("convolution", "max", "average")
 
@@ -65,6 +67,10 @@ class Program:
     output: Any
     shapes: dict[fx.Node, Any]
     constants: dict[fx.Node, Any]
+    #: The names of the classes of called modules.
+    modules: dict[str, str]
+    #: Of the parameters and buffers, see `versions_of`.
+    versions: tuple[Any, ...]
 
     @property
     def reasons(self) -> list[str]:
@@ -83,8 +89,14 @@ class _Tracer(fx.Tracer):
         return type(m) in _OUR_LAYERS or super().is_leaf_module(m, module_qualified_name)
 
 
-def trace(op: str, model: nn.Module) -> fx.GraphModule:
-    """The graph of a model, or raise with the reason why it cannot be followed."""
+def trace(op: str, model: nn.Module, *, is_random_allowed: bool = False) -> fx.GraphModule:
+    """The graph of a model, or raise with the reason why it cannot be followed.
+
+    Args:
+        op: who traces it.
+        model: the model.
+        is_random_allowed: whether it may be in training mode, and give other results in every call.
+    """
     try:
         graph = _Tracer().trace(model)
     except Exception as error:
@@ -94,24 +106,30 @@ def trace(op: str, model: nn.Module) -> fx.GraphModule:
         raise ArgumentError(say(op, "model", must=must, got=f"one where that fails: {reason}", hint=hint)) from error
     traced = fx.GraphModule(model, graph)
     for node in list(graph.nodes):
-        _check(op, node, traced)
+        _check(op, node, traced, is_random_allowed)
         if _is_in_place(node, traced):
             _see_results(node)
     return traced
 
 
-def _check(op: str, node: fx.Node, traced: fx.GraphModule) -> None:
+def _check(op: str, node: fx.Node, traced: fx.GraphModule, is_random_allowed: bool) -> None:
     must, hint = "give the same result for the same input", "model.eval()"
     if node.op == "call_module":
         module = traced.get_submodule(str(node.target))
-        if module.training and any(isinstance(m, _DIFFERS_IN_TRAINING) for m in module.modules()):
+        if (
+            not is_random_allowed
+            and module.training
+            and any(isinstance(m, _DIFFERS_IN_TRAINING) for m in module.modules())
+        ):
             got = f"{type(module).__name__} {node.target!r} in training mode"
             raise ArgumentError(say(op, "model", must="be in evaluation mode", got=got, hint=hint))
         return
     if node.op not in ("call_function", "call_method"):
         return
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    if name in _RANDOM or ("dropout" in name and (node.kwargs.get("training", True) or node.kwargs.get("train"))):
+    if not is_random_allowed and (
+        name in _RANDOM or ("dropout" in name and (node.kwargs.get("training", True) or node.kwargs.get("train")))
+    ):
         raise ArgumentError(say(op, "model", must=must, got=f"one that calls `{name}`", hint=hint))
     if name == "setitem" or (name.endswith("_") and not name.endswith("__") and not _is_known_in_place(name)):
         must, hint = "compute without writing into its tensors", "torch.where, or a copy"
@@ -165,7 +183,17 @@ def plan_steps(traced: fx.GraphModule, inputs: Sequence[Any]) -> Program:
     ordered = sorted(unique.values(), key=lambda step: order[step.out])
     for step in ordered:
         _fold(step)
-    return Program(placeholders, ordered, output.args[0], shapes, constants)
+    modules = {
+        str(node.target): type(traced.get_submodule(str(node.target))).__name__
+        for node in traced.graph.nodes
+        if node.op == "call_module"
+    }
+    return Program(placeholders, ordered, output.args[0], shapes, constants, modules, versions_of(traced))
+
+
+def versions_of(model: nn.Module) -> tuple[Any, ...]:
+    """What changes with the parameters and buffers of a model."""
+    return tuple((t.data_ptr(), t._version) for each in (model.parameters(), model.buffers()) for t in each)
 
 
 def _started(node: fx.Node, rule: Rule, shapes: dict[fx.Node, Any]) -> Step:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -42,7 +41,7 @@ class Local:
         flops: per coarse position.
         fold: ``(scale, shift) -> Local`` that multiplies and adds for each channel, where it can.
         weight: of a convolution, with its bias and groups.
-        counts: of an average without its padding: the share of a window that counts, from a map of ones and zeros.
+        is_mean_of_map: whether an average leaves padding out.
     """
 
     geometry: Geometry
@@ -56,7 +55,7 @@ class Local:
     flops: int = 0
     fold: Callable[[Tensor, Tensor], Local] | None = None
     weight: tuple[Tensor, Tensor | None] | None = None
-    counts: Callable[[Tensor], Tensor] | None = None
+    is_mean_of_map: bool = False
 
     @property
     def result(self) -> Pair:
@@ -89,16 +88,21 @@ _POINTWISE_MODULES = (
     nn.LogSigmoid, nn.Threshold, nn.PReLU, nn.Identity, nn.Softmax2d, nn.Dropout, nn.Dropout2d, nn.AlphaDropout,
     nn.FeatureAlphaDropout,
 )  # fmt: skip
-_POINTWISE_NAMES = frozenset(
-    "relu relu6 leaky_relu elu selu celu gelu silu mish hardswish hardsigmoid hardtanh hardshrink softshrink tanhshrink "
-    "sigmoid tanh softplus softsign logsigmoid threshold prelu add sub mul div truediv true_divide neg abs exp log sqrt "
-    "rsqrt square pow clamp clip clamp_min clamp_max maximum minimum where sin cos floor round sign reciprocal float "
-    "double half bfloat16 to type_as contiguous clone detach dropout dropout2d iadd isub imul itruediv ipow lt le gt ge "
-    "eq ne nan_to_num lerp addcmul addcdiv cat concat concatenate softmax log_softmax normalize multiply subtract divide "
-    "relu_ add_ sub_ mul_ div_ clamp_ sigmoid_ tanh_ leaky_relu_ elu_ hardtanh_ relu6_".split()
-)
-_CHANNEL_NAMES = frozenset("cat concat concatenate softmax log_softmax normalize".split())
-_REDUCTIONS = frozenset("mean sum amax amin std var prod argmax logsumexp norm".split())
+# fmt: off
+_POINTWISE_NAMES = frozenset((
+    "relu", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "hardswish", "hardsigmoid",
+    "hardtanh", "hardshrink", "softshrink", "tanhshrink", "sigmoid", "tanh", "softplus", "softsign", "logsigmoid",
+    "threshold", "prelu", "add", "sub", "mul", "div", "truediv", "true_divide", "neg", "abs", "exp", "log", "sqrt",
+    "rsqrt", "square", "pow", "clamp", "clip", "clamp_min", "clamp_max", "maximum", "minimum", "where", "sin", "cos",
+    "floor", "round", "sign", "reciprocal", "float", "double", "half", "bfloat16", "to", "type_as", "contiguous",
+    "clone", "detach", "dropout", "dropout2d", "iadd", "isub", "imul", "itruediv", "ipow", "lt", "le", "gt", "ge",
+    "eq", "ne", "nan_to_num", "lerp", "addcmul", "addcdiv", "cat", "concat", "concatenate", "softmax", "log_softmax",
+    "normalize", "multiply", "subtract", "divide", "relu_", "add_", "sub_", "mul_", "div_", "clamp_", "sigmoid_",
+    "tanh_", "leaky_relu_", "elu_", "hardtanh_", "relu6_",
+))
+# fmt: on
+_CHANNEL_NAMES = frozenset(["cat", "concat", "concatenate", "softmax", "log_softmax", "normalize"])
+_REDUCTIONS = frozenset(["mean", "sum", "amax", "amin", "std", "var", "prod", "argmax", "logsumexp", "norm"])
 
 
 def rule_of(node: fx.Node, target: Any, shapes: dict[fx.Node, Any], value_of: Callable[[fx.Node], Any]) -> Rule:
@@ -327,16 +331,14 @@ def _avg_pool(
     if ceil_mode and not divisor_override:
         return Whole("windows of ceil_mode are averaged over fewer positions")
     geometry = Geometry(size, steps, pads, (1, 1), 1, sizes, tuple(result))
-    counted = None
-    if not count_include_pad and any(pads) and not divisor_override:
-        counted = partial(F.avg_pool2d, kernel_size=size, stride=steps)
     return Local(
         geometry,
         False,
         lambda windows, tiling: F.avg_pool2d(windows, size, steps, 0, divisor_override=divisor_override),
         lambda x: F.avg_pool2d(x, size, steps, pads, ceil_mode, count_include_pad, divisor_override),
-        "average",
-        counts=counted,
+        # By a fixed divisor, what is not valid counts as zero.
+        "resampling" if divisor_override else "average",
+        is_mean_of_map=not count_include_pad and any(pads),
     )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, fx
 
 from maskwise.nn.regions.area import Area, Cover, box_cover, tile_cover
 from maskwise.nn.regions.program import Program, Step, run_tail
+from maskwise.nn.regions.rules import Local
 from maskwise.ops.conv import Geometry, tiles
 from maskwise.ops.primitives import number
 from maskwise.plan import dispatch
@@ -19,7 +20,7 @@ from maskwise.plan.dispatch import Facts, Route, Skips
 
 __all__ = ["choose", "compute", "dense", "geometry_of_step", "place", "saved"]
 
-#: Of the rate of a matrix product: torch's convolution of a whole map or box, of tiles of 8 x 8 and of 4 x 4, a product.
+#: Of the rate of a matrix product: torch's convolution of a map or a box, of tiles of 8 x 8 and of 4 x 4, a product.
 _DENSE, _TILES, _SMALL_TILES, _PIXELS = 0.85, 0.65, 0.4, 0.8
 #: The share of a box from which on its positions are computed together.
 _DENSE_BOX = 0.6
@@ -134,7 +135,7 @@ def compute(
     cover: Cover,
     program: Program,
     read: Callable[[fx.Node], Any],
-    valid: Tensor | None = None,
+    valid: Callable[[fx.Node, Local | None], Tensor | None] = lambda node, head: None,
 ) -> Tensor:
     """The result of a step on tiles: (n, channels, *size), channels last.
 
@@ -143,17 +144,20 @@ def compute(
         cover: the tiles.
         program: of the step.
         read: the value of a node.
-        valid: bool, (batch, *positions of the source), which of these count.
+        valid: the mask of what is read of a node, by windows or position by position; None where all of it counts.
     """
     own, found, value = cover.own, cover.tiles, None
     if step.head is not None:
         assert step.source is not None
-        source, head = read(step.source), step.head
+        source, head, bits = read(step.source), step.head, valid(step.source, step.head)
         fill = None if head.fill is None else number(head.fill, source.dtype, source.device)
-        windows = tiles.gather(source, valid, found, cover.reads, fill, head.edge)
+        windows = tiles.gather(source, bits, found, cover.reads, fill, head.edge)
         value = head.on_windows(windows, cover.tiling)
-        if head.counts is not None:
-            value = value / head.counts(_ones(source, found, cover))
+        if head.is_mean_of_map or (bits is not None and head.kind in ("max", "average")):
+            ones = source.new_ones(1).expand(source.shape[0], 1, *source.shape[2:])
+            share = head.on_windows(tiles.gather(ones, bits, found, cover.reads), cover.tiling)
+            value = value if head.kind == "max" else value / torch.where(share > 0, share, 1.0)
+            value = torch.where(share > 0, value, 0.0)
         top, left = head.crop(cover.tiling)
         height, width = cover.tiling.size
         value = value[:, :, top : top + height, left : left + width]
@@ -165,15 +169,10 @@ def compute(
         if shape is None or len(shape) != 4 or node in program.constants:
             return whole
         if tuple(shape[2:]) == tuple(positions) and shape[0] == program.shapes[step.out][0]:
-            return tiles.gather(whole, None, found, own)
+            return tiles.gather(whole, valid(node, None), found, own)
         return whole if shape[0] == 1 else whole[found[:, 0].long()]
 
     return run_tail(step, value, read_tiles).contiguous(memory_format=torch.channels_last)  # type: ignore[no-any-return]
-
-
-def _ones(source: Tensor, found: Tensor, cover: Cover) -> Tensor:
-    """Which positions of windows lie on the map."""
-    return tiles.gather(source.new_ones(1).expand(source.shape[0], 1, *source.shape[2:]), None, found, cover.reads)
 
 
 def dense(step: Step, read: Callable[[fx.Node], Any]) -> Tensor:

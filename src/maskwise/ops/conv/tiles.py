@@ -25,6 +25,7 @@ __all__ = [
     "convolve_batch",
     "find",
     "gather",
+    "scatter",
     "scatter_into",
     "tiling_of",
     "transposed_batch",
@@ -207,7 +208,7 @@ define(
 if not INTERPRETED:
     provide("conv_tiles", "cpu", FLOATING)
 active, gather = torch.ops.maskwise.conv_active.default, torch.ops.maskwise.conv_gather.default
-_scatter_op, scatter_into = torch.ops.maskwise.conv_scatter.default, torch.ops.maskwise.conv_scatter_out.default
+scatter, scatter_into = torch.ops.maskwise.conv_scatter.default, torch.ops.maskwise.conv_scatter_out.default
 
 
 # -- convolutions ------------------------------------------------------------------------------------------------------
@@ -254,7 +255,7 @@ def convolve(
         out = _empty(batch, sizes, channels_last)
         scatter_into(batch, tiles, wanted, list(tiling.size), list(crop), out.copy_(other.expand(sizes)))
         return out
-    scattered: Tensor = _scatter_op(batch, tiles, wanted, other, sizes, list(tiling.size), list(crop), channels_last)
+    scattered: Tensor = scatter(batch, tiles, wanted, other, sizes, list(tiling.size), list(crop), channels_last)
     return scattered
 
 

@@ -93,47 +93,6 @@ void copy_pixels(const Map<const char>& x, const char* from, int64_t n, char* to
   }
 }
 
-// The windows of tiles, channels last, with zeros outside of the map and where nothing is valid.
-Tensor conv_gather(const Tensor& x, const std::optional<Tensor>& bits, const Tensor& tiles, Sizes reads) {
-  const Window window(reads);
-  const int64_t n = tiles.size(0), channels = x.size(1), height = window.size[0], width = window.size[1];
-  Tensor out = empty_cpu({n, channels, height, width}, {height * width * channels, 1, width * channels, channels},
-                         x.scalar_type());
-  if (out.numel() == 0) return out;
-  const Bits valid(bits);
-  const auto* tile = static_cast<const Tile*>(tiles.const_data_ptr());
-  dispatch_bytes(x.element_size(), [&](auto word) {
-    using Word = decltype(word);
-    const Map<const char> map(static_cast<const char*>(x.const_data_ptr()), x);
-    const int64_t pixel = channels * static_cast<int64_t>(sizeof(Word));
-    char* data = static_cast<char*>(out.mutable_data_ptr());
-    parallel(n, channels * height * width, [&](int64_t begin, int64_t end) {
-      for (int64_t t = begin; t < end; ++t) {
-        const Tile& at = tile[t];
-        const int64_t top = at.row * window.step[0] + window.first[0], left = at.column * window.step[1] + window.first[1];
-        const int64_t first = std::clamp<int64_t>(-left, 0, width);
-        const int64_t last = std::clamp<int64_t>(map.width - left, first, width);
-        char* to = data + t * height * width * pixel;
-        for (int64_t i = 0; i < height; ++i, to += width * pixel) {
-          const int64_t y = top + i;
-          if (y < 0 || y >= map.height) {
-            std::memset(to, 0, width * pixel);
-            continue;
-          }
-          std::memset(to, 0, first * pixel);
-          std::memset(to + last * pixel, 0, (width - last) * pixel);
-          valid.for_each_stretch(at.batch, y, left + first, left + last, [&](bool kept, int64_t from, int64_t stop) {
-            char* place = to + (from - left) * pixel;
-            if (kept) copy_pixels<Word>(map, map.at(at.batch, y, from), stop - from, place);
-            else std::memset(place, 0, (stop - from) * pixel);
-          });
-        }
-      }
-    });
-  });
-  return out;
-}
-
 template <class Word>
 void fill_words(char* to, Word value, int64_t n) {
   for (int64_t i = 0; i < n; ++i) std::memcpy(to + i * static_cast<int64_t>(sizeof(Word)), &value, sizeof(Word));
@@ -151,6 +110,60 @@ void fill_pixels(const Map<char>& out, char* to, Word value, int64_t n) {
       for (int64_t c = 0; c < out.channels; ++c)
         std::memcpy(to + i * out.column + c * out.channel, &value, sizeof(Word));
   }
+}
+
+// The windows of tiles, channels last. Outside of the map, and where nothing is valid, lies zero or `fill`, which has one
+// element; with `edge`, what is outside repeats the nearest position.
+Tensor conv_gather(const Tensor& x, const std::optional<Tensor>& bits, const Tensor& tiles, Sizes reads,
+                   const std::optional<Tensor>& fill, bool edge) {
+  const Window window(reads);
+  const int64_t n = tiles.size(0), channels = x.size(1), height = window.size[0], width = window.size[1];
+  Tensor out = empty_cpu({n, channels, height, width}, {height * width * channels, 1, width * channels, channels},
+                         x.scalar_type());
+  if (out.numel() == 0) return out;
+  const Bits valid(bits);
+  const auto* tile = static_cast<const Tile*>(tiles.const_data_ptr());
+  dispatch_bytes(x.element_size(), [&](auto word) {
+    using Word = decltype(word);
+    const Map<const char> map(static_cast<const char*>(x.const_data_ptr()), x);
+    const int64_t pixel = channels * static_cast<int64_t>(sizeof(Word));
+    Word value{};
+    if (fill.has_value()) std::memcpy(&value, fill->const_data_ptr(), sizeof(Word));
+    const auto blank = [&](char* to, int64_t pixels) {
+      if (fill.has_value()) fill_words<Word>(to, value, pixels * channels);
+      else std::memset(to, 0, pixels * pixel);
+    };
+    char* data = static_cast<char*>(out.mutable_data_ptr());
+    // Rows, since there may be one tile alone.
+    parallel(n * height, channels * width, [&](int64_t begin, int64_t end) {
+      for (int64_t line = begin; line < end; ++line) {
+        const Tile& at = tile[line / height];
+        const int64_t left = at.column * window.step[1] + window.first[1];
+        const int64_t first = std::clamp<int64_t>(-left, 0, width);
+        const int64_t last = std::clamp<int64_t>(map.width - left, first, width);
+        int64_t y = at.row * window.step[0] + window.first[0] + line % height;
+        if (edge) y = std::clamp<int64_t>(y, 0, map.height - 1);
+        char* to = data + line * width * pixel;
+        if (y < 0 || y >= map.height || first == last) {
+          blank(to, width);
+          continue;
+        }
+        valid.for_each_stretch(at.batch, y, left + first, left + last, [&](bool kept, int64_t from, int64_t stop) {
+          char* place = to + (from - left) * pixel;
+          if (kept) copy_pixels<Word>(map, map.at(at.batch, y, from), stop - from, place);
+          else blank(place, stop - from);
+        });
+        if (!edge) {
+          blank(to, first);
+          blank(to + last * pixel, width - last);
+          continue;
+        }
+        for (int64_t i = 0; i < first; ++i) std::memcpy(to + i * pixel, to + first * pixel, pixel);
+        for (int64_t i = last; i < width; ++i) std::memcpy(to + i * pixel, to + (last - 1) * pixel, pixel);
+      }
+    });
+  });
+  return out;
 }
 
 // The inverse of copy_pixels: n pixels, of which the channels are contiguous, into a map.

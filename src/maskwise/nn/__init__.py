@@ -24,6 +24,10 @@ from maskwise.nn.pool import MaskedMeanPool as MaskedMeanPool
 from maskwise.nn.pruning import prune as prune
 from maskwise.nn.pruning import report as report
 from maskwise.nn.pruning import reselect as reselect
+from maskwise.nn.regions import Incremental as Incremental
+from maskwise.nn.regions import RegionAvgPool2d as RegionAvgPool2d
+from maskwise.nn.regions import RegionMaxPool2d as RegionMaxPool2d
+from maskwise.nn.regions import Regions as Regions
 from maskwise.nn.rewire import SET as SET
 from maskwise.nn.rewire import RigL as RigL
 from maskwise.nn.sequential import masked as masked
@@ -35,6 +39,7 @@ from maskwise.nn.sync_norm import convert_sync_masked as convert_sync_masked
 
 __all__ = [
     "SET",
+    "Incremental",
     "MaskedAttentionPool",
     "MaskedBatchNorm1d",
     "MaskedBatchNorm2d",
@@ -46,8 +51,11 @@ __all__ = [
     "MaskedLinear",
     "MaskedMaxPool",
     "MaskedMeanPool",
+    "RegionAvgPool2d",
     "RegionConv1d",
     "RegionConv2d",
+    "RegionMaxPool2d",
+    "Regions",
     "RigL",
     "SparseLinear",
     "SyncMaskedBatchNorm1d",

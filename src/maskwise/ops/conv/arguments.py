@@ -12,7 +12,7 @@ from maskwise.errors import ArgumentError, DeviceError, DtypeError, ShapeError, 
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MUST, MaskLike, fits, mask_hint, need_dense
 
-__all__ = ["Geometry", "Ints", "Options", "check", "line_up", "seen_through", "wanted_by_default"]
+__all__ = ["Geometry", "Ints", "Options", "check", "geometry_of", "line_up", "seen_through", "wanted_by_default"]
 
 Ints: TypeAlias = int | Sequence[int]
 Pair: TypeAlias = tuple[int, int]
@@ -92,7 +92,7 @@ def check(
         must = f"have one value for each of the {outputs} output channels"
         hint = "bias.flatten()" if bias.numel() == outputs else f"torch.zeros({outputs})"
         raise ShapeError(say(op, "bias", must=must, got=tuple(bias.shape), hint=hint))
-    geometry = _geometry(options, tuple(x.shape[-dims:]), tuple(weight.shape[2:]))
+    geometry = geometry_of(options, tuple(x.shape[-dims:]), tuple(weight.shape[2:]))
     spatial = geometry.fine if options.is_transposed else geometry.coarse
     shape = (*x.shape[: -dims - 1], outputs, *spatial[-dims:])
     if isinstance(other, Tensor):
@@ -157,7 +157,8 @@ def _ints(options: Options, name: str, value: Ints, least: int) -> tuple[int, ..
     return each
 
 
-def _geometry(options: Options, sizes: tuple[int, ...], kernel: tuple[int, ...]) -> Geometry:
+def geometry_of(options: Options, sizes: tuple[int, ...], kernel: tuple[int, ...]) -> Geometry:
+    """How the positions of an input of some sizes relate to those of the result."""
     stride, dilation = _ints(options, "stride", options.stride, 1), _ints(options, "dilation", options.dilation, 1)
     span = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
     before, after = _padding(options, stride, span)
@@ -285,5 +286,5 @@ def wanted_by_default(options: Options, mask: MaskLike, kernel: tuple[int, ...])
         must = f"be a Mask or a bool tensor of {dims} dims or more"
         raise ShapeError(say(options.op, "mask", must=must, got=got, hint="Mask.full(input.shape[2:])"))
     bits = mask.to_bool() if isinstance(mask, Mask) else mask
-    geometry = _geometry(options, tuple(bits.shape[-dims:]), kernel)
+    geometry = geometry_of(options, tuple(bits.shape[-dims:]), kernel)
     return seen_through(bits, geometry, dims, options.is_transposed)

@@ -18,7 +18,19 @@ from maskwise.ops.backends import FLOATING, INTERPRETED, provide
 from maskwise.ops.conv.arguments import Geometry, Pair
 from maskwise.ops.operation import define
 
-__all__ = ["Tiling", "convolve", "find", "tiling_of", "weight_gradient"]
+__all__ = [
+    "Tiling",
+    "active",
+    "convolve",
+    "convolve_batch",
+    "find",
+    "gather",
+    "scatter",
+    "scatter_into",
+    "tiling_of",
+    "transposed_batch",
+    "weight_gradient",
+]
 
 
 class Tiling(NamedTuple):
@@ -102,13 +114,22 @@ def _active(
     return tiles[kept], int(wanted[kept].sum())
 
 
-def _gather(x: Tensor, bits: Tensor | None, tiles: Tensor, reads: list[int]) -> Tensor:
-    """The windows of tiles, zero where they are not valid: (n, channels, *window), channels last."""
+def _gather(
+    x: Tensor, bits: Tensor | None, tiles: Tensor, reads: list[int], fill: Tensor | None = None, edge: bool = False
+) -> Tensor:
+    """The windows of tiles: (n, channels, *window), channels last.
+
+    Where they are not valid, and outside of the map, lies zero or ``fill``; with ``edge``, what is outside repeats the
+    nearest position.
+    """
     valid = x.new_ones((), dtype=torch.bool).expand(x.shape[0], *x.shape[2:]) if bits is None else bits
-    kept = _windows(valid, tiles, reads)
-    rows, columns = (p.clamp(0, size - 1) for p, size in zip(_positions(tiles, reads), x.shape[2:], strict=True))
-    found = x.permute(0, 2, 3, 1)[tiles[:, 0, None, None].long(), rows[:, :, None], columns[:, None, :]]
-    return torch.where(kept[..., None], found, 0.0).contiguous().permute(0, 3, 1, 2)
+    at = _positions(tiles, reads)
+    rows, columns = (p.clamp(0, size - 1) for p, size in zip(at, x.shape[2:], strict=True))
+    index = (tiles[:, 0, None, None].long(), rows[:, :, None], columns[:, None, :])
+    kept = valid[index] if edge else _windows(valid, tiles, reads)
+    found = x.permute(0, 2, 3, 1)[index]
+    missing = found.new_zeros(()) if fill is None else fill.to(found.dtype)
+    return torch.where(kept[..., None], found, missing).contiguous().permute(0, 3, 1, 2)
 
 
 def _scatter_out(
@@ -153,7 +174,9 @@ def _fake_active(
     return torch.empty((count, 3), dtype=torch.int32), count  # type: ignore[return-value]
 
 
-def _fake_gather(x: Tensor, bits: Tensor | None, tiles: Tensor, reads: list[int]) -> Tensor:
+def _fake_gather(
+    x: Tensor, bits: Tensor | None, tiles: Tensor, reads: list[int], fill: Tensor | None = None, edge: bool = False
+) -> Tensor:
     return x.new_empty(tiles.shape[0], *reads[4:], x.shape[1]).permute(0, 3, 1, 2)
 
 
@@ -165,7 +188,7 @@ define(
 )
 define(
     "conv_gather",
-    "(Tensor x, Tensor? bits, Tensor tiles, int[] reads) -> Tensor",
+    "(Tensor x, Tensor? bits, Tensor tiles, int[] reads, Tensor? fill=None, bool edge=False) -> Tensor",
     reference=_gather,
     fake=_fake_gather,
 )
@@ -184,8 +207,8 @@ define(
 )
 if not INTERPRETED:
     provide("conv_tiles", "cpu", FLOATING)
-_find, _gather_op = torch.ops.maskwise.conv_active.default, torch.ops.maskwise.conv_gather.default
-_scatter_op, _scatter_into = torch.ops.maskwise.conv_scatter.default, torch.ops.maskwise.conv_scatter_out.default
+active, gather = torch.ops.maskwise.conv_active.default, torch.ops.maskwise.conv_gather.default
+scatter, scatter_into = torch.ops.maskwise.conv_scatter.default, torch.ops.maskwise.conv_scatter_out.default
 
 
 # -- convolutions ------------------------------------------------------------------------------------------------------
@@ -197,7 +220,7 @@ def find(
     Where ``valid`` is given, tiles that read nothing valid are left out.
     """
     sizes = [batch, *(geometry.fine if is_transposed else geometry.coarse)]
-    found: tuple[Tensor, int] = _find(wanted, valid, sizes, list(tiling.size), tiling.reads)
+    found: tuple[Tensor, int] = active(wanted, valid, sizes, list(tiling.size), tiling.reads)
     return found
 
 
@@ -217,26 +240,26 @@ def convolve(
     """The convolution, or transposed convolution, of the positions that some tiles write; ``other`` elsewhere."""
     outputs = weight.shape[1] * geometry.groups if is_transposed else weight.shape[0]
     sizes = [x.shape[0], outputs, *(geometry.fine if is_transposed else geometry.coarse)]
-    batch = _gather_op(x, valid, tiles, tiling.reads)
+    batch = gather(x, valid, tiles, tiling.reads)
     crop = tiling.crop
     if tiles.shape[0] == 0:
         batch, crop = batch.new_empty(0, outputs, *tiling.size), (0, 0)
     elif not is_transposed or geometry.stride == (1, 1):
-        batch = _convolve_batch(batch, _mirrored(weight, geometry) if is_transposed else weight, bias, geometry)
+        batch = convolve_batch(batch, _mirrored(weight, geometry) if is_transposed else weight, bias, geometry)
         crop = (0, 0)
     else:
-        batch = _transposed_batch(batch, weight, bias, geometry, tiling)
+        batch = transposed_batch(batch, weight, bias, geometry, tiling)
     # As the kernels read it: double, for one, comes in another order.
     batch = batch.contiguous(memory_format=torch.channels_last)
     if other.dim():
         out = _empty(batch, sizes, channels_last)
-        _scatter_into(batch, tiles, wanted, list(tiling.size), list(crop), out.copy_(other.expand(sizes)))
+        scatter_into(batch, tiles, wanted, list(tiling.size), list(crop), out.copy_(other.expand(sizes)))
         return out
-    scattered: Tensor = _scatter_op(batch, tiles, wanted, other, sizes, list(tiling.size), list(crop), channels_last)
+    scattered: Tensor = scatter(batch, tiles, wanted, other, sizes, list(tiling.size), list(crop), channels_last)
     return scattered
 
 
-def _convolve_batch(batch: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+def convolve_batch(batch: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
     """Convolve windows without padding: a matrix product where each gives one position."""
     if tuple(batch.shape[2:]) == geometry.kernel and geometry.groups == 1 and geometry.dilation == (1, 1):
         rows = batch.permute(0, 2, 3, 1).flatten(1)
@@ -251,7 +274,8 @@ def _mirrored(weight: Tensor, geometry: Geometry) -> Tensor:
     return grouped.flatten(0, 1).flip(-2, -1)
 
 
-def _transposed_batch(batch: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, tiling: Tiling) -> Tensor:
+def transposed_batch(batch: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, tiling: Tiling) -> Tensor:
+    """Convolve windows by a transposed convolution; what its tiles write follows the crop of the tiling."""
     # Where the taps leave gaps, the last positions of a tile may be out of reach.
     extra = [
         max(0, crop + size - ((n - 1) * s + span + 1))
@@ -276,8 +300,8 @@ def weight_gradient(
     shape = (coarse.shape[1], fine.shape[1] // geometry.groups, *geometry.kernel)
     if tiles.shape[0] == 0:
         return coarse.new_zeros(shape), coarse.new_zeros(shape[0])
-    windows = _gather_op(fine, fine_bits, tiles, tiling.reads)
-    grads = _gather_op(coarse, coarse_bits, tiles, [*size, 0, 0, *size])
+    windows = gather(fine, fine_bits, tiles, tiling.reads)
+    grads = gather(coarse, coarse_bits, tiles, [*size, 0, 0, *size])
     if size == (1, 1) and geometry.groups == 1 and geometry.dilation == (1, 1):
         flat = grads.flatten(1).T @ windows.permute(0, 2, 3, 1).flatten(1)
         return flat.unflatten(1, (*geometry.kernel, -1)).permute(0, 3, 1, 2), grads.flatten(1).sum(0)

@@ -1,0 +1,196 @@
+"""How a step runs on a part of its map: the tiles that cover it, by predicted cost, and the step on their batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx
+
+from maskwise.nn.regions.area import Area, Cover, box_cover, tile_cover
+from maskwise.nn.regions.program import Program, Step, run_tail
+from maskwise.nn.regions.rules import Local
+from maskwise.ops.conv import Geometry, tiles
+from maskwise.ops.primitives import number
+from maskwise.plan import dispatch
+from maskwise.plan.cost import Rates, Work, microseconds
+from maskwise.plan.dispatch import Facts, Route, Skips
+
+__all__ = ["choose", "compute", "dense", "geometry_of_step", "place", "saved"]
+
+#: Of the rate of a matrix product: torch's convolution of a map or a box, of tiles of 8 x 8 and of 4 x 4, a product.
+_DENSE, _TILES, _SMALL_TILES, _PIXELS = 0.85, 0.65, 0.4, 0.8
+#: The share of a box from which on its positions are computed together.
+_DENSE_BOX = 0.6
+#: Tiles of a result, in coarse positions.
+_SIZES = ((8, 8), (4, 4))
+
+
+class _Detail(NamedTuple):
+    """What routes of a step read: the candidates as (tiles, positions per tile, positions that a tile reads)."""
+
+    flops: int
+    whole: tuple[int, int, int]
+    tiles: tuple[int, int, int]
+    pixels: tuple[int, int, int] | None
+    channels: tuple[int, int]
+    nodes: int
+    efficiency: float
+
+
+def geometry_of_step(step: Step, sizes: tuple[int, int]) -> tuple[Geometry, bool]:
+    """How the positions of its result relate to those of its source."""
+    if step.head is None:
+        return Geometry((1, 1), (1, 1), (0, 0), (1, 1), 1, sizes, sizes), False
+    return step.head.geometry, step.head.is_transposed
+
+
+def choose(
+    step: Step, area: Area, program: Program, dtype: torch.dtype, device: torch.device
+) -> tuple[Cover | None, str]:
+    """The tiles on which a step is computed; None where that is the whole map. And the name of the route."""
+    batch, outputs, height, width = program.shapes[step.out]
+    geometry, is_transposed = geometry_of_step(step, (height, width))
+    count = area.positions(batch)
+    box = batch * prod(area.sizes)
+    if area.bits is None or count > _DENSE_BOX * box:
+        covers, efficiency = [box_cover(area, geometry, is_transposed, batch)], _DENSE
+    else:
+        covers = [tile_cover(area, geometry, is_transposed, size, batch) for size in _SIZES]
+        efficiency = _TILES
+    inputs = outputs if step.source is None else program.shapes[step.source][1]
+    flops = 0 if step.head is None else step.head.flops
+    can_pixels = flops > 0 and not is_transposed and geometry.groups == 1 and geometry.dilation == (1, 1)
+    read = height * width if step.source is None else prod(program.shapes[step.source][2:])
+    best, best_facts = None, None
+    for cover in covers:
+        each = (cover.tiles.shape[0], prod(cover.tiling.size), prod(cover.tiling.window))
+        share = efficiency if each[1] >= 64 else _SMALL_TILES
+        detail = _Detail(
+            flops,
+            (batch, height * width, read),
+            each,
+            (count, 1, geometry.taps) if can_pixels and area.bits is not None else None,
+            (inputs, outputs),
+            1 + len(step.tail),
+            share,
+        )
+        facts = Facts("regions", (batch, outputs, height, width), dtype, device.type, detail=detail)
+        if best is None or _ROUTES[0].predict(facts)[1] < _ROUTES[0].predict(best_facts)[1]:  # type: ignore[index,arg-type]
+            best, best_facts = cover, facts
+    assert best is not None
+    key = (best_facts, dispatch.is_any_forced() and dispatch.forced())
+    decision = dispatch.cache.get(key)
+    if decision is None:
+        decision = dispatch.cache[key] = dispatch.decide(best_facts, _ROUTES)  # type: ignore[arg-type]
+    name = decision.route.name
+    if name == "plain":
+        return None, name
+    if name == "pixels":
+        return tile_cover(area, geometry, is_transposed, (1, 1), batch), name
+    return best, "box" if best is not None and efficiency == _DENSE else name
+
+
+# -- what it costs -----------------------------------------------------------------------------------------------------
+def _work(facts: Facts, candidate: tuple[int, int, int], share: float) -> Work:
+    d: _Detail = facts.detail
+    count, written, read = candidate
+    moved = facts.dtype.itemsize * count * (2 * read * d.channels[0] + (4 + 2 * d.nodes) * written * d.channels[1])
+    return Work(calls=8 + d.nodes, streamed=moved, flops=round(count * written * d.flops / share))
+
+
+def _tiles_work(facts: Facts) -> Work:
+    return _work(facts, facts.detail.tiles, facts.detail.efficiency)
+
+
+def _pixels_work(facts: Facts) -> Work:
+    return _work(facts, facts.detail.pixels or (0, 1, 1), _PIXELS)
+
+
+def _plain_work(facts: Facts) -> Work:
+    d: _Detail = facts.detail
+    return _work(facts, d.whole, _DENSE)._replace(calls=1 + d.nodes)
+
+
+def _serves_pixels(facts: Facts) -> str | None:
+    return "it is no convolution of scattered positions" if facts.detail.pixels is None else None
+
+
+def _cost(facts: Facts, work: Work, rates: Rates) -> float:
+    return microseconds(work, rates.plain_call, rates)
+
+
+_ROUTES = (
+    Route("tiles", lambda: None, work=_tiles_work, cost=_cost, skips=Skips.READING, is_kernel=True),
+    Route("pixels", lambda: None, _serves_pixels, work=_pixels_work, cost=_cost, skips=Skips.READING),
+    Route("plain", lambda: None, work=_plain_work, cost=_cost),
+)
+
+
+# -- what runs ---------------------------------------------------------------------------------------------------------
+def compute(
+    step: Step,
+    cover: Cover,
+    program: Program,
+    read: Callable[[fx.Node], Any],
+    valid: Callable[[fx.Node, Local | None], Tensor | None] = lambda node, head: None,
+) -> Tensor:
+    """The result of a step on tiles: (n, channels, *size), channels last.
+
+    Args:
+        step: a step with positions.
+        cover: the tiles.
+        program: of the step.
+        read: the value of a node.
+        valid: the mask of what is read of a node, by windows or position by position; None where all of it counts.
+    """
+    own, found, value = cover.own, cover.tiles, None
+    if step.head is not None:
+        assert step.source is not None
+        source, head, bits = read(step.source), step.head, valid(step.source, step.head)
+        fill = None if head.fill is None else number(head.fill, source.dtype, source.device)
+        windows = tiles.gather(source, bits, found, cover.reads, fill, head.edge)
+        value = head.on_windows(windows, cover.tiling)
+        if head.is_mean_of_map or (bits is not None and head.kind in ("max", "average")):
+            ones = source.new_ones(1).expand(source.shape[0], 1, *source.shape[2:])
+            share = head.on_windows(tiles.gather(ones, bits, found, cover.reads), cover.tiling)
+            value = value if head.kind == "max" else value / torch.where(share > 0, share, 1.0)
+            value = torch.where(share > 0, value, 0.0)
+        top, left = head.crop(cover.tiling)
+        height, width = cover.tiling.size
+        value = value[:, :, top : top + height, left : left + width]
+    positions = program.shapes[step.out][2:]
+
+    def read_tiles(node: fx.Node) -> Any:
+        whole = read(node)
+        shape = program.shapes.get(node)
+        if shape is None or len(shape) != 4 or node in program.constants:
+            return whole
+        if tuple(shape[2:]) == tuple(positions) and shape[0] == program.shapes[step.out][0]:
+            return tiles.gather(whole, valid(node, None), found, own)
+        return whole if shape[0] == 1 else whole[found[:, 0].long()]
+
+    return run_tail(step, value, read_tiles).contiguous(memory_format=torch.channels_last)  # type: ignore[no-any-return]
+
+
+def dense(step: Step, read: Callable[[fx.Node], Any]) -> Tensor:
+    """The result of a step on the whole map, channels last."""
+    value = None
+    if step.head is not None:
+        assert step.source is not None
+        value = step.head.dense(read(step.source))
+    return run_tail(step, value, read).contiguous(memory_format=torch.channels_last)  # type: ignore[no-any-return]
+
+
+def place(batch: Tensor, cover: Cover, out: Tensor, wanted: Tensor | None = None) -> None:
+    """Write tiles into a map; where ``wanted`` is given, only these positions."""
+    view = out[:, :, cover.origin[0] :, cover.origin[1] :]
+    tiles.scatter_into(batch, cover.tiles, wanted, list(cover.tiling.size), [0, 0], view)
+
+
+def saved(cover: Cover, out: Tensor) -> Tensor:
+    """What a map holds where tiles are to be written, for `place`."""
+    held: Tensor = tiles.gather(out, None, cover.tiles, cover.own)
+    return held

@@ -1,0 +1,162 @@
+"""Gradients of convolutions that skip: convolutions with both masks exchanged, each by a route of its own."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from maskwise.ops.conv import reference, rows, tiles
+from maskwise.ops.conv.routes import Found, Job, Region, decide_by_count, tile_size
+from maskwise.ops.primitives import fill_dropped, sum_kept
+from maskwise.ops.torch_private import untransformed_apply
+from maskwise.plan.dispatch import Decision, Facts
+
+__all__ = ["apply"]
+
+
+def _dense_map(x: Tensor, weight: Tensor, job: Job) -> Tensor:
+    """A gradient by torch's own convolution."""
+    detail: Region = job.facts.detail
+    g = detail.geometry
+    x = x if job.valid is None else fill_dropped(x, job.valid[:, None])
+    if detail.is_transposed:
+        out = reference.input_gradient(x, weight, g)
+    else:
+        after = [
+            max(0, (c - 1) * s + span + 1 - b - f)
+            for c, s, span, b, f in zip(g.coarse, g.stride, g.span, g.before, g.fine, strict=True)
+        ]
+        padded = torch.nn.functional.pad(x, (g.before[1], after[1], g.before[0], after[0]))
+        out = torch.nn.functional.conv2d(padded, weight, None, g.stride, 0, g.dilation, g.groups)
+        out = out[:, :, : g.coarse[0], : g.coarse[1]]
+    return out if job.wanted is None else fill_dropped(out, job.wanted[:, None])
+
+
+class _Convolution(torch.autograd.Function):
+    """A route that skips, with its gradient: the transposed convolution with both masks exchanged."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        other: Tensor | None,
+        job: Job,
+        decision: Decision,
+        found: Found,
+    ) -> Tensor:
+        ctx.job, ctx.route = job, decision.route.name
+        ctx.other = None if other is None else other.shape
+        ctx.save_for_backward(x, weight)
+        out: Tensor = decision.run(x, weight, bias, other, job, found)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        x, weight = ctx.saved_tensors
+        job: Job = ctx.job
+        detail: Region = job.facts.detail
+        needs = ctx.needs_input_grad
+        dx = dw = db = dother = None
+        if needs[0]:
+            step = _step(
+                job.facts, detail.outputs, detail.inputs, job.wanted, job.valid, is_transposed=not detail.is_transposed
+            )
+            dx = _differentiable(grad, weight, step)
+        if needs[1] or (needs[2] and not detail.is_transposed):
+            fine, coarse = (grad, x) if detail.is_transposed else (x, grad)
+            bits = (job.wanted, job.valid) if detail.is_transposed else (job.valid, job.wanted)
+            dw, db = _weight_gradient(fine, coarse, _Weight(*bits, job.facts, ctx.route))
+        if needs[2] and detail.is_transposed:
+            db = grad.sum((0, 2, 3)) if job.wanted is None else sum_kept(grad, job.wanted[:, None], (0, 2, 3))
+        if needs[3]:
+            dropped = torch.zeros_like(grad) if job.wanted is None else torch.where(job.wanted[:, None], 0.0, grad)
+            dother = dropped.sum_to_size(ctx.other)
+        return dx, dw, db if needs[2] else None, dother, None, None, None
+
+
+class _Weight(NamedTuple):
+    """What a gradient of a weight is made of: what is kept of both sides, and the route of the convolution."""
+
+    fine_bits: Tensor | None
+    coarse_bits: Tensor | None
+    facts: Facts
+    route: str
+
+
+class _WeightGradient(torch.autograd.Function):
+    """The gradient of a weight and of a bias; its own gradients are convolutions with the gradient of a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, fine: Tensor, coarse: Tensor, of: _Weight) -> tuple[Tensor, Tensor]:
+        ctx.of = of
+        ctx.save_for_backward(fine, coarse)
+        detail: Region = of.facts.detail
+        if of.route == "rows":
+            return rows.weight_gradient(
+                fine, coarse, of.fine_bits, of.coarse_bits, detail.geometry, detail.channels_last
+            )
+        size = (1, 1) if of.route == "pixels" else tile_size(detail)
+        return tiles.weight_gradient(fine, coarse, of.fine_bits, of.coarse_bits, detail.geometry, size)
+
+    @staticmethod
+    def backward(ctx: Any, dw: Tensor, db: Tensor) -> tuple[Any, ...]:
+        fine, coarse = ctx.saved_tensors
+        of: _Weight = ctx.of
+        channels, bits = (fine.shape[1], coarse.shape[1]), (of.fine_bits, of.coarse_bits)
+        dfine = dcoarse = None
+        if ctx.needs_input_grad[0]:
+            dfine = _differentiable(coarse, dw, _step(of.facts, *channels[::-1], *bits[::-1], is_transposed=True))
+        if ctx.needs_input_grad[1]:
+            dcoarse = _differentiable(fine, dw, _step(of.facts, *channels, *bits, is_transposed=False))
+            spread = db[:, None, None]
+            dcoarse = dcoarse + (
+                spread if of.coarse_bits is None else torch.where(of.coarse_bits[:, None], spread, 0.0)
+            )
+        return dfine, dcoarse, None
+
+
+_apply_convolution = untransformed_apply(_Convolution)
+_weight_gradient_apply = untransformed_apply(_WeightGradient)
+
+
+def apply(
+    x: Tensor, weight: Tensor, bias: Tensor | None, other: Tensor | None, job: Job, decision: Decision, found: Found
+) -> Tensor:
+    """Run a route, with a gradient where one is required."""
+    if job.facts.grad:
+        return _apply_convolution(x, weight, bias, other, job, decision, found)  # type: ignore[no-any-return]
+    return decision.run(x, weight, bias, other, job, found)  # type: ignore[no-any-return]
+
+
+def _weight_gradient(fine: Tensor, coarse: Tensor, of: _Weight) -> tuple[Tensor, Tensor]:
+    found: tuple[Tensor, Tensor] = _weight_gradient_apply(fine, coarse, of)
+    return found
+
+
+def _step(
+    facts: Facts, inputs: int, outputs: int, valid: Tensor | None, wanted: Tensor | None, *, is_transposed: bool
+) -> Job:
+    """A step of a gradient: a convolution without bias."""
+    detail: Region = facts.detail._replace(
+        inputs=inputs,
+        outputs=outputs,
+        is_transposed=is_transposed,
+        has_valid=valid is not None,
+        has_wanted=wanted is not None,
+        wanted=None,
+        tiles=None,
+    )
+    kind: Any = "none" if valid is None and wanted is None else "bits"
+    return Job(facts._replace(grad=torch.is_grad_enabled(), mask=kind, detail=detail), valid, wanted, is_gradient=True)
+
+
+def _differentiable(x: Tensor, weight: Tensor, job: Job) -> Tensor:
+    """A step of a gradient, by the route that is predicted to be the fastest."""
+    decision, found = decide_by_count(job)
+    if decision.route.name == "plain":
+        return _dense_map(x, weight, job)
+    return apply(x, weight, None, None, job, decision, found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -157,10 +158,14 @@ def beside_channels(
     kept = _operand(op, x, mask)
     if kept.dim() == x.dim() - 1:
         kept = _view(kept, (*[slice(None)] * channels, None))
-    shape = tuple(x.shape)
-    places = shape[:channels] + shape[channels + 1 :]
-    must = f"be input's shape without its channels, {places}, or broadcast to input's shape {shape}"
-    return _fitting(op, x, kept, mask, must, _channel_hint(tuple(mask.shape), shape, places, channels))
+
+    def needs() -> tuple[str, str]:
+        shape = tuple(x.shape)
+        places = shape[:channels] + shape[channels + 1 :]
+        must = f"be input's shape without its channels, {places}, or broadcast to input's shape {shape}"
+        return must, _channel_hint(tuple(mask.shape), shape, places, channels)
+
+    return _fitting(op, x, kept, mask, needs)
 
 
 def in_groups(mask: MaskLike, sizes: tuple[int, int]) -> MaskLike:
@@ -180,9 +185,12 @@ def leading(
     kept = _operand(op, x, mask)
     if kept.dim() < x.dim():
         kept = _view(kept, (..., *[None] * (x.dim() - kept.dim())))
-    must = f"be input's leading dims, or broadcast to all of them, {tuple(x.shape)}"
-    hint = "mask.T" if mask.ndim == 2 and fits(tuple(mask.shape)[::-1], x.shape[:2]) else _LEADING
-    return _fitting(op, x, kept, mask, must, hint)
+
+    def needs() -> tuple[str, str]:
+        must = f"be input's leading dims, or broadcast to all of them, {tuple(x.shape)}"
+        return must, "mask.T" if mask.ndim == 2 and fits(tuple(mask.shape)[::-1], x.shape[:2]) else _LEADING
+
+    return _fitting(op, x, kept, mask, needs)
 
 
 def along_dims(
@@ -195,12 +203,17 @@ def along_dims(
     kept = _operand(op, x, mask)
     if kept.dim() == x.dim() or kept.dim() != 1 + len(dims) or 0 in dims:
         return leading(op, x, mask)
-    key = tuple(slice(None) if d == 0 or d in dims else None for d in range(x.dim()))
-    pooled = tuple(x.shape[d] for d in (0, *dims))
-    must = f"be the batch and the pooled dims, {pooled}, or broadcast to input's shape {tuple(x.shape)}"
-    elsewhere = [d for d in range(1, x.dim()) if len(dims) == 1 and fits(kept.shape, (x.shape[0], x.shape[d]))]
-    hint = f"pool along dim={elsewhere[0]}" if elsewhere else f"input is pooled along {tuple(dims)}; dim= says where"
-    return _fitting(op, x, _view(kept, key), mask, must, hint)
+    key = tuple([slice(None) if d == 0 or d in dims else None for d in range(x.dim())])
+
+    def needs() -> tuple[str, str]:
+        pooled = tuple(x.shape[d] for d in (0, *dims))
+        must = f"be the batch and the pooled dims, {pooled}, or broadcast to input's shape {tuple(x.shape)}"
+        elsewhere = [d for d in range(1, x.dim()) if len(dims) == 1 and fits(kept.shape, (x.shape[0], x.shape[d]))]
+        return must, (
+            f"pool along dim={elsewhere[0]}" if elsewhere else f"input is pooled along {tuple(dims)}; dim= says where"
+        )
+
+    return _fitting(op, x, _view(kept, key), mask, needs)
 
 
 _LEADING = "a mask of fewer dims lines up from the left, as input[mask] does"
@@ -223,12 +236,14 @@ def _view(kept: MaskLike, key: tuple[Any, ...]) -> MaskLike:
     return kept._once(f"layer {key}", lambda: kept[key]) if isinstance(kept, Mask) else kept[key]
 
 
-def _fitting(op: str, x: Tensor, kept: MaskLike, mask: MaskLike, must: str, hint: str) -> MaskLike:
+def _fitting(op: str, x: Tensor, kept: MaskLike, mask: MaskLike, needs: Callable[[], tuple[str, str]]) -> MaskLike:
+    """The mask if it fits x; ``needs`` gives the requirement and the hint of the message."""
     if kept.dim() != x.dim() or not fits(kept.shape, x.shape):
+        must, hint = needs()
         raise ShapeError(say(op, "mask", must=must, got=tuple(mask.shape), hint=hint))
     if isinstance(kept, Tensor):
         check(op, x, kept, "input")
-    else:
+    elif kept.device != x.device:
         check(op, x, torch.empty((), dtype=torch.bool, device=kept.device).expand(kept.shape), "input")
     return kept
 

@@ -75,7 +75,7 @@ class MaskedMeanPool(_Pool):
         dims, kept = self._dims_and_mask(input, mask)
         if kept is None:
             return input.mean(dims, keepdim=self.keepdim)
-        return self._with_empty(mean(input, kept, dims, keepdim=self.keepdim), input, kept, dims)
+        return self._with_empty(mean(input, kept, tuple(dims), keepdim=self.keepdim), input, kept, dims)
 
 
 class MaskedMaxPool(_Pool):
@@ -106,7 +106,7 @@ class MaskedMaxPool(_Pool):
         dims, kept = self._dims_and_mask(input, mask)
         if kept is None:
             return input.amax(dims, keepdim=self.keepdim)
-        return self._with_empty(amax(input, kept, dims, keepdim=self.keepdim), input, kept, dims)
+        return self._with_empty(amax(input, kept, tuple(dims), keepdim=self.keepdim), input, kept, dims)
 
 
 class MaskedAttentionPool(nn.Module):

@@ -20,7 +20,7 @@ from maskwise.mask import Mask
 from maskwise.ops.arguments import Dim, MaskLike, dims_of
 from maskwise.ops.backends import DEVICE, FLOATING, INTEGRAL, is_kernel_allowed, why_not_served
 from maskwise.ops.operation import ALONG, as_bits, define, dropped_blocks, has_no_gaps, kept_mask, register
-from maskwise.ops.torch_private import has_dispatch_modes, is_tracing
+from maskwise.ops.torch_private import has_dispatch_modes, is_tracing, is_vmapped_or_functional
 from maskwise.plan.cost import Work
 
 __all__ = [
@@ -353,6 +353,14 @@ define(
 
 
 # -- empty slices ------------------------------------------------------------------------------------------------------
+def _has_empty(x: Tensor, mask: Mask, dims: list[int]) -> bool:
+    """Whether a slice of x keeps nothing, or may: bounds on a device, and those of a transform, are not read."""
+    if not x.numel() or mask.device.type != "cpu" or is_vmapped_or_functional() or has_dispatch_modes():
+        return True
+    # A mask is the same for all layers that it passes through.
+    return mask._once(f"empty along {dims} of {x.dim()}", lambda: bool((count(x, mask, dims, True) == 0).any()))
+
+
 def replace_empty(
     op: str, x: Tensor, mask: MaskLike, dim: Dim, keepdim: bool, empty: float, dtype: torch.dtype | None = None
 ) -> Callable[[Tensor], Tensor]:
@@ -363,6 +371,8 @@ def replace_empty(
     def replaced(out: Tensor) -> Tensor:
         dims = dims_of(op, x, dim)
         if isinstance(mask, Mask) and mask.operand == "intervals" and not is_tracing():
+            if type(empty) is float and out.is_floating_point() and not _has_empty(x, mask, dims):
+                return out if dtype is None else out.to(dtype)
             return torch.where(count(x, mask, dims, keepdim) > 0, out if dtype is None else out.to(dtype), empty)
         bits = as_bits(mask)
         bits = bits.reshape((1,) * (x.dim() - bits.dim()) + bits.shape)

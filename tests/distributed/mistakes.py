@@ -41,6 +41,18 @@ def one_bad_mask():
     return told(lambda: enter([KEEP, KEEP.float() if dist.get_rank() == 2 else KEEP]))
 
 
+def one_without_data():
+    return told(lambda: enter([KEEP.to("meta") if dist.get_rank() == 2 else KEEP]))
+
+
+def one_negative_count():
+    return told(lambda: enter([torch.tensor(-1 if dist.get_rank() == 2 else 1)]))
+
+
+def one_bad_index():
+    return told(lambda: enter([KEEP.long()], ignore_index="0" if dist.get_rank() == 2 else 0))
+
+
 def one_bad_average():
     return told(lambda: enter([KEEP], average="mean" if dist.get_rank() == 3 else "ranks"))
 

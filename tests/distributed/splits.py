@@ -31,17 +31,39 @@ def batch():
     return words, labels, mw.Mask.from_lengths(LENGTHS, max_len=LENGTH).to_bool()
 
 
+class Head(nn.Linear):
+    """Logits, or with a target the loss on kept rows: inside of forward, where FSDP has gathered the parameters."""
+
+    def forward(self, x, *target, **options):
+        if not target:
+            return super().forward(x)
+        with mw.force("pieces"):
+            return mw.linear_cross_entropy(x, self.weight, *target, self.bias, **options)
+
+
+class Net(nn.Sequential):
+    """Layers; the last one takes what else there is."""
+
+    def forward(self, x, *target, **options):
+        for layer in self[:-1]:
+            x = layer(x)
+        return self[-1](x, *target, **options)
+
+
 def model(dtype):
     generator = torch.Generator().manual_seed(2)
-    net = nn.Sequential(nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, WORDS)).to(dtype)
+    net = Net(nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, 8), nn.Tanh(), Head(8, WORDS)).to(dtype)
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) / 2)
     return net
 
 
-def objective(kind, logits, labels, mask, window):
+def objective(kind, net, words, labels, mask, window):
     """The loss of a micro-batch in a window, or of the whole batch without one."""
+    if kind == "head":
+        return net(words, labels, mask, z_loss=0.1, denominator=window)
+    logits = net(words)
     if kind == "sequence":
         return mw.loss(F.cross_entropy, logits, labels, mask, "sequence", denominator=window)
     main = mw.loss(F.cross_entropy, logits, labels, mask, denominator=window)
@@ -61,7 +83,7 @@ def expected(kind, dtype):
     """Loss, gradients, their norm, and the gradients after clipping, in one process on the whole batch."""
     words, labels, mask = batch()
     net = model(dtype)
-    loss = objective(kind, net(words), labels, mask, None)
+    loss = objective(kind, net, words, labels, mask, None)
     loss.backward()
     gradients = [p.grad.clone() for p in net.parameters()]
     norm = nn.utils.clip_grad_norm_(net.parameters(), 0.1)
@@ -154,7 +176,7 @@ def step(engine, ranks, dtype, kind, cells):
                 net.set_requires_gradient_sync(last)
             silent = engine == "DDP no_sync" and not last
             with net.no_sync() if silent else contextlib.nullcontext():
-                objective(kind, net(words[rows]), labels[rows], mask[rows], window).backward()
+                objective(kind, net, words[rows], labels[rows], mask[rows], window).backward()
     if engine == "plain":
         for parameter in bare.parameters():
             dist.all_reduce(parameter.grad, group=group(ranks))
@@ -201,7 +223,7 @@ def check_columns(ranks):
     part = slice(cuts[dist.get_rank()], cuts[dist.get_rank() + 1])
     net, kept = model(torch.float64), (mask & (labels != IGNORED))[:, part]
     with mw.accumulate([kept], group(ranks), "none") as window:
-        objective("auxiliary", net(words[:, part]), labels[:, part], mask[:, part], window).backward()
+        objective("auxiliary", net, words[:, part], labels[:, part], mask[:, part], window).backward()
     gradients = [p.grad for p in net.parameters()]
     for gradient in gradients:
         dist.all_reduce(gradient, group=group(ranks))

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 
 import maskwise as mw
+from maskwise.errors import DeviceError
 
 LENGTHS = mw.Mask.from_lengths([3, 0, 1], max_len=4)
 LABELS = torch.tensor([[1, 2, -100, -100], [-100, -100, -100, -100]])
@@ -190,3 +191,8 @@ def test_a_loader_that_fails_raises_where_its_window_is_entered():
 def test_a_window_says_what_it_is():
     window = mw.accumulate([1, 2], average=4)
     assert repr(window) == "Window(micro_batches=2, ranks=1, factor=4, new)"
+
+
+def test_a_total_without_data_is_refused():
+    with mw.accumulate([1]) as window, pytest.raises(DeviceError, match="scale: `total` must hold data"):
+        window.scale(torch.ones((), device="meta"))

@@ -15,9 +15,18 @@ def test_ranks_with_different_numbers_of_micro_batches_all_raise(ranks):
     assert [text[: text.index(" all 4")] for text in found] == [DISAGREE.format(n, 9) for n in (2, 3, 2, 2)]
 
 
-def test_a_mask_that_cannot_be_counted_is_an_error_on_every_rank(ranks):
-    found = ranks.run(mistakes.one_bad_mask)
-    assert found[2].startswith("DtypeError: accumulate: `masks` must hold masks, label tensors")
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        (mistakes.one_bad_mask, "DtypeError: accumulate: `masks` must hold masks, label tensors"),
+        (mistakes.one_without_data, "DeviceError: accumulate: `masks` must hold data, got the device meta"),
+        (mistakes.one_negative_count, "ArgumentError: accumulate: `masks` must not be a negative count, got -1"),
+        (mistakes.one_bad_index, "DtypeError: accumulate: `ignore_index` must be an int, got str"),
+    ],
+)
+def test_what_cannot_be_counted_on_one_rank_is_an_error_on_every_rank(mistake, message, ranks):
+    found = ranks.run(mistake)
+    assert found[2].startswith(message)
     others = "ArgumentError: accumulate: `masks` must be countable on every rank, got an error on 1 of 4."
     assert all(found[rank].startswith(others) for rank in (0, 1, 3))
 

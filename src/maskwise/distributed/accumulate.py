@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, distributed
 
 from maskwise.distributed.group import process_group, whole
-from maskwise.errors import ArgumentError, DtypeError, MaskwiseError, ShapeError, say
+from maskwise.errors import ArgumentError, DeviceError, DtypeError, MaskwiseError, ShapeError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike, need_dense
 from maskwise.ops.loss.denominator import Kind, wide_dtype
@@ -77,7 +77,8 @@ def accumulate(
         on a GPU not then, either.
 
     Raises:
-        DtypeError: an entry is no mask, label tensor or count, or ``group`` is no group.
+        DtypeError: an entry is no mask, label tensor or count, ``group`` is no group, or ``ignore_index`` no int.
+        DeviceError: an entry is on the device meta.
         ArgumentError: a count is negative; a tensor is nested or sparse; ``average`` is not one of the above; the
             process is not in the group, or there are no groups. On entering the window, on every rank: ranks have
             different numbers of micro-batches, or one of them raised.
@@ -134,6 +135,9 @@ class Window:
         tally, factor = _Tally(), 1
         try:
             factor = _factor(average, group)
+            if ignore_index is not None and (not isinstance(ignore_index, int) or isinstance(ignore_index, bool)):
+                got = type(ignore_index).__name__
+                raise DtypeError(say("accumulate", "ignore_index", must="be an int", got=got, hint="ignore_index=-100"))
             if not isinstance(entries, Iterable):
                 raise _not_countable(entries)
             for entry in entries:
@@ -220,6 +224,7 @@ class Window:
                 On a GPU also what entering the window raises on the CPU.
             DtypeError: the total is not a floating tensor.
             ShapeError: the total has dims.
+            DeviceError: the total is on the device meta.
         """
         if self._state != "open":
             got = "a window that is not entered yet" if self._state == "new" else "a window that was left"
@@ -231,6 +236,9 @@ class Window:
         if total.dim():
             must = "be a sum, of no dims"
             raise ShapeError(say("scale", "total", must=must, got=tuple(total.shape), hint="total.sum()"))
+        if total.device.type == "meta":
+            must, hint = "hold data", "a model on the device of its batches"
+            raise DeviceError(say("scale", "total", must=must, got="the device meta", hint=hint))
         place = self._place(kind)
         self._verify(wait=False)
         total = total.to(wide_dtype(total.dtype))
@@ -458,16 +466,20 @@ class _Tally:
         """Count a micro-batch."""
         self.batches += 1
         if isinstance(entry, int) and not isinstance(entry, bool):
-            if entry < 0:
-                must, hint = "not be a negative count", "int(mask.sum())"
-                raise ArgumentError(say("accumulate", "masks", must=must, got=entry, hint=hint))
+            _need_count(entry)
             self.tokens += entry
             self.rowless += 1
             return
         need_dense("accumulate", "masks", entry)
+        if isinstance(entry, (Mask, Tensor)) and entry.device.type == "meta":
+            must, hint = "hold data", "masks on the device of the micro-batches"
+            raise DeviceError(say("accumulate", "masks", must=must, got="the device meta", hint=hint))
         is_tensor = isinstance(entry, Tensor)
         integral = is_tensor and not entry.is_floating_point() and not entry.is_complex()
         if integral and entry.dtype is not torch.bool and not entry.dim():
+            if entry.is_cpu:
+                # Elsewhere a look at it is a host-device sync.
+                _need_count(int(entry))
             self.found.append(torch.stack((entry.detach().long(), torch.zeros_like(entry, dtype=torch.int64))))
             self.rowless += 1
             return
@@ -507,6 +519,12 @@ class _Readback:
             self._arrived.synchronize()
         values: list[int] = self._counts.tolist()
         return values
+
+
+def _need_count(value: int) -> None:
+    if value < 0:
+        must, hint = "not be a negative count", "int(mask.sum())"
+        raise ArgumentError(say("accumulate", "masks", must=must, got=value, hint=hint))
 
 
 def _not_countable(entry: object) -> MaskwiseError:

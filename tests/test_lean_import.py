@@ -83,7 +83,11 @@ def test_neither_import_nor_first_use_pulls_in(module, imported, masks, used):
 
 
 def test_import_pulls_in_the_errors_only_and_no_torch(imported):
-    assert {name for name in imported if name.startswith("maskwise")} == {"maskwise", "maskwise.errors", "maskwise.plan"}
+    assert {name for name in imported if name.startswith("maskwise")} == {
+        "maskwise",
+        "maskwise.errors",
+        "maskwise.plan",
+    }
     assert foreign(imported) & {"torch", "numpy"} == set()
 
 

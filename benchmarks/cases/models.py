@@ -1,8 +1,8 @@
 """Whole models: ``mw.unpad`` of MiniLM on real text, of SentenceTransformer, and of ``nn.TransformerEncoder``.
 
-One batch is real paragraphs as they come, a fifth of whose tokens are real. The others are real text too, cut to lengths
-that keep 10 to 80 % of the tokens, because a single density flatters whoever picks it; and one text by itself, which has
-no padding.
+One batch is real paragraphs as they come, a fifth of whose tokens are real. The others are real text too, cut to
+lengths that keep 10 to 80 % of the tokens, because one density alone says little; and one text by itself, which has no
+padding.
 """
 
 from __future__ import annotations

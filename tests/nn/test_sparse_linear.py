@@ -3,13 +3,13 @@
 import copy
 import io
 import pickle
-import socket
 
 import pytest
 import torch
 from torch import nn
 
 import maskwise as mw
+from benchmarks.ranks import Ranks
 from maskwise.errors import ArgumentError, DeviceError, DtypeError, ShapeError, StaleMaskError
 from maskwise.plan.dispatch import force
 
@@ -419,9 +419,9 @@ def test_buffers_can_be_read_of_a_layer_without_data_and_in_inference():
     assert len(list(inside.buffers())) == count == len(list(other.buffers()))
 
 
-def _rank(rank, port, results):
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+def _trained():
+    """Train on every rank; the output, the last weight, and whether a rank of other indices refuses to run."""
+    rank = torch.distributed.get_rank()
     torch.manual_seed(rank)
     net = nn.Sequential(mw.nn.SparseLinear(32, 32, density=0.3), nn.ReLU(), mw.nn.SparseLinear(32, 4, density=0.5))
     with torch.no_grad():
@@ -442,28 +442,15 @@ def _rank(rank, port, results):
         refused = False
     except StaleMaskError:
         refused = True
-    results.put((rank, out, net[2].to_dense().tolist(), refused))
-    torch.distributed.destroy_process_group()
+    return out, net[2].to_dense().tolist(), refused
 
 
 def test_data_parallel_training_starts_from_the_first_process_and_stays_the_same_in_both():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context = torch.multiprocessing.get_context("spawn")
-    results = context.Queue()
-    workers = [context.Process(target=_rank, args=(rank, port, results), daemon=True) for rank in range(2)]
-    for worker in workers:
-        worker.start()
+    ranks = Ranks(2)
     try:
-        found = sorted(results.get(timeout=120) for _ in workers)
+        (out, weight, refused), (out_1, weight_1, refused_1) = ranks.run(_trained)
     finally:
-        for worker in workers:
-            worker.join(timeout=30)
-            if worker.is_alive():
-                worker.kill()
-    (_, out, weight, refused), (_, out_1, weight_1, refused_1) = found
+        ranks.close()
     assert out == out_1
     assert weight == weight_1
     assert (refused, refused_1) == (False, True)
-    assert [worker.exitcode for worker in workers] == [0, 0]

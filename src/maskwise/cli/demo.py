@@ -99,9 +99,7 @@ def run(*, json: bool = False) -> int:
         console.print()
     if json:
         typer.echo(json_module.dumps(found, indent=2))
-    console.print(
-        "Next: [bold]maskwise doctor[/] checks the install, [bold]maskwise calibrate[/] measures this CPU."
-    )
+    console.print("Next: [bold]maskwise doctor[/] checks the install, [bold]maskwise calibrate[/] measures this CPU.")
     return 0
 
 

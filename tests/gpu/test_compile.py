@@ -14,6 +14,7 @@ import torch
 
 pytest.importorskip("triton", reason="the kernels for GPUs are written in Triton")
 
+from maskwise.ops.backends import INTEGRAL
 from maskwise.ops.gpu.launch import recording
 from maskwise.ops.loss import gpu as loss
 from maskwise.ops.reduce import gpu as reduce
@@ -152,6 +153,9 @@ GATED = [
     ("sum", "row masks", torch.float16),
     ("sum", "unaligned rows", torch.float32),
     ("sum", "rows of 8", torch.float32),
+    *(("sum", "rows", dtype) for dtype in (*INTEGRAL, torch.bool)),
+    ("sum", "long rows", torch.int32),
+    ("sum", "long rows", torch.int8),
 ]
 OTHERS = [
     (name, where, torch.float32)

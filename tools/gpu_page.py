@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -135,16 +137,40 @@ BESIDE = {
     "4096 x 4096, transposed": lambda: (meta(4096, 4096).t(), 1),
     "8192 x 50257, bfloat16": lambda: (meta(8192, 50257, dtype=torch.bfloat16), 1),
 }
-#: function -> the plain idiom, of x, a mask of its shape, and a dim
+def between(x, bounds, d):
+    """The bool mask of intervals along a dim, from their starts and ends."""
+    shape = [1] * x.dim()
+    shape[d] = x.shape[d]
+    index = torch.arange(x.shape[d], device=x.device).view(shape)
+    return (index >= bounds[0]) & (index < bounds[1])
+
+
+def bounds_of(x, d):
+    return calls.intervals(x, [d])[0]
+
+
+#: function -> the plain idiom, of its operands and a dim
 ALONG = {
-    "sum": lambda x, m, d: kept(x, m).sum(d),
-    "mean": lambda x, m, d: kept(x, m).sum(d) / m.sum(d),
-    "amax": lambda x, m, d: kept(x, m, -torch.inf).amax(d),
-    "logsumexp": lambda x, m, d: kept(x, m, -torch.inf).logsumexp(d),
-    "softmax": lambda x, m, d: kept(x, m, -torch.inf).softmax(d),
-    "log_softmax": lambda x, m, d: kept(x, m, -torch.inf).log_softmax(d),
-    "cumsum": lambda x, m, d: kept(x, m).cumsum(d),
-    "fill": lambda x, m, d: kept(x, m),
+    "sum": lambda d, x, m: kept(x, m).sum(d),
+    "mean": lambda d, x, m: kept(x, m).sum(d) / m.sum(d),
+    "amax": lambda d, x, m: kept(x, m, -torch.inf).amax(d),
+    "logsumexp": lambda d, x, m: kept(x, m, -torch.inf).logsumexp(d),
+    "softmax": lambda d, x, m: kept(x, m, -torch.inf).softmax(d),
+    "log_softmax": lambda d, x, m: kept(x, m, -torch.inf).log_softmax(d),
+    "cumsum": lambda d, x, m: kept(x, m).cumsum(d),
+    "fill": lambda d, x, m: kept(x, m),
+    "sum of intervals": lambda d, x, b: kept(x, between(x, b, d)).sum(d),
+    "softmax of intervals": lambda d, x, b: kept(x, between(x, b, d), -torch.inf).softmax(d),
+    "softmax backward": lambda d, g, y, m: kept(y * (g - (g * y).sum(d, keepdim=True)), m),
+    "logsumexp backward": lambda d, g, y, x, m: kept((x - y.unsqueeze(d)).exp() * g.unsqueeze(d), m),
+    "cumsum backward": lambda d, g, m: kept(g.flip(d).cumsum(d).flip(d), m),
+}
+#: Operands that are not x and a mask of its shape.
+OPERANDS = {
+    "sum of intervals": lambda d, x, m: (x, bounds_of(x, d)),
+    "softmax of intervals": lambda d, x, m: (x, bounds_of(x, d)),
+    "softmax backward": lambda d, x, m: (torch.empty_like(x), x, m),
+    "logsumexp backward": lambda d, x, m: (calls.row(x, [d]), calls.row(x, [d]), x, m),
 }
 BESIDE_HEAD = (
     "function",
@@ -160,9 +186,11 @@ BESIDE_HEAD = (
 )
 BESIDE_TEXT = """
 Ours / the kernels that Inductor makes of the idiom (torch {torch}), both compiled for sm_90 with the properties of an
-H100, none of them run. Of the configurations that Inductor would try on the device, the one with the fewest
+H100, none of them run; Inductor's in a process of its own, with the properties of the device fixed before it starts. Of
+the configurations that Inductor would try on the device, the one with the fewest
 instructions is shown. Bytes are those read and written for an element of x, all passes over it included, with
-everything kept and a mask of x's shape. The other columns are of the kernel that moves the most: programs and warps of
+everything kept and a mask of x's shape, or intervals along the dim: of those only what they keep is read, so that bytes
+fall with it, where the idiom reads everything. "backward" is a gradient from what is saved for it. The other columns are of the kernel that moves the most: programs and warps of
 each; KB of loads that a processor can have in flight, as far as registers and programs allow; in the innermost loop
 that loads (in all code where there is no loop), instructions for each element that it loads, and barriers in such
 loops; registers per thread. – is no Triton kernel.
@@ -180,46 +208,58 @@ def figures_of(make, element):
         return None
 
 
-def beside_row(name, layout):
-    """One row: figures of ours and of Inductor's."""
+SHOWN = (
+    lambda f, n: str(f.launches),
+    lambda f, n: f"{f.programs:,}",
+    lambda f, n: str(f.warps),
+    lambda f, n: f"{f.moved / n:.1f}",
+    lambda f, n: f"{f.in_flight / 1024:.0f}",
+    lambda f, n: f"{f.instructions:.1f}",
+    lambda f, n: str(f.barriers),
+    lambda f, n: str(f.registers),
+)
+
+
+def cells_of(name, layout, side):
+    """The cells of a row: of our kernels, or of Inductor's."""
     x, dim = BESIDE[layout]()
     mask = meta(*x.shape, dtype=torch.bool)
-    (call,) = [call for call in calls.CALLS if call.name == name]
+    given = OPERANDS.get(name, lambda d, x, m: (x, m))(dim, x, mask)
+    # What is loaded for an element of x.
+    element = sum(each.element_size() for each in given if each.numel() == x.numel())
 
-    def launches():
+    def ours():
         with recording() as noted:
+            (call,) = [call for call in calls.CALLS if call.name == name]
             call.run(x, mask, [dim])
         return inductor.ours(noted)
 
-    element = x.element_size() + 1
-    both = [
-        figures_of(launches, element),
-        figures_of(lambda: inductor.theirs(lambda x, m: ALONG[name](x, m, dim), element, x, mask), element),
-    ]
+    def theirs():
+        return inductor.theirs(lambda *operands: ALONG[name](dim, *operands), element, *given)
 
-    def cell(show):
-        return " / ".join("–" if each is None else show(each) for each in both)
+    found = figures_of(ours if side == "ours" else theirs, element)
+    return ["–" if found is None else show(found, x.numel()) for show in SHOWN]
 
-    shown = (
-        lambda f: str(f.launches),
-        lambda f: f"{f.programs:,}",
-        lambda f: str(f.warps),
-        lambda f: f"{f.moved / x.numel():.1f}",
-        lambda f: f"{f.in_flight / 1024:.0f}",
-        lambda f: f"{f.instructions:.1f}",
-        lambda f: str(f.barriers),
-        lambda f: str(f.registers),
-    )
-    return (name, layout, *map(cell, shown))
+
+def of_inductor(rows):
+    """The cells of Inductor's kernels, from a process of its own: what ran before in this one may change its choices."""
+    command = [sys.executable, "-m", "tools.gpu_page", "--inductor", json.dumps(rows)]
+    out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return dict(zip(map(tuple, rows), json.loads(out.splitlines()[-1]), strict=True))
 
 
 def beside(told):
     """The table beside Inductor; rows that are ``told`` are taken for true, the rest is compiled."""
     lines = [f"| {' | '.join(BESIDE_HEAD)} |", f"|{'---|' * len(BESIDE_HEAD)}"]
-    for name in ALONG:
-        for layout in BESIDE:
-            row = told.get((name, layout)) or beside_row(name, layout)
-            lines.append(f"| {' | '.join(row)} |")
+    rows = [(name, layout) for name in ALONG for layout in BESIDE]
+    missing = [row for row in rows if row not in told]
+    theirs = of_inductor(missing) if missing else {}
+    for row in rows:
+        cells = told.get(row)
+        if cells is None:
+            both = zip(cells_of(*row, "ours"), theirs[row], strict=True)
+            cells = (*row, *(f"{mine} / {its}" for mine, its in both))
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -298,5 +338,7 @@ def told_by(text):
     return found
 
 
-if __name__ == "__main__":
+if __name__ == "__main__" and sys.argv[1] == "--inductor":
+    print(json.dumps([cells_of(*row, "theirs") for row in json.loads(sys.argv[2])]))
+elif __name__ == "__main__":
     Path(sys.argv[1]).write_text(page(), encoding="utf-8")

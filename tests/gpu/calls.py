@@ -86,6 +86,15 @@ LAYOUTS += (
     Layout("strided rows of 8000", (4096, 8000), -1, step=3),
     Layout("row masks", (4096, 4096), -1, mask=(4096, 1)),
 )
+#: Single short rows, with gaps and without: elementwise kernels take dims without gaps for one row.
+TINY = tuple(Layout(f"{n} by {step}", (1, n), -1, step=step) for n in (8, 32, 64, 128, 256, 512) for step in (1, 3))
+TINY += (Layout("unaligned rows, one mask", (2, 2049), -1, mask=(1, 2049)),)
+#: All rows are one segment or few.
+SEGMENTED = (
+    Layout("long segments", (1 << 20, 1), 1),
+    Layout("longest segments", (1, (1 << 31) + 5), 0),
+    Layout("segments of one row", (1, 1 << 16), -1),
+)
 #: What Triton specialises by itself: sizes that 16 does not divide.
 ODD = Layout("odd rows", (63, 1001), -1)
 
@@ -97,6 +106,13 @@ class Call:
     name: str
     run: Callable
     dtypes: tuple = FLOATING
+    #: Layouts that make this launcher alone choose another tile.
+    more: tuple[Layout, ...] = ()
+
+    @property
+    def layouts(self):
+        """All layouts of this op."""
+        return (*LAYOUTS, *self.more)
 
     def launches(self, layout, dtype):
         """What would be started."""
@@ -282,6 +298,7 @@ CALLS = (
             lambda x, m, d, r=r: loss.loss_backward(
                 scalar(x) if r else like(x), x, like(x), m, scalar(x, torch.float64), 0, 1.0, r
             ),
+            more=() if name else TINY,
         )
         for name, r in (("", 2), (" unreduced", 0))
     ),
@@ -289,7 +306,11 @@ CALLS = (
     Call("unpack", lambda x, m, d: select.unpack_capacity(*packed_of(x, d), scalar(x)), ALL),
     *(Call(f"segment {op}", lambda x, m, d, op=op: select.segments(*stretches(x, d), op)) for op in SEGMENTS),
     *(
-        Call(f"segment {op} backward", lambda x, m, d, op=op: select.segment_backward(*of_stretches(x, d, op), op))
+        Call(
+            f"segment {op} backward",
+            lambda x, m, d, op=op: select.segment_backward(*of_stretches(x, d, op), op),
+            more=SEGMENTED,
+        )
         for op in SEGMENTS
     ),
     Call("linear", lambda x, m, d: linear.product(*blocks(x, d), None, 1024, 16, 16), linear.DTYPES),

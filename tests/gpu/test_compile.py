@@ -14,6 +14,7 @@ import torch
 
 pytest.importorskip("triton", reason="the kernels for GPUs are written in Triton")
 
+from maskwise.ops.backends import INTEGRAL
 from maskwise.ops.gpu.launch import recording
 from maskwise.ops.loss import gpu as loss
 from maskwise.ops.reduce import gpu as reduce
@@ -39,7 +40,7 @@ KERNELS = (
 def configurations(call):
     """(layout, dtype, target) of everything that there is to compile for an op; each configuration once."""
     seen = set()
-    pairs = [(layout, torch.float32) for layout in calls.LAYOUTS] + [(DEFAULT, dtype) for dtype in call.dtypes[1:]]
+    pairs = [(layout, torch.float32) for layout in call.layouts] + [(DEFAULT, dtype) for dtype in call.dtypes[1:]]
     for layout, dtype in pairs:
         new = {aot.configuration(launch) for launch in call.launches(layout, dtype)} - seen
         seen |= new
@@ -99,25 +100,32 @@ def any_layout(number):
 
 
 def tile(launch):
-    """What a launcher chooses of a kernel's tile."""
+    """A kernel, and what its launcher chooses of its tile."""
     names = ("ROWS", "ELEMENTS", "GROUP", "SIDE")
-    return *(launch.arguments.get(name) for name in names), launch.warps
+    return launch.kernel.__name__, *(launch.arguments.get(name) for name in names), launch.warps
+
+
+def choices(launch):
+    """What else a launcher chooses, each by itself: all of their combinations would be thousands of kernels more."""
+    names = ("ALIGN", "MASK", "BITS", "WIDE", "SPLITS", "PARTS", "PASS", "IN_REGISTERS")
+    return {(launch.kernel.__name__, name, launch.arguments.get(name)) for name in names}
 
 
 @cache
-def known_tiles():
-    """The tiles of all kernels that are compiled."""
-    return {
-        tile(each) for call in calls.CALLS for where in calls.LAYOUTS for each in call.launches(where, torch.float32)
-    }
+def compiled_launches():
+    """The launches that are compiled."""
+    return [each for call in calls.CALLS for where in call.layouts for each in call.launches(where, torch.float32)]
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_whatever_the_shape_its_tile_is_one_that_is_compiled(name):
+def test_whatever_the_shape_its_kernel_is_compiled_in_its_tile_and_with_each_choice(name):
+    tiles = {tile(each) for each in compiled_launches()}
+    chosen = set().union(*map(choices, compiled_launches()))
     (call,) = [call for call in calls.CALLS if call.name == name]
     for layout in map(any_layout, range(200)):
         for launch in call.launches(layout, torch.float32):
-            assert tile(launch) in known_tiles(), layout
+            assert tile(launch) in tiles, layout
+            assert choices(launch) <= chosen, layout
 
 
 def test_there_is_a_launch_for_each_kind_of_tile():
@@ -152,6 +160,9 @@ GATED = [
     ("sum", "row masks", torch.float16),
     ("sum", "unaligned rows", torch.float32),
     ("sum", "rows of 8", torch.float32),
+    *(("sum", "rows", dtype) for dtype in (*INTEGRAL, torch.bool)),
+    ("sum", "long rows", torch.int32),
+    ("sum", "long rows", torch.int8),
 ]
 OTHERS = [
     (name, where, torch.float32)

@@ -284,7 +284,7 @@ def blocks_for(
         bits = bool(align) and is_aligned(geometry, mask, group, align)
         return Blocks(rows, width, warps=8, group=group, wide=False, align=align, bits=bits)
     warps = 4 << sum(length >= each for each in LONG) if loops else 4
-    elements = WARP * warps * (VECTORS * group if group > 1 else 8)
+    elements = WARP * warps * max(VECTORS * group, 8)
     bits = bool(align) and is_aligned(geometry, mask, group, align)
     return Blocks(1, elements, warps=warps, group=group, wide=geometry.wide, align=align, bits=bits)
 

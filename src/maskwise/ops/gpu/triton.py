@@ -183,6 +183,18 @@ def take(x, row, sizes, strides, cell, near, keep, other, DTYPE: tl.constexpr, T
 
 
 @triton.jit
+def unsigned(value, LOWEST: tl.constexpr):
+    """How far signed integers are above their lowest one, -LOWEST: without a sign, widening takes no instruction."""
+    if LOWEST == 2**7:
+        out = (value.to(tl.uint8, bitcast=True) ^ LOWEST).to(tl.int32)
+    elif LOWEST == 2**15:
+        out = (value.to(tl.uint16, bitcast=True) ^ LOWEST).to(tl.int32)
+    else:
+        out = (value.to(tl.uint32, bitcast=True) ^ LOWEST).to(tl.int64)
+    return out
+
+
+@triton.jit
 def put(out, row, sizes, strides, cell, inside, whole, value):
     """Store a tile; one that is ``whole`` is in range with all its elements."""
     at = out + row[:, None, None] + offsets(cell, sizes, strides)
@@ -443,6 +455,12 @@ def tile_step(
 ):  # fmt: skip
     """Accumulate one tile. Unless CHECKED, all of it is in the range of its row."""
     cell = cells(start, ELEMENTS, GROUP, WIDE)
+    # Sums of signed integers with less than 64 bits: those of a vector are sums of what is above the lowest one.
+    LOWEST: tl.constexpr = 1 << (x.dtype.element_ty.primitive_bitwidth - 1)
+    ABOVE: tl.constexpr = (
+        OP == "sum" and DTYPE == tl.int64 and MASK == "bits" and not CHECKED and x.dtype.element_ty.is_int_signed()
+        and LOWEST < 2**63
+    )  # fmt: skip
     if CHECKED:
         keep, near = covered(start, first, last, real, ALIGN, SIDE, WIDE, ROWS, ELEMENTS, GROUP)
         keep = keeps(mask, mask_row, inner, mask_inner, cell, keep, near, MASK, BITS)
@@ -451,15 +469,21 @@ def tile_step(
         value = tl.load(x + x_row[:, None, None] + offsets(cell, inner, x_inner))
         if TRUTH:
             value = value != 0
-        value = value.to(DTYPE)
         if MASK == "bits":
             keep = tl.load(mask + mask_row[:, None, None] + offsets(cell, inner, mask_inner)) != 0
-            value = tl.where(keep, value, IDENTITY)
+            if ABOVE:
+                value = tl.where(keep, unsigned(value, LOWEST), LOWEST)
+            else:
+                value = tl.where(keep, value.to(DTYPE), IDENTITY)
         else:
             keep = tl.full((ROWS, ELEMENTS // GROUP, GROUP), 1, tl.int1)
+            value = value.to(DTYPE)
     position = cell - lead[:, None, None]
     la, lb, ln = lift(value, keep, position, mine[:, None, None], OP, parameter, IDENTITY)
     ta, tb, tn = merge(la, lb, ln, OP, NEED_N, 2)
+    if ABOVE:
+        ta = ta.to(DTYPE) - LOWEST * GROUP
+        tb = ta
     return joined(a, b, n, ta, tb, tn, OP, NEED_N)
 
 

@@ -12,7 +12,7 @@ from maskwise.errors import ArgumentError, DeviceError, DtypeError, ShapeError, 
 from maskwise.mask import Mask
 from maskwise.nn.arguments import check_module
 from maskwise.nn.regions.area import Area, of_bits, reached, union, whole
-from maskwise.nn.regions.program import Program, Step, plan_steps, run_whole, trace, versions_of
+from maskwise.nn.regions.program import DIFFERS_IN_TRAINING, Program, Step, plan_steps, run_whole, trace, versions_of
 from maskwise.nn.regions.run import choose, compute, dense, geometry_of_step, place, saved
 from maskwise.ops.arguments import MaskLike
 
@@ -171,7 +171,8 @@ class Incremental:
         return values, tuple(rows)
 
     def _check_mode(self) -> None:
-        training = next((name for name, m in self.model.named_modules() if m.training and not _is_plain(m)), None)
+        differs = ((name, m) for name, m in self.model.named_modules() if isinstance(m, DIFFERS_IN_TRAINING))
+        training = next((name for name, m in differs if m.training), None)
         if training is not None:
             got = f"{training or type(self.model).__name__!r} in training mode"
             raise ArgumentError(say(_OP, "model", must="be in evaluation mode", got=got, hint="model.eval()"))
@@ -347,12 +348,6 @@ def _copied(x: Any) -> Any:
 
 def _shapes_of(inputs: Sequence[Any]) -> tuple[Any, ...]:
     return tuple((tuple(x.shape), x.dtype, x.device) if isinstance(x, Tensor) else type(x).__name__ for x in inputs)
-
-
-def _is_plain(module: nn.Module) -> bool:
-    """Whether a module does the same in training and in evaluation."""
-    differs = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd, nn.RNNBase, nn.RReLU)
-    return not isinstance(module, differs)
 
 
 # -- what has changed --------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ class Area(NamedTuple):
     #: bool, (batch, *sizes of the box).
     bits: Tensor | None
     #: How many positions the bits keep, where that is known.
-    count: int | None = None
+    kept: int | None = None
 
     @property
     def sizes(self) -> Pair:
@@ -42,14 +42,14 @@ class Area(NamedTuple):
         """How many positions it has, in all batch entries."""
         if self.bits is None:
             return batch * self.sizes[0] * self.sizes[1]
-        return int(self.bits.sum()) if self.count is None else self.count
+        return int(self.bits.sum()) if self.kept is None else self.kept
 
 
 def whole(sizes: Pair) -> Area:
     """All positions of a map.
 
     >>> whole((4, 6))
-    Area(start=(0, 0), stop=(4, 6), bits=None, count=None)
+    Area(start=(0, 0), stop=(4, 6), bits=None, kept=None)
     """
     return Area((0, 0), sizes, None)
 
@@ -60,7 +60,7 @@ def of_bits(bits: Tensor) -> Area | None:
     >>> bits = torch.zeros(1, 4, 6, dtype=torch.bool)
     >>> bits[0, 1:3, 2] = True
     >>> of_bits(bits)
-    Area(start=(1, 2), stop=(3, 3), bits=None, count=None)
+    Area(start=(1, 2), stop=(3, 3), bits=None, kept=None)
     """
     plane = bits.any(0)
     edges = [_edges(plane.any(1 - d)) for d in (0, 1)]
@@ -80,7 +80,7 @@ def union(first: Area, second: Area, batch: int) -> Area:
     """The positions of either.
 
     >>> union(Area((0, 0), (2, 2), None), Area((1, 1), (2, 2), None), 1)
-    Area(start=(0, 0), stop=(2, 2), bits=None, count=None)
+    Area(start=(0, 0), stop=(2, 2), bits=None, kept=None)
     """
     for one, other in ((first, second), (second, first)):
         if one.bits is None and all(
@@ -107,7 +107,7 @@ def reached(area: Area, geometry: Geometry, is_transposed: bool) -> Area | None:
 
     >>> geometry = Geometry((3, 3), (2, 2), (1, 1), (1, 1), 1, (8, 8), (4, 4))
     >>> reached(Area((3, 0), (4, 2), None), geometry, False)
-    Area(start=(1, 0), stop=(3, 2), bits=None, count=None)
+    Area(start=(1, 0), stop=(3, 2), bits=None, kept=None)
     """
     start, stop, bits = [0, 0], [0, 0], area.bits
     for d in (0, 1):

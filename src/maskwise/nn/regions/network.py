@@ -14,7 +14,7 @@ from maskwise.mask import Mask
 from maskwise.nn.arguments import check_module, check_tensor
 from maskwise.nn.regions.area import Area, Cover
 from maskwise.nn.regions.pool import reduce_windows
-from maskwise.nn.regions.program import Program, Step, plan_steps, run_tail, run_whole, trace, versions_of
+from maskwise.nn.regions.program import Program, Step, map_nodes, plan_steps, run_tail, run_whole, trace, versions_of
 from maskwise.nn.regions.rules import Local
 from maskwise.nn.regions.run import choose, compute, dense, geometry_of_step, place
 from maskwise.ops.arguments import MaskLike
@@ -175,7 +175,7 @@ def _mask_of(step: Step, program: Program, masks: dict[fx.Node, Tensor | None]) 
         found = None if bits is None else seen_through(bits, step.head.geometry, 2, step.head.is_transposed)
     for node in step.operands:
         bits, operand = masks.get(node), program.shapes.get(node)
-        if bits is None or operand is None or tuple(operand[2:]) != tuple(shape[2:]):
+        if bits is None or operand is None or shape is None or tuple(operand[2:]) != tuple(shape[2:]):
             continue
         found = bits if found is None or found is bits else found | bits
     return found
@@ -218,7 +218,7 @@ class _Run:
         return self.values[node] if node in self.values else self.program.constants[node]
 
     def result(self) -> Any:
-        return fx.node.map_arg(self.program.output, self._cleaned)
+        return map_nodes(self.program.output, self._cleaned)
 
     def _cleaned(self, node: fx.Node) -> Any:
         value, mask = self.read(node), self.masks.get(node)
@@ -348,13 +348,14 @@ class _Run:
                     outputs=wanted,
                 )  # fmt: skip
             if isinstance(module, nn.ConvTranspose2d):
+                assert not isinstance(module.padding, str)
                 return conv_transpose2d(
                     source, module.weight, module.bias, module.stride, module.padding, module.output_padding,
                     module.groups, module.dilation, outputs=wanted,
                 )  # fmt: skip
             if mask is not None and step.head.kind in ("max", "average"):
                 return reduce_windows(step.head.dense, step.head.kind == "max", source, mask)
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), read)
+        args, kwargs = map_nodes((node.args, node.kwargs), read)
         if module is not None:
             return module(*args, **kwargs)
         if node.op == "call_method":
@@ -383,5 +384,5 @@ def _batch_norm(module: nn.BatchNorm2d, x: Tensor, kept: Tensor) -> Tensor:
 
 def _nodes_of(output: Any) -> set[fx.Node]:
     found: set[fx.Node] = set()
-    fx.node.map_arg(output, found.add)
+    map_nodes(output, found.add)
     return found

@@ -15,7 +15,17 @@ from maskwise.nn.conv import MaskedConv2d, RegionConv2d
 from maskwise.nn.norm import MaskedBatchNorm2d
 from maskwise.nn.regions.rules import Local, Pointwise, Rule, rule_of
 
-__all__ = ["DIFFERS_IN_TRAINING", "Program", "Step", "plan_steps", "run_tail", "run_whole", "trace", "versions_of"]
+__all__ = [
+    "DIFFERS_IN_TRAINING",
+    "Program",
+    "Step",
+    "map_nodes",
+    "plan_steps",
+    "run_tail",
+    "run_whole",
+    "trace",
+    "versions_of",
+]
 
 #: Names of functions and methods whose results differ from call to call.
 _RANDOM = frozenset(
@@ -211,6 +221,7 @@ def _joined(node: fx.Node, rule: Rule, steps: dict[fx.Node, Step], shapes: dict[
         own = shapes.get(operand)
         if (
             step is None
+            or own is None
             or step.reason
             or step.out is not operand
             or len(operand.users) != 1
@@ -291,6 +302,11 @@ def _shapes(traced: fx.GraphModule, inputs: Sequence[Any]) -> dict[fx.Node, Any]
     return wrapper.found
 
 
+def map_nodes(value: Any, read: Callable[[fx.Node], Any]) -> Any:
+    """Arguments with the values of the nodes in them."""
+    return fx.node.map_arg(value, read)
+
+
 # -- values ------------------------------------------------------------------------------------------------------------
 def run_tail(step: Step, value: Tensor | None, read: Callable[[fx.Node], Any]) -> Any:
     """Run the pointwise nodes of a step on maps or on batches of tiles.
@@ -309,7 +325,7 @@ def run_tail(step: Step, value: Tensor | None, read: Callable[[fx.Node], Any]) -
         return found[node] if node in found else read(node)
 
     for node, rule in step.tail:
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lookup)
+        args, kwargs = map_nodes((node.args, node.kwargs), lookup)
         if is_own and rule.run is torch.relu and node.args[0] in found:
             value = torch.relu_(args[0])
         elif is_own and rule.run in (operator.add, torch.add) and node.args[0] in found and _fits_in(args, kwargs):
@@ -330,7 +346,7 @@ def _fits_in(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 def run_whole(step: Step, traced: fx.GraphModule, read: Callable[[fx.Node], Any]) -> Any:
     """Run a node on whole values."""
     node = step.out
-    args, kwargs = fx.node.map_arg((node.args, node.kwargs), read)
+    args, kwargs = map_nodes((node.args, node.kwargs), read)
     if node.op == "call_module":
         return traced.get_submodule(str(node.target))(*args, **kwargs)
     if node.op == "call_method":

@@ -249,6 +249,16 @@ Tensor conv_scatter(const Tensor& values, const Tensor& tiles, const std::option
     conv_scatter_out(values, tiles, bits, size, crop, out);
     return out;
   }
+  // Between few tiles lie many short stretches of each plane: one long fill is faster than those.
+  if (!channels_last && is_zero(other) && 2 * tiles.size(0) * size[0] * size[1] < sizes[0] * height * width) {
+    char* data = static_cast<char*>(out.mutable_data_ptr());
+    const auto bytes = static_cast<int64_t>(out.element_size());
+    parallel(out.numel(), 1, [&](int64_t begin, int64_t end) {
+      std::memset(data + begin * bytes, 0, (end - begin) * bytes);
+    });
+    conv_scatter_out(values, tiles, bits, size, crop, out);
+    return out;
+  }
   const Bits wanted(bits);
   const Batch batch(values, size, crop);
   const int64_t rows = ceil_div(height, size[0]), bands = sizes[0] * rows;

@@ -72,6 +72,30 @@ def test_packed_documents_have_the_loss_that_they_have_alone(printed):
     assert last < first / 2
 
 
+@pytest.mark.parametrize("printed", ["masked_image_modelling"], indirect=True)
+def test_a_convnet_on_visible_patches_draws_the_hidden_ones(printed):
+    error, mean = numbers(r"hidden pixels: ([\d.]+), of the mean image ([\d.]+)", printed)
+    assert error < 0.8 * mean
+    assert numbers(r"computed (\d+) %", printed) == [38]
+
+
+@pytest.mark.parametrize("printed", ["conformer_padding"], indirect=True)
+def test_padding_does_not_reach_the_frames_of_a_conformer(printed):
+    (without,) = numbers(r"without a mask: .*largest (\S+)", printed)
+    (masked,) = numbers(r"with a mask: .*largest (\S+)", printed)
+    assert masked < 1e-5
+    assert without > 0.05
+    assert numbers(r"(\d+)% are computed \(rows\)", printed) == [40]
+
+
+@pytest.mark.parametrize("printed", ["video_stream"], indirect=True)
+def test_frames_of_a_stream_compute_what_has_changed(printed):
+    share, difference = numbers(r"([\d.]+) % of all positions were computed; largest difference (\S+)", printed)
+    assert share < 5
+    assert difference < 1e-5
+    assert numbers(r"first.0 +\w+ +([\d.]+) %", printed) == [0.3]
+
+
 # Plain Python runs the cells, so that the tests need no Jupyter: they print and use no magics.
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.ipynb")), ids=lambda path: path.name)
 def test_a_notebook_prints_what_is_stored_in_it(path):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import maskwise as mw
 from benchmarks.case import Case, Side, Target, at_least, at_most, never_slower
@@ -141,6 +142,153 @@ def _at_most(factor: float, sides: tuple[Side, ...]) -> tuple[Target, ...]:
     return (*(at_most(factor, side.name) for side in sides if side.kind == "floor"), never_slower(IDIOM))
 
 
+# -- whole networks ----------------------------------------------------------------------------------------------------
+class _Block(nn.Module):
+    """A residual block, as in a ResNet-18."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs))
+        self.second = nn.Sequential(nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False), nn.BatchNorm2d(outputs))
+        is_plain = stride == 1 and inputs == outputs
+        shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+        self.shortcut: nn.Module = nn.Identity() if is_plain else shortcut
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = F.relu(self.second(F.relu(self.first(x))) + self.shortcut(x))
+        return out
+
+
+def _resnet() -> nn.Module:
+    """The layers and widths of a ResNet-18, without its classifier."""
+    stem = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
+    widths = (64, 64, 128, 256, 512)
+    blocks = [
+        block
+        for at in range(4)
+        for block in (
+            _Block(widths[at], widths[at + 1], 1 if at == 0 else 2),
+            _Block(widths[at + 1], widths[at + 1], 1),
+        )
+    ]
+    return nn.Sequential(*stem, *blocks)
+
+
+class _UNet(nn.Module):
+    """Three levels of 32, 64 and 128 channels down and up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = (32, 64, 128)
+        self.down = nn.ModuleList(_twice(a, b) for a, b in zip((3, *widths), widths, strict=False))
+        self.middle = _twice(128, 128)
+        self.up = nn.ModuleList(nn.ConvTranspose2d(w, w, 2, 2) for w in (128, 128, 64))
+        self.right = nn.ModuleList(_twice(a, b) for a, b in ((256, 128), (192, 64), (96, 32)))
+        self.head = nn.Conv2d(32, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        levels = []
+        for block in self.down:
+            levels.append(block(x))
+            x = F.max_pool2d(levels[-1], 2)
+        x = self.middle(x)
+        for up, block, level in zip(self.up, self.right, levels[::-1], strict=True):
+            x = block(torch.cat([level, up(x)], 1))
+        out: Tensor = self.head(x)
+        return out
+
+
+def _twice(inputs: int, outputs: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for each in (inputs, outputs):
+        layers += [nn.Conv2d(each, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
+    return nn.Sequential(*layers)
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network in evaluation, its input, which positions of that are valid, and an edit of it."""
+
+    model: nn.Module
+    x: Tensor
+    mask: Tensor
+    edited: Tensor
+    box: tuple[slice, slice]
+
+
+#: The side of the patches of a network: as many pixels as its last map has one position for.
+_PATCH = 32
+
+
+def _network(make: Callable[[], nn.Module]) -> Callable[[Case], Network]:
+    def build(case: Case) -> Network:
+        torch.manual_seed(0)
+        model = make().eval().requires_grad_(False)
+        x = torch.rand(case.shape)
+        rows, columns = (size // _PATCH for size in case.shape[2:])
+        chosen = torch.randperm(rows * columns) < max(1, round((case.density or 0.0) * rows * columns))
+        mask = chosen.view(rows, columns).repeat_interleave(_PATCH, 0).repeat_interleave(_PATCH, 1)
+        side = round(((case.density or 0.0) * case.shape[2] * case.shape[3]) ** 0.5)
+        box = (slice(200, 200 + side), slice(100, 100 + side))
+        edited = x.clone()
+        edited[..., box[0], box[1]] += 1.0
+        return Network(model, x, mask.expand(case.shape[0], *mask.shape).contiguous(), edited, box)
+
+    return build
+
+
+def _on_regions(i: Network) -> Call:
+    regions = mw.nn.Regions(i.model)
+    return lambda: regions(i.x, i.mask)
+
+
+def _update(i: Network) -> Call:
+    incremental = mw.nn.Incremental(i.model)
+    incremental(i.x)
+    return lambda: incremental.update(i.edited, i.box)
+
+
+def _whole(layout: torch.memory_format, *, edited: bool = False) -> Callable[[Network], Call]:
+    def build(i: Network) -> Call:
+        model = copy.deepcopy(i.model).to(memory_format=layout)
+        x = (i.edited if edited else i.x).contiguous(memory_format=layout)
+
+        def run() -> Tensor:
+            with torch.no_grad():
+                out: Tensor = model(x)
+                return out
+
+        return run
+
+    return build
+
+
+def _networks(base: Case) -> list[Case]:
+    regions = (
+        Side("mw.nn.Regions", _on_regions, kind="ours"),
+        Side(FLOOR, _whole(torch.contiguous_format), kind="floor"),
+        Side(FLOOR_LAST, _whole(torch.channels_last), kind="floor"),
+    )
+    update = (
+        Side("mw.nn.Incremental", _update, kind="ours"),
+        Side("the model again", _whole(torch.contiguous_format, edited=True)),
+        Side(FLOOR_LAST, _whole(torch.channels_last, edited=True), kind="floor"),
+    )
+    on = replace(base, function="Regions", sides=regions, density=0.05)
+    again = replace(base, function="Incremental", sides=update, density=0.01, shape=(1, 3, 512, 512))
+    six = (at_least(6.0, FLOOR), at_least(6.0, FLOOR_LAST))
+    eight = (at_least(8.0, "the model again"), at_least(8.0, FLOOR_LAST))
+    return [
+        replace(on, variant="ResNet-18 tiles=5%", setup=_network(_resnet), shape=(4, 3, 512, 512), targets=six),
+        replace(on, variant="U-Net tiles=5%", setup=_network(_UNet), shape=(1, 3, 512, 512), targets=six),
+        replace(again, variant="U-Net edit=1%", setup=_network(_UNet), targets=eight),
+        # Its deep layers see most of the image, so an edit reaches most of their maps.
+        replace(
+            again, variant="ResNet-18 edit=1%", setup=_network(_resnet), targets=(never_slower("the model again"),)
+        ),
+    ]
+
+
 def cases() -> tuple[Case, ...]:
     """Return the cases of convolutions."""
     # Sums of some hundred products of values in [0, 1), in float32; gradients of some ten thousand.
@@ -180,6 +328,15 @@ def cases() -> tuple[Case, ...]:
             ),
             replace(
                 base,
+                variant=f"7x7 depthwise tiles=40%{suffix}",
+                setup=_setup(_squares, 7, depthwise=True),
+                shape=(4, 64, 128, 128),
+                density=0.4,
+                sides=sides,
+                targets=_at_most(0.5, sides),
+            ),
+            replace(
+                base,
                 function="conv1d",
                 variant=f"31 depthwise lengths keep=40%{suffix}",
                 setup=long,
@@ -200,4 +357,4 @@ def cases() -> tuple[Case, ...]:
             ),
         ]
     tiny = replace(base, shape=(1, 4, 8, 8), density=0.5, targets=(never_slower(IDIOM),))
-    return (*found, replace(tiny, variant="3x3 1x4x8x8"))
+    return (*found, *_networks(base), replace(tiny, variant="3x3 1x4x8x8"))

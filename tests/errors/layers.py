@@ -29,6 +29,18 @@ IMAGES = mw.nn.MaskedConv2d(3, 2, 1)
 SPARSE = mw.nn.SparseLinear(3, 2, density=0.5)
 OTHER = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
 ONE = TopK(0.1)
+MAP, EVERYWHERE = torch.ones(1, 1, 8, 8), torch.ones(8, 8, dtype=torch.bool)
+REGIONS = mw.nn.Regions(nn.Sequential(nn.Conv2d(1, 2, 3), nn.GroupNorm(1, 2)).eval())
+POOLED = mw.nn.Regions(nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveAvgPool2d(1)).eval())
+UPDATED = mw.nn.Incremental(nn.Conv2d(1, 1, 3).eval())
+UPDATED(MAP)
+
+
+class Branching(nn.Module):
+    """A model whose control flow depends on values."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if x.sum() > 0 else -x
 
 
 def attach(module: Any, gate: Any, *name: str) -> Callable[[], Any]:
@@ -465,6 +477,47 @@ ROWS = [
             Row(f"mw.nn.{name}.outputs", lambda layer=layer: layer.outputs(None), ShapeError, "Mask.full(input.shape"),
         )
     ),
+    # -- networks on regions
+    *(
+        row
+        for name in ("RegionMaxPool2d", "RegionAvgPool2d")
+        for pool in [getattr(mw.nn, name)(2)]
+        for row in (
+            Row(
+                f"mw.nn.{name}.forward", lambda pool=pool: pool(MAP, torch.ones(3) > 0), ShapeError, "mask of (1, 8, 8)"
+            ),
+            Row(f"mw.nn.{name}.forward", lambda pool=pool: pool(MAP, MAP), DtypeError, "mask"),
+            Row(
+                f"mw.nn.{name}.forward",
+                lambda pool=pool: pool(MAP, torch.ones(8, 8, dtype=torch.bool, device="meta")),
+                DeviceError,
+                "mask.to(x.device)",
+            ),
+        )
+    ),
+    Row(
+        "mw.nn.RegionMaxPool2d",
+        lambda: mw.nn.RegionMaxPool2d(2, return_indices=True),
+        ArgumentError,
+        "return_indices=False",
+    ),
+    Row("mw.nn.Regions", lambda: mw.nn.Regions(X), DtypeError, "torch.nn."),
+    Row("mw.nn.Regions", lambda: mw.nn.Regions(Branching()), ArgumentError, "Regions(model.backbone)"),
+    Row("mw.nn.Regions.forward", lambda: REGIONS(MAP[0], EVERYWHERE), ShapeError, "x[None] for one image"),
+    Row("mw.nn.Regions.forward", lambda: REGIONS(MAP, MAP), DtypeError, "mask"),
+    Row("mw.nn.Regions.forward", lambda: REGIONS(MAP, EVERYWHERE.to("meta")), DeviceError, "mask.to(x.device)"),
+    Row("mw.nn.Regions.forward", lambda: REGIONS(MAP, EVERYWHERE), ArgumentError, "mw.nn.Regions(model.backbone)"),
+    Row("mw.nn.Regions.outputs", lambda: REGIONS.outputs(EVERYWHERE[0]), ShapeError, "mask[None]"),
+    Row("mw.nn.Regions.outputs", lambda: POOLED.outputs(EVERYWHERE), ArgumentError, "outputs of a backbone"),
+    Row("mw.nn.Incremental", lambda: mw.nn.Incremental(X), DtypeError, "torch.nn."),
+    Row("mw.nn.Incremental", lambda: mw.nn.Incremental(nn.Sequential(nn.Dropout())), ArgumentError, "model.eval()"),
+    Row("mw.nn.Incremental.report", lambda: mw.nn.Incremental(nn.Conv2d(1, 1, 1)).report, ArgumentError, "inc(x)"),
+    Row("mw.nn.Incremental.update", lambda: mw.nn.Incremental(nn.Conv2d(1, 1, 1)).update(X), ArgumentError, "inc(x)"),
+    Row("mw.nn.Incremental.update", lambda: UPDATED.update(MAP[..., :4]), ShapeError, "for another shape"),
+    Row("mw.nn.Incremental.update", lambda: UPDATED.update(MAP.double()), DtypeError, "for another dtype"),
+    Row("mw.nn.Incremental.update", lambda: UPDATED.update(MAP.to("meta")), DeviceError, "for another device"),
+    Row("mw.nn.Incremental.update", lambda: UPDATED.update(MAP, (1, 2)), ArgumentError, "(slice(top, bottom)"),
+    Row("mw.nn.Incremental.update", lambda: UPDATED.update(MAP, MAP), DtypeError, "changed != 0"),
     Row("mw.nn.MaskedConv2d", lambda: mw.nn.MaskedConv2d(3, 2, 1, gate=0.1), DtypeError, "gate=mw.nn.gates.TopK(0.1)"),
     Row("mw.nn.MaskedConv2d", lambda: mw.nn.MaskedConv2d(3, 2, 1, gate=ATTACHED), ArgumentError, "a new TopK(...)"),
     Row("mw.nn.MaskedConv2d", lambda: mw.nn.MaskedConv2d(3, 2, 1, gate=BITS), ShapeError, "mask[..., None, None]"),

@@ -279,6 +279,19 @@ def regions() -> None:
     assert_type(region.outputs(torch.ones(5, 5, dtype=torch.bool)), Mask)
     region(torch.randn(1, 2, 5, 5), torch.ones(5, 5, dtype=torch.bool), other=0.0)
     mw.nn.RegionConv1d(2, 3, 3)(torch.randn(1, 2, 5), outputs=torch.ones(3, dtype=torch.bool))
+    pools = (mw.nn.RegionMaxPool2d(2), mw.nn.RegionAvgPool2d(2, stride=1))
+    for pool in pools:
+        pool(image, kept, outputs=None)
+        assert_type(pool.outputs(kept), Mask)
+    network = mw.nn.Regions(nn.Sequential(nn.Conv2d(4, 2, 3), nn.ReLU()))
+    network(image, kept)
+    assert_type(network.outputs(kept, channels=4), Mask)
+    incremental = mw.nn.Incremental(nn.Conv2d(4, 2, 3).eval())
+    incremental(image)
+    incremental.update(image, kept)
+    incremental.update((image,), ((slice(0, 2), slice(3, None)),))
+    assert_type(incremental.report.share, float)
+    incremental.reset()
 
 
 def layers(mask: Mask) -> nn.Module:

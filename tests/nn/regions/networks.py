@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import torch
@@ -44,7 +45,7 @@ class ResNet(nn.Module):
         self.stages = nn.Sequential(
             *(
                 nn.Sequential(Block(a, b, 1 + (at > 0)), Block(b, b))
-                for at, (a, b) in enumerate(zip(widths, widths[1:], strict=False))
+                for at, (a, b) in enumerate(itertools.pairwise(widths))
             )
         )
         self.head = (

@@ -123,6 +123,26 @@ class Gated(nn.Module):
         return F.relu(maps, inplace=True) + y[:, :1], maps.shape[0]
 
 
+class Chunked(nn.Module):
+    """A map in two parts, one of which gates the other, and a size that is read."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(2, 4, 3, padding=1)
+
+    def forward(self, x):
+        first, second = self.conv(x).chunk(2, 1)
+        return F.interpolate(first * second.sigmoid() / x.shape[1], scale_factor=2)
+
+
+def test_parts_of_a_map_are_followed():
+    model = settled(Chunked())
+    inc, x = mw.nn.Incremental(model), torch.randn(1, 2, 12, 12)
+    torch.testing.assert_close(inc(x), model(x))
+    new = edit(x, (slice(3, 5), slice(3, 5)))
+    torch.testing.assert_close(inc.update(new), model(new))
+
+
 def test_gates_of_weights_are_followed():
     layer = mw.nn.MaskedConv2d(2, 3, 3, padding=1, gate=mw.nn.gates.TopK(0.5))
     model = settled(nn.Sequential(layer, nn.ReLU(), mw.nn.RegionConv2d(3, 1, 3, padding=1)))

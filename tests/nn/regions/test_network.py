@@ -18,7 +18,7 @@ def patches(batch, sizes, side, kept, seed=0):
 
 
 class Truth(fx.Interpreter):
-    """Runs a model node by node, with zeros outside of a mask of patches after each; pools the largest of positive maps."""
+    """Runs a model node by node, with zeros outside of a mask of patches after each; maxima are of positive maps."""
 
     def __init__(self, model, mask):
         super().__init__(fx.symbolic_trace(model))

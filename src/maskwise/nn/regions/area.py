@@ -25,6 +25,8 @@ class Area(NamedTuple):
     stop: Pair
     #: bool, (batch, *sizes of the box).
     bits: Tensor | None
+    #: How many positions the bits keep, where that is known.
+    kept: int | None = None
 
     @property
     def sizes(self) -> Pair:
@@ -38,14 +40,16 @@ class Area(NamedTuple):
 
     def positions(self, batch: int) -> int:
         """How many positions it has, in all batch entries."""
-        return batch * self.sizes[0] * self.sizes[1] if self.bits is None else int(self.bits.sum())
+        if self.bits is None:
+            return batch * self.sizes[0] * self.sizes[1]
+        return int(self.bits.sum()) if self.kept is None else self.kept
 
 
 def whole(sizes: Pair) -> Area:
     """All positions of a map.
 
     >>> whole((4, 6))
-    Area(start=(0, 0), stop=(4, 6), bits=None)
+    Area(start=(0, 0), stop=(4, 6), bits=None, kept=None)
     """
     return Area((0, 0), sizes, None)
 
@@ -56,7 +60,7 @@ def of_bits(bits: Tensor) -> Area | None:
     >>> bits = torch.zeros(1, 4, 6, dtype=torch.bool)
     >>> bits[0, 1:3, 2] = True
     >>> of_bits(bits)
-    Area(start=(1, 2), stop=(3, 3), bits=None)
+    Area(start=(1, 2), stop=(3, 3), bits=None, kept=None)
     """
     plane = bits.any(0)
     edges = [_edges(plane.any(1 - d)) for d in (0, 1)]
@@ -76,7 +80,7 @@ def union(first: Area, second: Area, batch: int) -> Area:
     """The positions of either.
 
     >>> union(Area((0, 0), (2, 2), None), Area((1, 1), (2, 2), None), 1)
-    Area(start=(0, 0), stop=(2, 2), bits=None)
+    Area(start=(0, 0), stop=(2, 2), bits=None, kept=None)
     """
     for one, other in ((first, second), (second, first)):
         if one.bits is None and all(
@@ -103,7 +107,7 @@ def reached(area: Area, geometry: Geometry, is_transposed: bool) -> Area | None:
 
     >>> geometry = Geometry((3, 3), (2, 2), (1, 1), (1, 1), 1, (8, 8), (4, 4))
     >>> reached(Area((3, 0), (4, 2), None), geometry, False)
-    Area(start=(1, 0), stop=(3, 2), bits=None)
+    Area(start=(1, 0), stop=(3, 2), bits=None, kept=None)
     """
     start, stop, bits = [0, 0], [0, 0], area.bits
     for d in (0, 1):

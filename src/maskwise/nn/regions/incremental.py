@@ -12,13 +12,24 @@ from maskwise.errors import ArgumentError, DeviceError, DtypeError, ShapeError, 
 from maskwise.mask import Mask
 from maskwise.nn.arguments import check_module
 from maskwise.nn.regions.area import Area, of_bits, reached, union, whole
-from maskwise.nn.regions.program import Program, Step, plan_steps, run_whole, trace, versions_of
+from maskwise.nn.regions.program import (
+    DIFFERS_IN_TRAINING,
+    Program,
+    Step,
+    map_nodes,
+    plan_steps,
+    run_whole,
+    trace,
+    versions_of,
+)
 from maskwise.nn.regions.run import choose, compute, dense, geometry_of_step, place, saved
 from maskwise.ops.arguments import MaskLike
 
 __all__ = ["Incremental", "UpdateReport"]
 
 _OP = "Incremental"
+#: Values that are compared: sizes and the like, which an edit does not change.
+_PLAIN = (int, float, str, torch.Size, torch.dtype, torch.device, type(None))
 #: What may say where an input has changed.
 Changed = MaskLike | tuple[slice, slice] | None
 
@@ -151,8 +162,8 @@ class Incremental:
         if program is None or key != self._key:
             program = plan_steps(self._traced, inputs)
             if not any(step.head is not None for step in program.steps):
-                must, got = "have a layer that works on regions", "; ".join(program.reasons[:3]) or "none"
-                raise ArgumentError(say(_OP, "model", must=must, got=got, hint="a model with nn.Conv2d"))
+                must, why = "have a layer that works on regions", "; ".join(program.reasons[:3]) or "none"
+                raise ArgumentError(say(_OP, "model", must=must, got=why, hint="a model with nn.Conv2d"))
         taken = [_copied(each) for each in inputs]
         values, rows = self._run_all(program, taken)
         is_last = any(_is_last(each) for each in inputs)
@@ -171,7 +182,8 @@ class Incremental:
         return values, tuple(rows)
 
     def _check_mode(self) -> None:
-        training = next((name for name, m in self.model.named_modules() if m.training and not _is_plain(m)), None)
+        differs = ((name, m) for name, m in self.model.named_modules() if isinstance(m, DIFFERS_IN_TRAINING))
+        training = next((name for name, m in differs if m.training), None)
         if training is not None:
             got = f"{training or type(self.model).__name__!r} in training mode"
             raise ArgumentError(say(_OP, "model", must="be in evaluation mode", got=got, hint="model.eval()"))
@@ -187,7 +199,7 @@ class Incremental:
                 return value
             return value.clone(memory_format=layout if value.dim() == 4 else torch.preserve_format)
 
-        return fx.node.map_arg(self._program.output, copy)
+        return map_nodes(self._program.output, copy)
 
     # -- an edit -------------------------------------------------------------------------------------------------------
     @torch.no_grad()
@@ -277,7 +289,7 @@ class Incremental:
             if not any(node in changed for node in step.operands):
                 return Row(step.name, "reused", 0, positions)
             old, new = self._values[step.out], run_whole(step, self._traced, read)
-            if isinstance(new, Tensor) or new != old:
+            if not (isinstance(new, _PLAIN) and new == old):
                 changed[step.out] = whole((shape[2], shape[3])) if shape is not None and len(shape) == 4 else True
             self._replace(step.out, new, undo)
             return Row(step.name, "whole", positions, positions, step.reason)
@@ -285,7 +297,7 @@ class Incremental:
         if area is None:
             return Row(step.name, "reused", 0, positions)
         changed[step.out] = area
-        count = area.positions(shape[0])
+        count = area.positions(program.shapes[step.out][0])
         out = self._values[step.out]
         cover, route = choose(step, area, program, out.dtype, out.device)
         if cover is None:
@@ -349,20 +361,14 @@ def _shapes_of(inputs: Sequence[Any]) -> tuple[Any, ...]:
     return tuple((tuple(x.shape), x.dtype, x.device) if isinstance(x, Tensor) else type(x).__name__ for x in inputs)
 
 
-def _is_plain(module: nn.Module) -> bool:
-    """Whether a module does the same in training and in evaluation."""
-    differs = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd, nn.RNNBase, nn.RReLU)
-    return not isinstance(module, differs)
-
-
 # -- what has changed --------------------------------------------------------------------------------------------------
 _UPDATE = "Incremental.update"
 
 
 def _check_inputs(given: Sequence[Any], where: Sequence[Any], inputs: Sequence[Any]) -> None:
     if len(given) != len(inputs) or len(where) != len(inputs):
-        must, got = f"have {len(inputs)} inputs, and as many changes", f"{len(given)} and {len(where)}"
-        raise ArgumentError(say(_UPDATE, "x_new", must=must, got=got, hint="inc.update((x, y), (changed, None))"))
+        must, counts = f"have {len(inputs)} inputs, and as many changes", f"{len(given)} and {len(where)}"
+        raise ArgumentError(say(_UPDATE, "x_new", must=must, got=counts, hint="inc.update((x, y), (changed, None))"))
     for new, old, changed in zip(given, inputs, where, strict=True):
         if not isinstance(old, Tensor):
             continue

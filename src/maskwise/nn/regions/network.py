@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,11 +12,11 @@ from torch import Tensor, fx, nn
 from maskwise.errors import ArgumentError, ShapeError, say
 from maskwise.mask import Mask
 from maskwise.nn.arguments import check_module, check_tensor
-from maskwise.nn.regions.area import Area
+from maskwise.nn.regions.area import Area, Cover
 from maskwise.nn.regions.pool import reduce_windows
-from maskwise.nn.regions.program import Program, Step, plan_steps, run_tail, run_whole, trace, versions_of
+from maskwise.nn.regions.program import Program, Step, map_nodes, plan_steps, run_tail, run_whole, trace, versions_of
 from maskwise.nn.regions.rules import Local
-from maskwise.nn.regions.run import choose, compute, dense, geometry_of_step
+from maskwise.nn.regions.run import choose, compute, dense, geometry_of_step, place
 from maskwise.ops.arguments import MaskLike
 from maskwise.ops.conv import conv2d, conv_transpose2d, line_up, seen_through, tiles
 from maskwise.ops.primitives import fill_dropped, number
@@ -175,7 +175,7 @@ def _mask_of(step: Step, program: Program, masks: dict[fx.Node, Tensor | None]) 
         found = None if bits is None else seen_through(bits, step.head.geometry, 2, step.head.is_transposed)
     for node in step.operands:
         bits, operand = masks.get(node), program.shapes.get(node)
-        if bits is None or operand is None or tuple(operand[2:]) != tuple(shape[2:]):
+        if bits is None or operand is None or shape is None or tuple(operand[2:]) != tuple(shape[2:]):
             continue
         found = bits if found is None or found is bits else found | bits
     return found
@@ -196,6 +196,13 @@ def _pooled(step: Step, program: Program) -> str | None:
     return kinds.get(name) if is_pooled else None
 
 
+class Written(NamedTuple):
+    """What a buffer holds besides zeros: positions of a mask, in tiles."""
+
+    wanted: Tensor
+    cover: Cover
+
+
 class _Run:
     """One call: the values and the masks of all nodes."""
 
@@ -205,12 +212,13 @@ class _Run:
         self.values: dict[fx.Node, Any] = {program.inputs[0]: x}
         self.is_last = not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
         self.results = _nodes_of(program.output)
+        self.owned: dict[int, Written] = {}
 
     def read(self, node: fx.Node) -> Any:
         return self.values[node] if node in self.values else self.program.constants[node]
 
     def result(self) -> Any:
-        return fx.node.map_arg(self.program.output, self._cleaned)
+        return map_nodes(self.program.output, self._cleaned)
 
     def _cleaned(self, node: fx.Node) -> Any:
         value, mask = self.read(node), self.masks.get(node)
@@ -238,8 +246,28 @@ class _Run:
                 self.values[step.out] = self._step_on_tiles(step, wanted, covers)
             for node in step.reads:
                 if uses[node] == at and node not in self.results and node not in self.program.constants:
-                    self.values.pop(node, None)
+                    self._free(self.values.pop(node, None))
         return self.result()
+
+    def _buffer(self, sizes: tuple[int, ...], like: Tensor, wanted: Tensor, cover: Cover) -> Tensor:
+        """A map of zeros to write what is wanted into, channels last; one that was used, if there is one."""
+        free = self.program.buffers.setdefault((sizes, like.dtype, like.device), [])
+        at = next((at for at, (_, written) in enumerate(free) if written.wanted is wanted), len(free) - 1)
+        if at < 0:
+            out = torch.zeros(sizes, dtype=like.dtype, device=like.device).contiguous(memory_format=torch.channels_last)
+        else:
+            out, written = free.pop(at)
+            if written.wanted is not wanted:
+                zeros = like.new_zeros(written.cover.tiles.shape[0], *written.cover.tiling.size, sizes[1])
+                place(zeros.permute(0, 3, 1, 2), written.cover, out)
+        self.owned[id(out)] = Written(wanted, cover)
+        return out
+
+    def _free(self, value: Any) -> None:
+        written = self.owned.pop(id(value), None)
+        if written is not None:
+            key = (tuple(value.shape), value.dtype, value.device)
+            self.program.buffers.setdefault(key, []).append((value, written))
 
     def _step_on_tiles(self, step: Step, wanted: Tensor, covers: dict[Any, Any]) -> Tensor:
         program = self.program
@@ -248,7 +276,8 @@ class _Run:
         inputs = None if step.source is None else program.shapes[step.source][1]
         key = (id(wanted), geometry, is_transposed, inputs, outputs, len(step.tail))
         if key not in covers:
-            area = Area((0, 0), (height, width), wanted)
+            count = covers.setdefault(id(wanted), (int(wanted.sum()), wanted))[0]
+            area = Area((0, 0), (height, width), wanted, count)
             # The mask is kept with what was found, so that its id stays its own.
             covers[key] = (*choose(step, area, program, self.x.dtype, self.x.device), wanted)
         cover = covers[key][0]
@@ -257,8 +286,12 @@ class _Run:
             out = fill_dropped(self._dense(step), wanted[:, None])
             return out.contiguous(memory_format=torch.channels_last if is_last else torch.contiguous_format)
         found = compute(step, cover, program, self.read, self._valid)
-        zero = number(0.0, found.dtype, found.device)
         sizes = [batch, outputs, height, width]
+        if step.out not in self.results:
+            out = self._buffer(tuple(sizes), found, wanted, cover)
+            place(found, cover, out, wanted)
+            return out
+        zero = number(0.0, found.dtype, found.device)
         return tiles.scatter(found, cover.tiles, wanted, zero, sizes, list(cover.tiling.size), [0, 0], is_last)  # type: ignore[no-any-return]
 
     def _dense(self, step: Step) -> Tensor:
@@ -315,13 +348,14 @@ class _Run:
                     outputs=wanted,
                 )  # fmt: skip
             if isinstance(module, nn.ConvTranspose2d):
+                assert not isinstance(module.padding, str)
                 return conv_transpose2d(
                     source, module.weight, module.bias, module.stride, module.padding, module.output_padding,
                     module.groups, module.dilation, outputs=wanted,
                 )  # fmt: skip
             if mask is not None and step.head.kind in ("max", "average"):
                 return reduce_windows(step.head.dense, step.head.kind == "max", source, mask)
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), read)
+        args, kwargs = map_nodes((node.args, node.kwargs), read)
         if module is not None:
             return module(*args, **kwargs)
         if node.op == "call_method":
@@ -350,5 +384,5 @@ def _batch_norm(module: nn.BatchNorm2d, x: Tensor, kept: Tensor) -> Tensor:
 
 def _nodes_of(output: Any) -> set[fx.Node]:
     found: set[fx.Node] = set()
-    fx.node.map_arg(output, found.add)
+    map_nodes(output, found.add)
     return found

@@ -15,12 +15,24 @@ from maskwise.nn.conv import MaskedConv2d, RegionConv2d
 from maskwise.nn.norm import MaskedBatchNorm2d
 from maskwise.nn.regions.rules import Local, Pointwise, Rule, rule_of
 
-__all__ = ["Program", "Step", "plan_steps", "run_tail", "run_whole", "trace", "versions_of"]
+__all__ = [
+    "DIFFERS_IN_TRAINING",
+    "Program",
+    "Step",
+    "map_nodes",
+    "plan_steps",
+    "run_tail",
+    "run_whole",
+    "trace",
+    "versions_of",
+]
 
 #: Names of functions and methods whose results differ from call to call.
 _RANDOM = frozenset(
     ("rand", "randn", "randint", "rand_like", "randn_like", "bernoulli", "multinomial", "normal", "randperm", "poisson")
 )
+#: Layers that do something else in training.
+DIFFERS_IN_TRAINING = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd, nn.RNNBase, nn.RReLU)
 #: Results of these kinds of layers are no view of their input.
 _OWN_MEMORY = ("convolution", "max", "average")
 
@@ -71,6 +83,8 @@ class Program:
     modules: dict[str, str]
     #: Of the parameters and buffers, see `versions_of`.
     versions: tuple[Any, ...]
+    #: Maps that hold zeros but where tiles were written, by shape, with what was: buffers of calls on regions.
+    buffers: dict[Any, list[tuple[Tensor, Any]]] = field(default_factory=dict)
 
     @property
     def reasons(self) -> list[str]:
@@ -113,32 +127,24 @@ def trace(op: str, model: nn.Module, *, is_random_allowed: bool = False) -> fx.G
 
 
 def _check(op: str, node: fx.Node, traced: fx.GraphModule, is_random_allowed: bool) -> None:
-    must, hint = "give the same result for the same input", "model.eval()"
+    hint = "model.eval()"
     if node.op == "call_module":
         module = traced.get_submodule(str(node.target))
-        if (
-            not is_random_allowed
-            and module.training
-            and any(isinstance(m, _DIFFERS_IN_TRAINING) for m in module.modules())
-        ):
+        differs = any(isinstance(m, DIFFERS_IN_TRAINING) and m.training for m in module.modules())
+        if differs and not is_random_allowed:
             got = f"{type(module).__name__} {node.target!r} in training mode"
             raise ArgumentError(say(op, "model", must="be in evaluation mode", got=got, hint=hint))
         return
     if node.op not in ("call_function", "call_method"):
         return
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    if not is_random_allowed and (
-        name in _RANDOM or ("dropout" in name and (node.kwargs.get("training", True) or node.kwargs.get("train")))
-    ):
+    is_dropout = "dropout" in name and (node.kwargs.get("training", True) or node.kwargs.get("train"))
+    if (name in _RANDOM or is_dropout) and not is_random_allowed:
+        must = "give the same result for the same input"
         raise ArgumentError(say(op, "model", must=must, got=f"one that calls `{name}`", hint=hint))
     if name == "setitem" or (name.endswith("_") and not name.endswith("__") and not _is_known_in_place(name)):
         must, hint = "compute without writing into its tensors", "torch.where, or a copy"
         raise ArgumentError(say(op, "model", must=must, got=f"one that calls `{name}`", hint=hint))
-
-
-_DIFFERS_IN_TRAINING = (
-    nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd, nn.RNNBase, nn.RReLU,
-)  # fmt: skip
 
 
 def _is_known_in_place(name: str) -> bool:
@@ -215,6 +221,7 @@ def _joined(node: fx.Node, rule: Rule, steps: dict[fx.Node, Step], shapes: dict[
         own = shapes.get(operand)
         if (
             step is None
+            or own is None
             or step.reason
             or step.out is not operand
             or len(operand.users) != 1
@@ -295,6 +302,11 @@ def _shapes(traced: fx.GraphModule, inputs: Sequence[Any]) -> dict[fx.Node, Any]
     return wrapper.found
 
 
+def map_nodes(value: Any, read: Callable[[fx.Node], Any]) -> Any:
+    """Arguments with the values of the nodes in them."""
+    return fx.node.map_arg(value, read)
+
+
 # -- values ------------------------------------------------------------------------------------------------------------
 def run_tail(step: Step, value: Tensor | None, read: Callable[[fx.Node], Any]) -> Any:
     """Run the pointwise nodes of a step on maps or on batches of tiles.
@@ -313,7 +325,7 @@ def run_tail(step: Step, value: Tensor | None, read: Callable[[fx.Node], Any]) -
         return found[node] if node in found else read(node)
 
     for node, rule in step.tail:
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lookup)
+        args, kwargs = map_nodes((node.args, node.kwargs), lookup)
         if is_own and rule.run is torch.relu and node.args[0] in found:
             value = torch.relu_(args[0])
         elif is_own and rule.run in (operator.add, torch.add) and node.args[0] in found and _fits_in(args, kwargs):
@@ -334,7 +346,7 @@ def _fits_in(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 def run_whole(step: Step, traced: fx.GraphModule, read: Callable[[fx.Node], Any]) -> Any:
     """Run a node on whole values."""
     node = step.out
-    args, kwargs = fx.node.map_arg((node.args, node.kwargs), read)
+    args, kwargs = map_nodes((node.args, node.kwargs), read)
     if node.op == "call_module":
         return traced.get_submodule(str(node.target))(*args, **kwargs)
     if node.op == "call_method":

@@ -198,7 +198,7 @@ def _out_of_place(module: nn.Module) -> Callable[..., Any]:
 def _input_sizes(node: fx.Node, shapes: dict[fx.Node, Any]) -> Pair | None:
     first = node.args[0] if node.args else node.kwargs.get("input")
     shape = shapes.get(first) if isinstance(first, fx.Node) else None
-    return (shape[2], shape[3]) if _is_map(shape) else None
+    return (shape[2], shape[3]) if shape is not None and len(shape) == 4 else None
 
 
 def _convolution(module: nn.Conv2d, sizes: Pair) -> Rule:

@@ -25,7 +25,16 @@ from maskwise.nn.kept_head import kept_head
 from maskwise.ops.attention import attention
 from maskwise.plan.measure import measure, synced_timer
 
-__all__ = ["MARGIN", "Rewrite", "measure_rewrites", "try_compress", "try_kept_head", "try_unpad"]
+__all__ = [
+    "MARGIN",
+    "Rewrite",
+    "compare",
+    "compare_training",
+    "measure_rewrites",
+    "try_compress",
+    "try_kept_head",
+    "try_unpad",
+]
 
 #: A rewrite pays if it takes less than this share of the time: less is noise.
 MARGIN = 0.97
@@ -109,12 +118,14 @@ def try_unpad(subject: Subject, batch: Batch, tokens: list[Tokens]) -> tuple[Rew
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             twin = unpad(clone_model(subject.model))
-            return _compared(name, line, subject, subject.of(twin), batch, tokens), twin
+            return compare(name, line, subject, subject.of(twin), batch, tokens), twin
     except MaskwiseError as error:
         return Rewrite(name, line, note=_first_line(error)), None
 
 
-def try_compress(subject: Subject, batch: Batch, tokens: list[Tokens]) -> tuple[Rewrite, nn.Module | None]:
+def try_compress(
+    subject: Subject, batch: Batch, tokens: list[Tokens], seconds: float = 0.1
+) -> tuple[Rewrite, nn.Module | None]:
     """`mw.compress` of a copy, on this batch."""
     name, line = "mw.compress", "model, report = mw.compress(model, batch)"
     names = [each for each in batch.values if each not in batch.spare]
@@ -123,10 +134,10 @@ def try_compress(subject: Subject, batch: Batch, tokens: list[Tokens]) -> tuple[
         example = tuple(batch.values[each] for each in batch.positional if each not in batch.spare)
     try:
         subject.prepare(training=False)
-        small, _ = compress(subject.model, example, seconds=0.1)
+        small, _ = compress(subject.model, example, seconds=seconds)
     except MaskwiseError as error:
         return Rewrite(name, line, note=_first_line(error)), None
-    return _compared(name, line, subject, subject.of(small), batch, tokens), small
+    return compare(name, line, subject, subject.of(small), batch, tokens), small
 
 
 def try_kept_head(subject: Subject, batch: Batch) -> tuple[Rewrite, nn.Module | None]:
@@ -142,13 +153,8 @@ def try_kept_head(subject: Subject, batch: Batch) -> tuple[Rewrite, nn.Module | 
         twin = kept_head(clone_model(subject.model))
     except MaskwiseError:
         return by_hand, None
-    other = subject.of(twin)
-    before, after = _gradients(subject, batch), _gradients(other, batch)
-    if not before or not after:
-        return by_hand, None
-    times = _timed(lambda: _gradients(subject, batch), lambda: _gradients(other, batch))
-    difference = _gradient_share(before, after)
-    return Rewrite(name, line, "train", *times, difference, "the output has no logits in training"), twin
+    found = compare_training(name, line, subject, subject.of(twin), batch, "the output has no logits in training")
+    return (by_hand, None) if found is None else (found, twin)
 
 
 def _try_budget(subject: Subject, batch: Batch, tokens: list[Tokens]) -> Rewrite:
@@ -222,13 +228,25 @@ def _try_attention(subject: Subject, batch: Batch, tokens: list[Tokens]) -> Rewr
                 return super().forward(batch, training=training, grad=grad)
 
     try:
-        return _compared(name, line, subject, Other(subject.model, None), batch, tokens)
+        return compare(name, line, subject, Other(subject.model, None), batch, tokens)
     except (MaskwiseError, RuntimeError) as error:
         return Rewrite(name, line, note=_first_line(error))
 
 
 # -- comparing ---------------------------------------------------------------------------------------------------------
-def _compared(name: str, line: str, before: Subject, after: Subject, batch: Batch, tokens: list[Tokens]) -> Rewrite:
+def compare_training(
+    name: str, line: str, before: Subject, after: Subject, batch: Batch, note: str = ""
+) -> Rewrite | None:
+    """A training step with a rewrite beside one without it: loss and gradients; None without a loss."""
+    old, new = _gradients(before, batch), _gradients(after, batch)
+    if not old or not new:
+        return None
+    times = _timed(lambda: _gradients(before, batch), lambda: _gradients(after, batch))
+    return Rewrite(name, line, "train", *times, _gradient_share(old, new), note)
+
+
+def compare(name: str, line: str, before: Subject, after: Subject, batch: Batch, tokens: list[Tokens]) -> Rewrite:
+    """A forward pass with a rewrite beside one without it."""
     keep = tokens[0].keep if tokens else torch.ones(batch.rows or 1, 1, dtype=torch.bool)
     old = before.run(batch, Positions(keep), training=False, grad=False)
     new = after.run(batch, Positions(keep), training=False, grad=False)

@@ -182,8 +182,14 @@ class _Watch:
             self.stack.pop()
             self._look(module, args, output)
 
-        with self._hooked(enter, leave), _Flops(self):
-            yield
+        # torch's fast path of attention is one operation, of which nothing is known.
+        was = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            with self._hooked(enter, leave), _Flops(self):
+                yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(was)
 
     def _look(self, module: nn.Module, args: Any, output: Any) -> None:
         cost, shares = self.cost[module], self.shares[module]

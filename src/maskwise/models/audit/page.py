@@ -35,7 +35,7 @@ _STYLE = """
   flex: 1 1 150px; } .mw .card b { display: block; font-size: 20px; }
 .mw details { background: var(--card); border: 1px solid var(--line); border-left: 4px solid var(--warn);
   border-radius: 8px; margin: 8px 0; padding: 8px 14px; } .mw details.bad { border-left-color: var(--bad); }
-.mw summary { cursor: pointer; font-weight: 600; } .mw dl { display: grid; grid-template-columns: 110px 1fr;
+.mw summary { cursor: pointer; font-weight: 600; } .mw dl { display: grid; grid-template-columns: max-content 1fr;
   gap: 4px 12px;
   margin: 10px 0 4px; } .mw dt { color: var(--soft); } .mw dd { margin: 0; overflow-wrap: anywhere; }
 .mw .tag { font-size: 12px; text-transform: uppercase; letter-spacing: .04em; margin-right: 8px; color: var(--warn); }
@@ -186,7 +186,8 @@ def _modules(audit: Audit) -> str:
         ("useful", "n"), ("FLOPs", "n"), ("bytes", "n"), ("calls", "n"),
     )  # fmt: skip
     row = "".join(f'<th class="{css}" scope="col">{name}</th>' for name, css in heads)
-    colors = [("--use", "useful"), *((COLORS[cause], text) for cause, text in CAUSES.items())]
+    causes = {cause for each in costs for cause in each.wasted}
+    colors = [("--use", "useful"), *((COLORS[cause], CAUSES[cause]) for cause in CAUSES if cause in causes)]
     legend = "".join(f'<span><i style="background: var({color})"></i>{text}</span>' for color, text in colors)
     return (
         f'<h2>Modules</h2><p class="legend soft">{legend}</p><div class="scroll"><table class="sort">'
@@ -219,7 +220,9 @@ def _row(cost: Cost, seconds: dict[str, float], longest: float) -> str:
     )
     useful = seconds.get("useful", 0.0) / total
     name = escape(cost.path or "the model")
-    short = escape(cost.path.rpartition(".")[2] or "the model")
+    *above, last = cost.path.split(".")
+    # The number of a block says nothing without the name of its list.
+    short = escape(f"{above[-1]}.{last}" if last.isdigit() and above else last or "the model")
     indent = 14 * min(cost.depth, 12)
     cells = (
         (in_words(cost.seconds), cost.seconds), (in_words(cost.own_seconds), cost.own_seconds),

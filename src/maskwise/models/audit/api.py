@@ -21,7 +21,7 @@ from maskwise.nn.arguments import check_module
 __all__ = ["SMALL", "audit", "bound", "run_audit"]
 
 OP = "audit"
-#: Less of the time than this is no finding.
+#: Less of the time, and of the FLOPs, than this is no finding.
 SMALL = 0.05
 
 
@@ -117,7 +117,8 @@ def find_waste(
     subject: Subject, batch: Batch, tokens: list[Tokens], measured: Profile, on_step: Callable[[str], None]
 ) -> list[Waste]:
     """The causes that take more than a small share, with the rewrites that were measured."""
-    causes = {cause for cause in CAUSES if measured.share(cause) >= SMALL}
+    shares = {cause: max(measured.share(cause), measured.flops_share(cause)) for cause in CAUSES}
+    causes = {cause for cause, share in shares.items() if share >= SMALL}
     if causes - {"activations"}:
         on_step("rewrites on a copy")
     rewrites = measure_rewrites(subject, batch, tokens, causes)

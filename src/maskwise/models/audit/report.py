@@ -245,8 +245,7 @@ def _waste_details(waste: Waste) -> list[str]:
             f"{rewrite.name}: {in_words(rewrite.before)} -> {in_words(rewrite.after)} in {rewrite.mode}, "
             f"largest difference {rewrite.difference:.0e}{verdict}"
         )
-        if rewrite.pays:
-            found.append(f"rewrite: {rewrite.line}")
+        found += [f"rewrite: {rewrite.line}"] if rewrite.pays else [f"note: {rewrite.note}"] if rewrite.note else []
     if waste.cause == "activations":
         found.append("rewrite: none; the next product multiplies by these zeros")
     return found

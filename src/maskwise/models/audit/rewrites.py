@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from maskwise.models.audit.subject import Subject
 from maskwise.models.compress import compress
 from maskwise.models.compress.example import tensors_of
 from maskwise.models.compress.surgery import clone_model
+from maskwise.models.routes import PaddedRunWarning
 from maskwise.models.unpadding import unpad
 from maskwise.nn.kept_head import kept_head
 from maskwise.ops.attention import attention
@@ -115,10 +116,13 @@ def try_unpad(subject: Subject, batch: Batch, tokens: list[Tokens]) -> tuple[Rew
     """`mw.unpad` of a copy."""
     name, line = "mw.unpad", "model = mw.unpad(model)"
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
             twin = unpad(clone_model(subject.model))
-            return compare(name, line, subject, subject.of(twin), batch, tokens), twin
+            found = compare(name, line, subject, subject.of(twin), batch, tokens)
+        # What runs padded says why, and what to change.
+        padded = [str(each.message) for each in caught if issubclass(each.category, PaddedRunWarning)]
+        return replace(found, note=padded[0]) if padded else found, twin
     except MaskwiseError as error:
         return Rewrite(name, line, note=_first_line(error)), None
 

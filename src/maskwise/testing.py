@@ -37,7 +37,7 @@ def assert_no_leak(
     Args:
         model: any module. It is not changed.
         batch: what it is called with, as for `mw.audit`; some positions must be dropped, or rows packed.
-        mask: as for `mw.audit`.
+        mask: a Mask or a bool tensor (B, L); True means keep. By default it is found, as by `mw.audit`.
         loss: as for `mw.audit`.
         nan: whether NaN in dropped positions must not leak, either: attention weights of 0 times NaN are NaN.
 

@@ -101,11 +101,11 @@ class FlopCounter:
         return f"FlopCounter(kept={self.kept:,}, dense={self.dense:,}: {share:.0%})"
 
 
-class _Skipped(TorchDispatchMode):
+class _Skipped(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Adds up what ops leave out that no log has."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.flops = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -58,8 +58,9 @@ def audit(model: nn.Module, batch: Any, *, mask: MaskLike | None = None, loss: L
         model: any module. It is not changed.
         batch: what the model is called with: a tensor, a tuple, a dict, or a DataLoader or another iterable of them, of
             whose first 8 the one that drops most is taken. What ``forward`` does not take goes to the loss alone.
-        mask: (B, L), True meaning keep. By default it is found: ``attention_mask``, ``src_key_padding_mask`` and other
-            names, ``lengths``, ``segment_ids`` or ``position_ids`` that restart, or labels of -100 at the end of rows.
+        mask: a Mask or a bool tensor (B, L); True means keep. By default it is found: ``attention_mask``,
+            ``src_key_padding_mask`` and other names, ``lengths``, ``segment_ids`` or ``position_ids`` that restart, or
+            labels of -100 at the end of rows.
         loss: ``loss(output, batch)``, a tensor of one element; one with a third parameter ``denominator`` gets a window
             of `mw.accumulate`. By default ``output.loss``, if there is one.
 

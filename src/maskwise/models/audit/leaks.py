@@ -194,7 +194,8 @@ def _compare(before: Result, after: Result, probe: Probe, noise: float = 0.0) ->
     loss = None
     if before.loss is not None and after.loss is not None and not packed:
         loss = gap([before.loss], [after.loss])
-    worst, parameter = (0.0, None) if before.gradients else (None, None)
+    worst: float | None = 0.0 if before.gradients else None
+    parameter: str | None = None
     if not packed:
         for name, old in before.gradients.items():
             new = after.gradients.get(name)

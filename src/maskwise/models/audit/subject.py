@@ -87,6 +87,7 @@ class Subject:
 
     def loss_of(self, output: Any, batch: Batch, denominator: Any = None) -> Tensor | None:
         """The loss of a call: the one that was passed, or the output's own; None where there is neither."""
+        found: Any
         if self._loss is not None:
             named = {"denominator": denominator} if self.takes_denominator else {}
             found = self._loss(output, batch.as_passed(), **named)

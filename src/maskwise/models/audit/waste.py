@@ -297,13 +297,13 @@ def _now(values: Any) -> float:
     return time.perf_counter()
 
 
-class _Flops(TorchDispatchMode):
+class _Flops(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts FLOPs by torch's formulas and ours, for the module that runs."""
 
     def __init__(self, watch: _Watch) -> None:
         from torch.utils.flop_counter import flop_registry
 
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.watch, self.registry = watch, flop_registry
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -474,7 +474,8 @@ def _flops(
 def _skipped_flops(hidden: Tensor, weight: Tensor, target: Tensor, keep: Tensor, *rest: Any, **_: Any) -> int:
     """The same of the rows that are dropped."""
     dropped = keep.numel() - count_kept(keep, keep.shape)
-    return 2 * dropped * weight.numel() * (1 + sum(rest[-1][:2]))
+    needed: Sequence[bool] = rest[-1]
+    return 2 * dropped * weight.numel() * (1 + sum(needed[:2]))
 
 
 define(

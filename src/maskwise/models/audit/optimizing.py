@@ -14,7 +14,7 @@ from torch import nn
 from maskwise.errors import MaskwiseError
 from maskwise.models.audit.api import SMALL, bound
 from maskwise.models.audit.batch import Batch, Tokens
-from maskwise.models.audit.rewrites import MARGIN, Rewrite, compare, compare_training, try_compress
+from maskwise.models.audit.rewrites import MARGIN, Rewrite, compare, compare_training, compressed
 from maskwise.models.audit.subject import Loss, Subject, preserved
 from maskwise.models.audit.waste import profile
 from maskwise.models.compress.surgery import clone_model
@@ -124,7 +124,7 @@ def _search(subject: Subject, batch: Batch, tokens: list[Tokens], training: bool
     padded = any(not bool(each.keep.all()) for each in tokens)
     steps: dict[str, Step] = {}
     if not training and measured.share("weights") >= SMALL:
-        steps["mw.compress"] = lambda model: _compressed(subject.of(model), batch, tokens)
+        steps["mw.compress"] = lambda model: compressed(subject.of(model), batch, seconds=0.2)
     if training and measured.share("labels") >= SMALL:
         steps["mw.nn.kept_head"] = kept_head
     if padded:
@@ -173,13 +173,6 @@ def _unpadded(model: nn.Module) -> nn.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return unpad(model)
-
-
-def _compressed(subject: Subject, batch: Batch, tokens: list[Tokens]) -> nn.Module:
-    rewrite, small = try_compress(subject, batch, tokens, seconds=0.2)
-    if small is None:
-        raise MaskwiseError(rewrite.note)
-    return small
 
 
 def _measured(

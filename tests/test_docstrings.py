@@ -20,6 +20,7 @@ def functions():
         ("mw.nn.schedule", schedule),
         ("mw.models", mw.models),
         ("mw.distributed", mw.distributed),
+        ("mw.testing", mw.testing),
     ):
         found |= {f"{prefix}.{name}": getattr(module, name) for name in module.__all__}
     found = {name: value for name, value in found.items() if inspect.isfunction(value)}

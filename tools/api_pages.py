@@ -40,7 +40,7 @@ PARTS: dict[str, str] = {
     "linear": "Weights",
 }
 #: What has a page of its own, or none.
-ELSEWHERE = ("Mask", "MaskwiseError", "Packed", "__version__", "distributed", "models", "nn")
+ELSEWHERE = ("Mask", "MaskwiseError", "Packed", "__version__", "distributed", "models", "nn", "testing")
 # The parts of the page on mw.nn, by module; what is not named here goes to the last part.
 LAYERS: dict[str, str] = {
     "norm": "Norms and pools",
@@ -267,7 +267,12 @@ def pages() -> dict[str, str]:
             ["## Gates", "", *entries(gates, "mw.nn.gates.", gates.__all__)],
             ["## Schedules", "", *entries(schedule, "mw.nn.schedule.", schedule.__all__)],
         ),
-        "models.md": page("Models", entries(mw, "mw.", of_models), entries(mw.models, "mw.models.", models)),
+        "models.md": page(
+            "Models",
+            entries(mw, "mw.", of_models),
+            entries(mw.models, "mw.models.", models),
+            ["## Assertions for tests", "", *entries(mw.testing, "mw.testing.", mw.testing.__all__)],
+        ),
         "data.md": page("Data", entries(mw, "mw.", of_data), entries(data, "maskwise.data.", of_sampling)),
         "distributed.md": page(
             "Several ranks",

@@ -12,16 +12,20 @@ if TYPE_CHECKING:
     from maskwise import distributed as distributed
     from maskwise import models as models
     from maskwise import nn as nn
+    from maskwise import testing as testing
     from maskwise.data import TokenBudgetSampler as TokenBudgetSampler
     from maskwise.distributed import accumulate as accumulate
     from maskwise.mask import Mask as Mask
     from maskwise.models import unpad as unpad
+    from maskwise.models.audit import audit as audit
+    from maskwise.models.audit import optimize as optimize
     from maskwise.models.compress import compress as compress
     from maskwise.ops.attention import AlibiBias as AlibiBias
     from maskwise.ops.attention import RelativeBias as RelativeBias
     from maskwise.ops.attention import attention as attention
     from maskwise.ops.conv import *
     from maskwise.ops.fill import *
+    from maskwise.ops.flops import FlopCounter as FlopCounter
     from maskwise.ops.linear import linear as linear
     from maskwise.ops.loss import *
     from maskwise.ops.order import *
@@ -62,13 +66,15 @@ _HOMES = {
     "maskwise.ops.conv": "conv1d conv2d conv_transpose1d conv_transpose2d",
     "maskwise.models": "unpad",
     "maskwise.models.compress": "compress",
+    "maskwise.models.audit": "audit optimize",
+    "maskwise.ops.flops": "FlopCounter",
     "maskwise.data": "TokenBudgetSampler",
     "maskwise.distributed": "accumulate",
 }
 _CORE_NAMES = {name for names in _CORE.values() for name in names.split()}
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
-# Public subpackages.
-_PACKAGES = ("distributed", "models", "nn")
+# Public subpackages and modules.
+_PACKAGES = ("distributed", "models", "nn", "testing")
 
 __all__ = sorted(["MaskwiseError", "__version__", *_CORE_NAMES, *_HOME_OF, *_PACKAGES])
 

@@ -17,11 +17,12 @@ def test_every_public_name_has_one_entry():
     names = {
         f"mw.{name}"
         for name in mw.__all__
-        if name not in ("__version__", "MaskwiseError", "distributed", "models", "nn")
+        if name not in ("__version__", "MaskwiseError", "distributed", "models", "nn", "testing")
     }
     names |= {f"mw.nn.{name}" for name in mw.nn.__all__ if name not in ("gates", "schedule")}
     names |= {f"mw.models.{name}" for name in mw.models.__all__ if name != "unpad"}
     names |= {f"mw.distributed.{name}" for name in mw.distributed.__all__}
+    names |= {f"mw.testing.{name}" for name in mw.testing.__all__}
     assert names <= set(HEADINGS)
     assert len(HEADINGS) == len(set(HEADINGS))
 

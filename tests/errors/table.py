@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
-from tests.errors import commands, functions, layers, masks, selection, whole_models, windows
+from tests.errors import audits, commands, functions, layers, masks, selection, whole_models, windows
 
-ROWS = [row for part in (masks, functions, selection, layers, whole_models, windows, commands) for row in part.ROWS]
+ROWS = [
+    row for part in (masks, functions, selection, layers, whole_models, windows, audits, commands) for row in part.ROWS
+]

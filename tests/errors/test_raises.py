@@ -51,10 +51,11 @@ def public() -> list[str]:
     names = [
         f"mw.{name}"
         for name in mw.__all__
-        if name not in ("Mask", "Packed", "nn", "models", "distributed", "MaskwiseError")
+        if name not in ("Mask", "Packed", "nn", "models", "distributed", "testing", "MaskwiseError")
     ]
     names += [f"mw.nn.{name}" for name in mw.nn.__all__] + [f"mw.models.{name}" for name in mw.models.__all__]
     names += [f"mw.distributed.{name}" for name in mw.distributed.__all__]
+    names += [f"mw.testing.{name}" for name in mw.testing.__all__]
     names += [f"gates.{name}" for name in gates.__all__] + [f"schedule.{name}" for name in schedule.__all__] + ["Mask"]
     for name in [*names, "Packed"]:
         if inspect.isclass(object_of(name)):

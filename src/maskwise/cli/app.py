@@ -184,3 +184,24 @@ def calibrate(*, reset: Reset = False, show: Show = False, json: Json = False) -
     from maskwise.cli import calibrate as command
 
     raise typer.Exit(command.run(reset=reset, show=show, json=json))
+
+
+Target = Annotated[str, typer.Argument(help="module:function or file.py:name.", show_default=False)]
+LossOf = Annotated[str | None, typer.Option("--loss", help="The loss, loss(output, batch), as module:function.")]
+Page = Annotated[Path | None, typer.Option("--html", dir_okay=False, help="Also write a page.")]
+FailOn = Annotated[str, typer.Option("--fail-on", help="Exit with 1 on: leak, nan, denominator, waste>30%, none.")]
+
+
+@app.command(cls=Command)
+def audit(
+    target: Target, *, loss: LossOf = None, json: Json = False, html: Page = None, fail_on: FailOn = "leak"
+) -> None:
+    """Find whether a model leaks, what it wastes, and whether its loss depends on micro-batches.
+
+    TARGET is a function without arguments that returns a model and a batch, or a model, a batch and a loss.
+
+    The exit code is 1 if a check of `--fail-on` fails: checks are separated by commas, as in `leak,waste>30%`.
+    """
+    from maskwise.cli import audit as command
+
+    raise typer.Exit(command.run(command.Options(target, loss=loss, json=json, html=html, fail_on=fail_on)))

@@ -1,4 +1,4 @@
-"""Models: without padding (``mw.unpad``), and with only the weights that are kept (``mw.compress``)."""
+"""Models: without padding (``mw.unpad``), with kept weights only (``mw.compress``), and audited (``mw.audit``)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ from maskwise.models.adapter import UnsupportedModelError as UnsupportedModelErr
 from maskwise.models.adapter import adapters as adapters
 from maskwise.models.adapter import register as register
 from maskwise.models.adapter import unregister as unregister
+from maskwise.models.audit import Audit as Audit
+from maskwise.models.audit import Denominator as Denominator
+from maskwise.models.audit import Leak as Leak
+from maskwise.models.audit import LightningAudit as LightningAudit
+from maskwise.models.audit import Optimization as Optimization
+from maskwise.models.audit import Rewrite as Rewrite
+from maskwise.models.audit import TrainerAudit as TrainerAudit
+from maskwise.models.audit import Waste as Waste
 from maskwise.models.compress import CompressionError as CompressionError
 from maskwise.models.compress import CompressionReport as CompressionReport
 from maskwise.models.compress import FoldedLayerError as FoldedLayerError
@@ -24,14 +32,22 @@ from maskwise.models.unpadding import unpad as unpad
 
 __all__ = [
     "Adapter",
+    "Audit",
     "CompressionError",
     "CompressionReport",
+    "Denominator",
     "FoldedLayerError",
+    "Leak",
+    "LightningAudit",
+    "Optimization",
     "PackedMask",
     "Packing",
     "PaddedRunWarning",
+    "Rewrite",
+    "TrainerAudit",
     "UnpadReport",
     "UnsupportedModelError",
+    "Waste",
     "adapters",
     "load_compressed",
     "register",

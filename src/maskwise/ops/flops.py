@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from math import prod
@@ -18,25 +19,101 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["FORMULAS", "count_kept", "register_formula"]
+from maskwise.ops.torch_private import TorchDispatchMode
+from maskwise.plan.explain import explain
+
+__all__ = ["FORMULAS", "FlopCounter", "count_kept", "register_formula"]
 
 COUNTER = "torch.utils.flop_counter"
 #: By the name of the op.
 FORMULAS: dict[str, Callable[..., int]] = {}
+#: What dropped rows would add, for ops whose calls no log of `mw.explain` has.
+SKIPPED: dict[str, Callable[..., int]] = {}
 
 
-def register_formula(op: str, formula: Callable[..., int]) -> None:
+def register_formula(op: str, formula: Callable[..., int], skipped: Callable[..., int] | None = None) -> None:
     """Register the FLOPs of an op with torch's counter, now or when it is imported.
 
     Args:
         op: such as ``"maskwise::linear_product"``.
         formula: of the op's arguments, tensors included, and ``out_val``.
+        skipped: what masks save, for an op whose calls are not in the log of `mw.explain`.
     """
     FORMULAS[op] = formula
+    if skipped is not None:
+        SKIPPED[op] = skipped
     if COUNTER in sys.modules:
         _register(sys.modules[COUNTER])
     elif not any(isinstance(finder, _WhenImported) for finder in sys.meta_path):
         sys.meta_path.insert(0, _WhenImported())
+
+
+class FlopCounter:
+    """Counts the FLOPs that calls compute, beside those of the same calls without masks.
+
+    >>> import torch, maskwise as mw
+    >>> layer = mw.nn.SparseLinear.from_linear(torch.nn.Linear(512, 512), torch.eye(512).bool())
+    >>> with mw.FlopCounter() as counter:
+    ...     _ = layer(torch.ones(10, 512))
+    >>> counter.kept, counter.dense
+    (10240, 5242880)
+
+    What is computed is counted by ``torch.utils.flop_counter``: products, convolutions and attention, forward and
+    backward, of any torch code in the block. What masks skip is what `mw.explain` reports for forward passes, and rows
+    that `mw.linear_cross_entropy` leaves out, gradients included. For a function passed to `mw.apply` it is not known,
+    and counts as nothing.
+
+    Attributes:
+        kept: FLOPs that were computed; a multiply-add is two.
+        skipped: FLOPs that masks saved.
+        dense: both.
+        by_op: FLOPs that were computed, by the name of the op.
+    """
+
+    def __init__(self) -> None:
+        self.kept = self.skipped = 0
+        self.by_op: dict[str, int] = {}
+
+    @property
+    def dense(self) -> int:
+        """What the same calls compute without masks."""
+        return self.kept + self.skipped
+
+    def __enter__(self) -> FlopCounter:
+        from torch.utils.flop_counter import FlopCounterMode
+
+        self._stack = ExitStack()
+        self._extra = _Skipped()
+        self._log = self._stack.enter_context(explain())
+        self._stack.enter_context(self._extra)
+        self._counter = self._stack.enter_context(FlopCounterMode(display=False))
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+        counts = self._counter.get_flop_counts().get("Global", {})
+        self.by_op = {str(op): count for op, count in counts.items()}
+        self.kept = sum(self.by_op.values())
+        self.skipped = self._extra.flops + sum(call.skipped_flops or 0 for call in self._log)
+
+    def __repr__(self) -> str:
+        share = 1.0 if not self.dense else self.kept / self.dense
+        return f"FlopCounter(kept={self.kept:,}, dense={self.dense:,}: {share:.0%})"
+
+
+class _Skipped(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds up what ops leave out that no log has."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        formula = SKIPPED.get(func.name().partition(".")[0])
+        if formula is not None:
+            self.flops += formula(*args, **(kwargs or {}))
+        return out
 
 
 def _register(counter: ModuleType) -> None:

@@ -491,14 +491,15 @@ def define(
     gpu: Iterable[torch.dtype] = (),
     gpu_from: str | None = None,
     flops: Callable[..., int] | None = None,
+    skipped_flops: Callable[..., int] | None = None,
 ) -> None:
     """Define one op with its reference, its fake and optionally its Triton kernel, such as that of a backward pass.
 
-    ``flops`` is for torch's FLOP counter, and for products alone: see `register_formula`.
+    ``flops`` and ``skipped_flops`` are for FLOP counters, and for products alone: see `register_formula`.
     """
     _library.define(op + schema, tags=(torch.Tag.pt2_compliant_tag,))
     if flops is not None:
-        register_formula(f"maskwise::{op}", flops)
+        register_formula(f"maskwise::{op}", flops, skipped_flops)
     if takes_intervals(schema):
         reference, fake = _with_bits(schema, reference), _without_along(schema, fake)
     _library.impl(op, reference, "CompositeExplicitAutograd")

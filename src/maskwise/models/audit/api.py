@@ -21,7 +21,7 @@ from maskwise.nn.arguments import check_module
 __all__ = ["SMALL", "audit", "bound", "run_audit"]
 
 OP = "audit"
-#: Less of the time than this is no finding.
+#: Less of the time, and of the FLOPs, than this is no finding.
 SMALL = 0.05
 
 
@@ -58,8 +58,9 @@ def audit(model: nn.Module, batch: Any, *, mask: MaskLike | None = None, loss: L
         model: any module. It is not changed.
         batch: what the model is called with: a tensor, a tuple, a dict, or a DataLoader or another iterable of them, of
             whose first 8 the one that drops most is taken. What ``forward`` does not take goes to the loss alone.
-        mask: (B, L), True meaning keep. By default it is found: ``attention_mask``, ``src_key_padding_mask`` and other
-            names, ``lengths``, ``segment_ids`` or ``position_ids`` that restart, or labels of -100 at the end of rows.
+        mask: a Mask or a bool tensor (B, L); True means keep. By default it is found: ``attention_mask``,
+            ``src_key_padding_mask`` and other names, ``lengths``, ``segment_ids`` or ``position_ids`` that restart, or
+            labels of -100 at the end of rows.
         loss: ``loss(output, batch)``, a tensor of one element; one with a third parameter ``denominator`` gets a window
             of `mw.accumulate`. By default ``output.loss``, if there is one.
 
@@ -117,7 +118,8 @@ def find_waste(
     subject: Subject, batch: Batch, tokens: list[Tokens], measured: Profile, on_step: Callable[[str], None]
 ) -> list[Waste]:
     """The causes that take more than a small share, with the rewrites that were measured."""
-    causes = {cause for cause in CAUSES if measured.share(cause) >= SMALL}
+    shares = {cause: max(measured.share(cause), measured.flops_share(cause)) for cause in CAUSES}
+    causes = {cause for cause, share in shares.items() if share >= SMALL}
     if causes - {"activations"}:
         on_step("rewrites on a copy")
     rewrites = measure_rewrites(subject, batch, tokens, causes)

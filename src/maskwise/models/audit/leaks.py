@@ -71,9 +71,18 @@ class Leak:
         """Whether finite values do not leak: NaN and infinities in padding do, since 0 * NaN is NaN."""
         return self.probe == "nan"
 
+    @property
+    def summary(self) -> str:
+        """Where and why, in a line."""
+        return f"{self.module or 'the model itself'}: {self.cause}"
+
+    @property
+    def shown_by(self) -> str:
+        """What was changed, and in which modes something noticed."""
+        return f"{_KINDS[self.probe]}, {' and '.join(self.modes)}"
+
     def __str__(self) -> str:
-        where = self.module or "the model itself"
-        return f"{where}: {self.cause} ({_KINDS[self.probe]}, {' and '.join(self.modes)})"
+        return f"{self.summary} ({self.shown_by})"
 
 
 @dataclass(frozen=True)
@@ -185,7 +194,8 @@ def _compare(before: Result, after: Result, probe: Probe, noise: float = 0.0) ->
     loss = None
     if before.loss is not None and after.loss is not None and not packed:
         loss = gap([before.loss], [after.loss])
-    worst, parameter = (0.0, None) if before.gradients else (None, None)
+    worst: float | None = 0.0 if before.gradients else None
+    parameter: str | None = None
     if not packed:
         for name, old in before.gradients.items():
             new = after.gradients.get(name)

@@ -89,7 +89,7 @@ def _replaced(batch: Batch, tokens: Tokens, where: Tensor, how: str, *, labels: 
             if not pool.numel():
                 continue
             pick = torch.randint(len(pool), old.shape, generator=generator).to(x.device)
-            values = pool.unique()
+            values = torch.unique(pool)
             # Another one than before, where there is one.
             after = values[(torch.searchsorted(values, pool[pick]) + 1) % len(values)]
             new = torch.where(pool[pick] == old, after, pool[pick])
@@ -141,7 +141,7 @@ def change_masked_weights(model: nn.Module) -> list[str]:
         if isinstance(module, MaskedLinear | MaskedConv2d):
             found += [name] if _overwrite(module.weight, module.mask.to_bool()) else []
         elif parametrize.is_parametrized(module):
-            for chain in module.parametrizations.values():  # type: ignore[union-attr, operator]
+            for chain in module.parametrizations.values():
                 gates = [step for step in chain if isinstance(step, Gate)]
                 if len(gates) == 1 == len(chain):
                     found += [name] if _overwrite(chain.original, gates[0].bits(chain.original)) else []

@@ -149,7 +149,7 @@ class Audit:
     # -- text ----------------------------------------------------------------------------------------------------------
     def _lines(self) -> Iterator[tuple[str, str]]:
         """Lines, each with its style."""
-        found = list(self._findings())
+        found = list(self.findings())
         number = len(found)
         yield "head", _cut(f"audit of {self.model}: {number or 'no'} finding{'' if number == 1 else 's'}")
         for name, keep in self.masks:
@@ -181,11 +181,11 @@ class Audit:
             yield "", ""
             yield from (("", each) for each in _wrapped(f"note: {note}"))
 
-    def _findings(self) -> Iterator[tuple[str, str, list[str]]]:
+    def findings(self) -> Iterator[tuple[str, str, list[str]]]:
         """Style, line and details of each finding, worst first."""
         for leak in self.leaks:
             if not leak.only_nan:
-                yield "bad", f"  leak   {leak}", _leak_details(leak)
+                yield "bad", f"  leak   {leak.summary}", _leak_details(leak)
         if self.denominator is not None and not self.denominator.invariant:
             found = self.denominator
             line = f"  loss   depends on the split into micro-batches: error {found.error:.1%}"
@@ -202,7 +202,7 @@ class Audit:
             yield "warn", f"  waste  {_waste_line(waste)}", _waste_details(waste)
         for leak in self.leaks:
             if leak.only_nan:
-                yield "warn", f"  nan    {leak}", _leak_details(leak)
+                yield "warn", f"  nan    {leak.summary}", _leak_details(leak)
 
 
 def _leak_details(leak: Leak) -> list[str]:
@@ -214,7 +214,7 @@ def _leak_details(leak: Leak) -> list[str]:
         changes.append(f"the loss by {_percent(leak.loss)}")
     if leak.gradient:
         changes.append(f"the gradient of {leak.parameter} by {_percent(leak.gradient)}")
-    found = [f"where: {where}{at}{line}", f"why: {leak.reason}"]
+    found = [f"where: {where}{at}{line}", f"why: {leak.reason}", f"shown by: {leak.shown_by}"]
     if changes:
         found.append(f"changes: {', '.join(changes)}")
     found.append(f"repair: {leak.repair}")
@@ -240,13 +240,12 @@ def _waste_details(waste: Waste) -> list[str]:
         if rewrite.before is None or rewrite.after is None:
             found += [f"{rewrite.name}: not applied: {rewrite.note}", f"rewrite: {rewrite.line}"]
             continue
-        verdict = "" if rewrite.pays else " (does not pay here)"
+        verdict = "" if rewrite.pays else " (does not pay here)" if rewrite.agrees else " (results differ: not applied)"
         found.append(
             f"{rewrite.name}: {in_words(rewrite.before)} -> {in_words(rewrite.after)} in {rewrite.mode}, "
             f"largest difference {rewrite.difference:.0e}{verdict}"
         )
-        if rewrite.pays:
-            found.append(f"rewrite: {rewrite.line}")
+        found += [f"rewrite: {rewrite.line}"] if rewrite.pays else [f"note: {rewrite.note}"] if rewrite.note else []
     if waste.cause == "activations":
         found.append("rewrite: none; the next product multiplies by these zeros")
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -20,12 +20,13 @@ from maskwise.models.audit.subject import Subject
 from maskwise.models.compress import compress
 from maskwise.models.compress.example import tensors_of
 from maskwise.models.compress.surgery import clone_model
+from maskwise.models.routes import PaddedRunWarning
 from maskwise.models.unpadding import unpad
 from maskwise.nn.kept_head import kept_head
 from maskwise.ops.attention import attention
 from maskwise.plan.measure import measure, synced_timer
 
-__all__ = ["MARGIN", "Rewrite", "measure_rewrites", "try_compress", "try_kept_head", "try_unpad"]
+__all__ = ["MARGIN", "Rewrite", "compare", "compare_training", "compressed", "measure_rewrites"]
 
 #: A rewrite pays if it takes less than this share of the time: less is noise.
 MARGIN = 0.97
@@ -86,7 +87,7 @@ def measure_rewrites(
     """The rewrites for each cause of waste."""
     found: dict[str, list[Rewrite]] = {}
     if causes & {"padding", "attention"} and tokens:
-        rewrite, _ = try_unpad(subject, batch, tokens)
+        rewrite = _try_unpad(subject, batch, tokens)
         found["padding"] = [rewrite]
         if not rewrite.pays:
             found["padding"].append(_try_budget(subject, batch, tokens))
@@ -95,41 +96,49 @@ def measure_rewrites(
         else:
             found["attention"] = [rewrite]
     if "weights" in causes:
-        found["weights"] = [try_compress(subject, batch, tokens)[0]]
+        found["weights"] = [_try_compress(subject, batch, tokens)]
     if "labels" in causes:
-        found["labels"] = [try_kept_head(subject, batch)[0]]
+        found["labels"] = [_try_kept_head(subject, batch)]
     return found
 
 
 # -- each --------------------------------------------------------------------------------------------------------------
-def try_unpad(subject: Subject, batch: Batch, tokens: list[Tokens]) -> tuple[Rewrite, nn.Module | None]:
+def _try_unpad(subject: Subject, batch: Batch, tokens: list[Tokens]) -> Rewrite:
     """`mw.unpad` of a copy."""
     name, line = "mw.unpad", "model = mw.unpad(model)"
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
             twin = unpad(clone_model(subject.model))
-            return _compared(name, line, subject, subject.of(twin), batch, tokens), twin
+            found = compare(name, line, subject, subject.of(twin), batch, tokens)
+        # What runs padded says why, and what to change.
+        padded = [str(each.message) for each in caught if issubclass(each.category, PaddedRunWarning)]
+        return replace(found, note=padded[0]) if padded else found
     except MaskwiseError as error:
-        return Rewrite(name, line, note=_first_line(error)), None
+        return Rewrite(name, line, note=_first_line(error))
 
 
-def try_compress(subject: Subject, batch: Batch, tokens: list[Tokens]) -> tuple[Rewrite, nn.Module | None]:
-    """`mw.compress` of a copy, on this batch."""
-    name, line = "mw.compress", "model, report = mw.compress(model, batch)"
+def compressed(subject: Subject, batch: Batch, seconds: float = 0.1) -> nn.Module:
+    """A compressed copy, for this batch."""
     names = [each for each in batch.values if each not in batch.spare]
     example: Any = {each: batch.values[each] for each in names}
     if batch.positional:
         example = tuple(batch.values[each] for each in batch.positional if each not in batch.spare)
+    subject.prepare(training=False)
+    return compress(subject.model, example, seconds=seconds)[0]
+
+
+def _try_compress(subject: Subject, batch: Batch, tokens: list[Tokens]) -> Rewrite:
+    """`mw.compress` of a copy, on this batch."""
+    name, line = "mw.compress", "model, report = mw.compress(model, batch)"
     try:
-        subject.prepare(training=False)
-        small, _ = compress(subject.model, example, seconds=0.1)
+        small = compressed(subject, batch)
     except MaskwiseError as error:
-        return Rewrite(name, line, note=_first_line(error)), None
-    return _compared(name, line, subject, subject.of(small), batch, tokens), small
+        return Rewrite(name, line, note=_first_line(error))
+    return compare(name, line, subject, subject.of(small), batch, tokens)
 
 
-def try_kept_head(subject: Subject, batch: Batch) -> tuple[Rewrite, nn.Module | None]:
+def _try_kept_head(subject: Subject, batch: Batch) -> Rewrite:
     """`mw.nn.kept_head` of a copy, in training."""
     name, line = "mw.nn.kept_head", "model = mw.nn.kept_head(model)"
     by_hand = Rewrite(
@@ -141,14 +150,9 @@ def try_kept_head(subject: Subject, batch: Batch) -> tuple[Rewrite, nn.Module | 
     try:
         twin = kept_head(clone_model(subject.model))
     except MaskwiseError:
-        return by_hand, None
-    other = subject.of(twin)
-    before, after = _gradients(subject, batch), _gradients(other, batch)
-    if not before or not after:
-        return by_hand, None
-    times = _timed(lambda: _gradients(subject, batch), lambda: _gradients(other, batch))
-    difference = _gradient_share(before, after)
-    return Rewrite(name, line, "train", *times, difference, "the output has no logits in training"), twin
+        return by_hand
+    found = compare_training(name, line, subject, subject.of(twin), batch, "the output has no logits in training")
+    return by_hand if found is None else found
 
 
 def _try_budget(subject: Subject, batch: Batch, tokens: list[Tokens]) -> Rewrite:
@@ -222,13 +226,25 @@ def _try_attention(subject: Subject, batch: Batch, tokens: list[Tokens]) -> Rewr
                 return super().forward(batch, training=training, grad=grad)
 
     try:
-        return _compared(name, line, subject, Other(subject.model, None), batch, tokens)
+        return compare(name, line, subject, Other(subject.model, None), batch, tokens)
     except (MaskwiseError, RuntimeError) as error:
         return Rewrite(name, line, note=_first_line(error))
 
 
 # -- comparing ---------------------------------------------------------------------------------------------------------
-def _compared(name: str, line: str, before: Subject, after: Subject, batch: Batch, tokens: list[Tokens]) -> Rewrite:
+def compare_training(
+    name: str, line: str, before: Subject, after: Subject, batch: Batch, note: str = ""
+) -> Rewrite | None:
+    """A training step with a rewrite beside one without it: loss and gradients; None without a loss."""
+    old, new = _gradients(before, batch), _gradients(after, batch)
+    if not old or not new:
+        return None
+    times = _timed(lambda: _gradients(before, batch), lambda: _gradients(after, batch))
+    return Rewrite(name, line, "train", *times, _gradient_share(old, new), note)
+
+
+def compare(name: str, line: str, before: Subject, after: Subject, batch: Batch, tokens: list[Tokens]) -> Rewrite:
+    """A forward pass with a rewrite beside one without it."""
     keep = tokens[0].keep if tokens else torch.ones(batch.rows or 1, 1, dtype=torch.bool)
     old = before.run(batch, Positions(keep), training=False, grad=False)
     new = after.run(batch, Positions(keep), training=False, grad=False)

@@ -48,6 +48,7 @@ class Subject:
         self._loss = loss
         self._was_training = {module: module.training for module in model.modules()}
         self._buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+        self._is_changed = False
         self._gradients = {parameter: parameter.grad for parameter in model.parameters()}
         for parameter in model.parameters():
             parameter.grad = None
@@ -73,11 +74,17 @@ class Subject:
             for module in self.model.modules():
                 if isinstance(module, nn.modules.batchnorm._BatchNorm):
                     module.train()
-        with torch.no_grad():
-            for name, buffer in self.model.named_buffers():
-                if name in self._buffers and buffer.shape == self._buffers[name].shape:
-                    buffer.copy_(self._buffers[name])
+        if self._is_changed:
+            self._restore_buffers()
+        # Statistics change in training alone; a sparse layer's indices are buffers, and slow to copy.
+        self._is_changed = training is not False
         torch.manual_seed(SEED)
+
+    @torch.no_grad()
+    def _restore_buffers(self) -> None:
+        for name, buffer in self.model.named_buffers():
+            if name in self._buffers and buffer.shape == self._buffers[name].shape:
+                buffer.copy_(self._buffers[name])
 
     def forward(self, batch: Batch, *, training: Mode, grad: bool = False) -> Any:
         """The output of a call."""
@@ -87,6 +94,7 @@ class Subject:
 
     def loss_of(self, output: Any, batch: Batch, denominator: Any = None) -> Tensor | None:
         """The loss of a call: the one that was passed, or the output's own; None where there is neither."""
+        found: Any
         if self._loss is not None:
             named = {"denominator": denominator} if self.takes_denominator else {}
             found = self._loss(output, batch.as_passed(), **named)
@@ -143,7 +151,7 @@ class Subject:
 
     def restore(self) -> None:
         """Everything as it was before, for a model that could not be copied."""
-        self.prepare(training=False)
+        self._restore_buffers()
         for module, training in self._was_training.items():
             module.training = training
         for parameter, gradient in self._gradients.items():

@@ -134,7 +134,7 @@ class _Watch:
     def __init__(self, model: nn.Module, batch: Batch, tokens: list[Tokens]) -> None:
         self.names = {module: name for name, module in model.named_modules()}
         self.stack: list[nn.Module] = []
-        self.tokens = tokens
+        self.rows = tokens[0].keep.shape[0] if tokens else None
         self.positions = [Positions(each.keep) for each in tokens]
         self.cost = {m: Cost(name, type(m).__name__, name.count(".") + bool(name)) for m, name in self.names.items()}
         self.shares: dict[nn.Module, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -182,8 +182,14 @@ class _Watch:
             self.stack.pop()
             self._look(module, args, output)
 
-        with self._hooked(enter, leave), _Flops(self):
-            yield
+        # torch's fast path of attention is one operation, of which nothing is known.
+        was = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            with self._hooked(enter, leave), _Flops(self):
+                yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(was)
 
     def _look(self, module: nn.Module, args: Any, output: Any) -> None:
         cost, shares = self.cost[module], self.shares[module]
@@ -251,10 +257,12 @@ class _Watch:
     def _wasted(self, module: nn.Module) -> dict[str, float]:
         means = {cause: sum(values) / len(values) for cause, values in self.shares[module].items() if values}
         padding = means.get("padding", 0.0)
+        if padding and self._is_packed_inside(module):
+            padding = 0.0
         attends, dropped = self.attention[module]
         found: dict[str, float] = {}
         if attends:
-            found["attention"] = dropped / attends
+            found |= {"attention": dropped / attends} if dropped else {}
         elif module is self.head and self.labels is not None:
             ignored = float((self.labels[1] == IGNORED).float().mean())
             found["labels"] = max(ignored, padding)
@@ -266,6 +274,12 @@ class _Watch:
         if means.get("activations", 0.0) >= ZERO_ACTIVATIONS:
             found["activations"] = left * means["activations"]
         return found
+
+    def _is_packed_inside(self, module: nn.Module) -> bool:
+        """Whether what runs in a module has no padding, whatever shape its output has."""
+        shares = [self.shares[each]["padding"] for each in module.modules() if each is not module]
+        ran = [share for share in shares if share]
+        return bool(ran) and not any(any(share) for share in ran)
 
     def pairs(self, length: int, keys: int) -> float:
         """The share of pairs of queries and keys of which one is padding."""
@@ -283,13 +297,13 @@ def _now(values: Any) -> float:
     return time.perf_counter()
 
 
-class _Flops(TorchDispatchMode):
+class _Flops(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts FLOPs by torch's formulas and ours, for the module that runs."""
 
     def __init__(self, watch: _Watch) -> None:
         from torch.utils.flop_counter import flop_registry
 
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.watch, self.registry = watch, flop_registry
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -322,7 +336,8 @@ class _Flops(TorchDispatchMode):
             return 0.0
         shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
         masks = [each for each in (*args[3:], *kwargs.values()) if isinstance(each, Tensor) and each.dim() == 4]
-        by_padding = self.watch.pairs(q.shape[2], k.shape[2])
+        # A packed sequence may be as long as a padded row, and has no padding.
+        by_padding = self.watch.pairs(q.shape[2], k.shape[2]) if q.shape[0] == self.watch.rows else 0.0
         if not masks:
             return by_padding
         mask = masks[0] if masks[0].dtype is torch.bool else masks[0] > -1e4

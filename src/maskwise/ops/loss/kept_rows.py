@@ -489,8 +489,14 @@ def _flops(
     **_: Any,
 ) -> int:  # fmt: skip
     """The logits of kept rows, and of the gradients those that are needed."""
-    product = 2 * count_kept(keep, keep.shape) * weight.numel()
-    return product * (1 + sum(needed[:2]))
+    return 2 * count_kept(keep, keep.shape) * weight.numel() * (1 + sum(needed[:2]))
+
+
+def _skipped_flops(hidden: Tensor, weight: Tensor, target: Tensor, keep: Tensor, *rest: Any, **_: Any) -> int:
+    """The same of the rows that are dropped."""
+    dropped = keep.numel() - count_kept(keep, keep.shape)
+    needed: Sequence[bool] = rest[-1]
+    return 2 * dropped * weight.numel() * (1 + sum(needed[:2]))
 
 
 define(
@@ -501,6 +507,7 @@ define(
     reference=_op,
     fake=_fake,
     flops=_flops,
+    skipped_flops=_skipped_flops,
 )
 differentiate("linear_cross_entropy", _backward, _setup_context)
 

@@ -148,13 +148,7 @@ def attention(
     if softcap is not None or sinks is not None or isinstance(bias, StructuredBias):
         mod = ScoreMod(bias, softcap, sinks)
     if isinstance(q, Packed) or isinstance(k, Packed) or isinstance(v, Packed):
-        if bias is not None and not isinstance(bias, StructuredBias):
-            must = "be None, or an AlibiBias or RelativeBias, for Packed tokens"
-            hint = "mw.attention(q.unpack().transpose(1, 2), ..., bias=bias)"
-            raise ArgumentError(say(OP, "bias", must=must, got=type(bias).__name__, hint=hint))
-        if query_mask is not None:
-            must, hint = "be None for Packed tokens, which are the queries that are kept", "mw.pack(q, query_mask)"
-            raise ArgumentError(say(OP, "query_mask", must=must, got=type(query_mask).__name__, hint=hint))
+        _check_packed_options(bias, query_mask)
         return attend_packed(q, k, v, mask, attention, mod, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
     if query_mask is not None:
         mask = drop_queries(q, k, v, mask, query_mask)
@@ -172,7 +166,7 @@ def attention(
         learns = q.requires_grad or k.requires_grad or v.requires_grad
         if mod is not None:
             of_bias, learns = mod.key, learns or mod.requires_grad
-        elif bias is not None:
+        elif isinstance(bias, Tensor):
             of_bias, learns = (bias.shape, bias.dtype, bias.device, bias.layout), learns or bias.requires_grad
         # fmt: off
         key = (
@@ -202,7 +196,7 @@ def attention(
         return planned  # type: ignore[return-value]
     if mod is not None:
         return decision.run(q, k, v, mask, call, dropout_p, scale, mod=mod)  # type: ignore[no-any-return]
-    if bias is None:
+    if not isinstance(bias, Tensor):
         return decision.run(q, k, v, mask, call, dropout_p, scale)  # type: ignore[no-any-return]
     return decision.run(q, k, v, mask, call, dropout_p, scale, bias.to(q.dtype))  # type: ignore[no-any-return]
 
@@ -225,6 +219,17 @@ def _in_graph(
         return reference.attention(q, k, v, kept, bias=mod.dense(q, k), softcap=mod.softcap, sinks=mod.sinks, **options)
     added = bias.to(q.dtype) if isinstance(bias, Tensor) else None
     return sdpa.attend_without_sync(q, k, v, kept, bias=added, **options)
+
+
+def _check_packed_options(bias: Any, query_mask: Any) -> None:
+    """Raise for what Packed tokens do not take."""
+    if bias is not None and not isinstance(bias, StructuredBias):
+        must = "be None, or an AlibiBias or RelativeBias, for Packed tokens"
+        hint = "mw.attention(q.unpack().transpose(1, 2), ..., bias=bias)"
+        raise ArgumentError(say(OP, "bias", must=must, got=type(bias).__name__, hint=hint))
+    if query_mask is not None:
+        must, hint = "be None for Packed tokens, which are the queries that are kept", "mw.pack(q, query_mask)"
+        raise ArgumentError(say(OP, "query_mask", must=must, got=type(query_mask).__name__, hint=hint))
 
 
 def _check_scores(bias: Any, mod: ScoreMod | None, q: Tensor, sizes: Sizes) -> None:

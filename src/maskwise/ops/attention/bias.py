@@ -257,8 +257,8 @@ class ScoreMod(NamedTuple):
         if part.shape[2] > 1:
             part = part[:, :, block.rows[0] : block.rows[1]]
         if part.shape[3] > 1:
-            keys = block.keys
-            part = part[..., keys] if isinstance(keys, Tensor) else part[..., keys[0] : keys[1]]
+            at = block.keys
+            part = part[..., at] if isinstance(at, Tensor) else part[..., at[0] : at[1]]
         return part.to(dtype)
 
     def largest(self, queries: int, keys: int) -> float:

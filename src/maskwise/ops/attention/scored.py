@@ -1,11 +1,11 @@
 """Attention on the CPU whose scores are capped, biased by distance, or shared with sinks: block by block.
 
-A block is one call of torch's own CPU kernel, which adds the bias of that block, or plain operations, which are computed
-again in the backward pass: for a soft cap, and for a bias that requires grad. No tensor of all pairs is made.
+A block is one call of torch's own CPU kernel, which adds the bias of that block, or plain operations, which are
+computed again in the backward pass: for a soft cap, and for a bias that requires grad. No tensor of all pairs is made.
 
-Sinks need no scores. With L the log-sum-exp of a query's scores, a sink of logit s leaves the part sigmoid(L - s) of its
-result. The kernel's backward pass takes the log-sum-exp and the result of the forward pass: with those of the softmax
-that has the sink, its gradients are those of attention with it.
+Sinks need no scores. With L the log-sum-exp of a query's scores, a sink of logit s leaves the part sigmoid(L - s) of
+its result. The kernel's backward pass takes the log-sum-exp and the result of the forward pass: with those of the
+softmax that has the sink, its gradients are those of attention with it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def attend_sequences(
     dropout_p: float,
     scale: float | None,
 ) -> Tensor:
-    """Attention of sequences of one length, in which every key is kept; ``places`` are the positions of their tokens."""
+    """Attention of sequences of one length that keep every key; ``places`` are the positions of their tokens."""
     sizes = Sizes(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
     parts = tuple(_chunks(blocks.split(None, is_causal, sizes)))
     out = attend(q, k, v, parts, mod, places=places, dropout_p=dropout_p, scale=scale)
@@ -301,7 +301,9 @@ def _add(leaves: Sequence[Tensor | None], block: Block, found: Sequence[Tensor |
     """Add the gradients of a block where they belong."""
     grad_q, grad_k, grad_v, *others = leaves
     dq, dk, dv, *rest = found
-    assert grad_q is not None and grad_k is not None and grad_v is not None
+    assert grad_q is not None
+    assert grad_k is not None
+    assert grad_v is not None
     if dq is not None:
         block.queries_of(grad_q).add_(dq)
     for total, part in ((grad_k, dk), (grad_v, dv)):
@@ -309,7 +311,7 @@ def _add(leaves: Sequence[Tensor | None], block: Block, found: Sequence[Tensor |
             block.add_to_keys(total, part)
     for whole, piece in zip(others, rest, strict=True):
         if whole is not None and piece is not None:
-            whole += piece
+            whole.add_(piece)
 
 
 def _fused_block(
@@ -375,7 +377,9 @@ def _plain_gradients(
     with torch.enable_grad():
         leaves = [None if x is None else x.detach().requires_grad_(need) for x, need in zip(given, needed, strict=True)]
         one, keys, values, tensor, sinks = leaves
-        assert one is not None and keys is not None and values is not None
+        assert one is not None
+        assert keys is not None
+        assert values is not None
         out = _changed((one, keys, values), block, mod.with_tensors(tensor, sinks), places, scale)
         wanted = [x for x in leaves if x is not None and x.requires_grad]
         found = iter(torch.autograd.grad(out, wanted, above, allow_unused=True))

@@ -16,8 +16,6 @@ struct LogSumExpOp : ReduceOp<LogSumExpOp<T>> {
   using In = T;
   using A = Acc<T>;
   using Out = T;
-  // Exponentials take longer than memory does.
-  static constexpr bool kSideBySide = false;
   static constexpr A kInf = std::numeric_limits<A>::infinity();
   struct Lanes {
     Vec<A> peak, sum;

@@ -27,8 +27,8 @@ constexpr int64_t kChunk = 2048;
 static_assert(kChunk <= kConstantMask);
 // How far ahead of a row's loop its memory is prefetched, in elements.
 constexpr int64_t kAhead = 512;
-// Bytes up to which what is kept of the next row is prefetched: along longer ones, the CPU does better alone.
-constexpr int64_t kAheadBytes = 4096;
+// The same where intervals are kept, from row to row.
+constexpr int64_t kAheadRuns = 1024;
 // Elements of a step up to which their vectors are accumulated one by one.
 constexpr int kFewKept = 3;
 
@@ -69,14 +69,31 @@ constexpr int kRowStep = kRowVectors * kLanes<A>;
 template <class A>
 constexpr int kMaskStep = std::min(64, kRowStep<A>);
 
-// Accumulates the first elements of a run, all of them kept, in whole steps; returns how many.
+// What is accumulated behind a run: `rest` more elements of it, and then n of another one, if there is one to prefetch.
+template <class T>
+struct Behind {
+  int64_t rest = 0;
+  const T* next = nullptr;
+  int64_t n = 0;
+
+  // The same, `more` elements earlier.
+  Behind before(int64_t more) const { return {rest + more, next, n}; }
+};
+
+// Accumulates the first elements of a run, all of them kept, in whole steps; returns how many. Where another run follows,
+// what is accumulated kAheadRuns elements later is prefetched.
 template <class Op, class T>
 inline __attribute__((always_inline)) int64_t accumulate_all(const Op& op, typename Op::Lanes& lanes, const T* x,
-                                                             int64_t n) {
+                                                             int64_t n, const Behind<T>& behind = {}) {
   using A = typename Op::A;
   constexpr int L = kLanes<A>, R = kRowVectors;
   int64_t i = 0;
   for (; i + R * L <= n; i += R * L) {
+    if (behind.next != nullptr) {
+      const int64_t beyond = i + kAheadRuns - n - behind.rest;
+      const T* p = beyond < 0 ? x + i + kAheadRuns : beyond < behind.n ? behind.next + beyond : x + i;
+      for (int k = 0; k < R * L; k += 64 / sizeof(T)) __builtin_prefetch(p + k);
+    }
     Vec<A> values[R];
     LaneMask<A> kept[R];
     for (int k = 0; k < R; ++k) values[k] = load<A>(x + i + k * L);
@@ -161,12 +178,12 @@ inline __attribute__((always_inline)) void accumulate_rest(const Op& op, typenam
 // inlined: it is called from several places, and compiles slowly.
 template <bool kBits, class Op, class T>
 __attribute__((noinline)) void accumulate_chunks(const Op& op, typename Op::State& s, const T* x, const uint8_t* m,
-                                                 int64_t n, int64_t beyond) {
+                                                 int64_t n, int64_t beyond, const Behind<T>& behind) {
   for (int64_t start = 0; start < n && !op.done(s); start += kChunk, x += kChunk, m += kBits ? kChunk : 0) {
     typename Op::Lanes lanes = op.init();
     const int64_t count = std::min(kChunk, n - start);
     const int64_t i = kBits ? accumulate_kept(op, lanes, x, m, count, n + beyond - start - count)
-                            : accumulate_all(op, lanes, x, count);
+                            : accumulate_all(op, lanes, x, count, behind.before(n - start - count));
     accumulate_rest<kBits>(op, lanes, x, m, i, count, start);
     op.collect(s, lanes);
   }
@@ -174,11 +191,12 @@ __attribute__((noinline)) void accumulate_chunks(const Op& op, typename Op::Stat
 
 // A contiguous run; m is null where all is kept.
 template <class Op, class T>
-void accumulate_run(const Op& op, typename Op::State& s, const T* x, const uint8_t* m, int64_t n, int64_t beyond) {
+void accumulate_run(const Op& op, typename Op::State& s, const T* x, const uint8_t* m, int64_t n, int64_t beyond,
+                    const Behind<T>& behind) {
   if (m == nullptr)
-    accumulate_chunks<false>(op, s, x, m, n, beyond);
+    accumulate_chunks<false>(op, s, x, m, n, beyond, behind);
   else
-    accumulate_chunks<true>(op, s, x, m, n, beyond);
+    accumulate_chunks<true>(op, s, x, m, n, beyond, behind);
 }
 
 // Defaults of what every reduction has.
@@ -186,19 +204,18 @@ template <class Op>
 struct ReduceOp {
   // Rows of columns that the lanes hold before they are collected.
   static constexpr int64_t kPeriod = 256;
-  // Whether rows of which intervals are kept are reduced some at a time: where `run` is the one below.
-  static constexpr bool kSideBySide = true;
   // Whether the lanes of columns hold positions: their rows are then accumulated in order, dropped ones too.
   static constexpr bool kPositions = false;
-  // Whether nothing more can change the result.
+  // Whether nothing more can change the result; and whether that can be so before the end of a row.
+  static constexpr bool kEndsEarly = false;
   template <class State>
   static bool done(const State&) {
     return false;
   }
   // n contiguous elements at position `at`; m is null where all are kept. Behind them, x and m go on for `beyond` more.
   template <class State, class T>
-  void run(State& s, const T* x, const uint8_t* m, int64_t n, int64_t, int64_t beyond) const {
-    accumulate_run(static_cast<const Op&>(*this), s, x, m, n, beyond);
+  void run(State& s, const T* x, const uint8_t* m, int64_t n, int64_t, int64_t beyond, const Behind<T>& behind) const {
+    accumulate_run(static_cast<const Op&>(*this), s, x, m, n, beyond, behind);
   }
 };
 
@@ -231,98 +248,46 @@ struct ReduceKernel {
   static void init(void* states, int64_t n) { std::fill_n(static_cast<State*>(states), n, State{}); }
 
   static void accumulate(const void* op, void* state, const void* x, const uint8_t* m, int64_t n, int64_t at) {
-    self(op).run(*static_cast<State*>(state), static_cast<const In*>(x), m, n, at, 0);
+    self(op).run(*static_cast<State*>(state), static_cast<const In*>(x), m, n, at, 0, {});
   }
 
-  // A row of which an interval is kept, while it is reduced beside others.
-  struct Row {
-    const In* x = nullptr;
-    int64_t n = 0, i = 0;
-    Out* out = nullptr;
-    State state;
-    Lanes lanes;
-  };
-
-  // Rows of which intervals are kept, some at a time, in the order of each as alone. The CPU reads ahead along a row, and
-  // starts over where the next one begins: meanwhile the others go on.
-  static void reduce_intervals(const Op& op, const RowRuns& rows, int64_t n, int64_t count, Out* out) {
-    constexpr int kSideBySide = 8;
-    constexpr int64_t kBurst = 1 * kRowStep<A>;
-    static_assert(kChunk % kBurst == 0);
-    Row side[kSideBySide];
-    const char* x = rows.x;
-    const uint8_t* m = rows.m;
-    int64_t position = rows.position, left = count;
-    // The next row of which something is kept, and not all; whether there is one.
-    const auto take = [&](Row& row) {
-      while (left > 0) {
-        const KeptRun run = kept_of_run(rows.mask, m, position, rows.bits, rows.step, n);
-        row.x = reinterpret_cast<const In*>(x) + run.begin;
-        row.n = run.end - run.begin;
-        row.i = 0;
-        row.out = out++;
-        row.state = State{};
-        row.lanes = op.init();
-        x += rows.loop.stride[kX];
-        m += rows.loop.stride[kMask];
-        position += rows.loop.stride[kPosition];
-        --left;
-        if (row.n > 0 && row.n < n) return true;
-        // All of a row goes on where the one before it has ended, and is read ahead of.
-        if (row.n > 0) op.run(row.state, row.x, nullptr, n, 0, 0);
-        *row.out = op.finalize(row.state);
-      }
-      return false;
-    };
-    int active = 0;
-    while (active < kSideBySide && take(side[active])) ++active;
-    for (int k = 0; active > 0; k = k + 1 < active ? k + 1 : 0) {
-      Row& row = side[k];
-      const int64_t rest = row.n - row.i;
-      if (rest >= kBurst) {
-        row.i += accumulate_all(op, row.lanes, row.x + row.i, kBurst);
-      } else {
-        const In* from = row.x + row.i;
-        accumulate_rest<false>(op, row.lanes, from, nullptr, accumulate_all(op, row.lanes, from, rest), rest, row.i);
-        row.i = row.n;
-      }
-      if (row.i % kChunk != 0 && row.i < row.n) continue;
-      op.collect(row.state, row.lanes);
-      row.lanes = op.init();
-      if (row.i < row.n && !op.done(row.state)) continue;
-      *row.out = op.finalize(row.state);
-      if (take(row)) continue;
-      std::swap(side[k], side[--active]);
-      k = -1;
-    }
-  }
-
+  // Rows. Of intervals, what is accumulated kAheadRuns elements later is prefetched: the CPU reads ahead along a row, and not
+  // from where one ends early to where the next one begins.
   static void reduce_rows(const void* op, const RowRuns& rows, int64_t n, int64_t count, void* out) {
-    if constexpr (Op::kSideBySide)
-      if (rows.step != 0 && rows.bits == 0) return reduce_intervals(self(op), rows, n, count, static_cast<Out*>(out));
-    const char* x = rows.x;
-    const uint8_t* m = rows.m;
-    int64_t position = rows.position;
     const ReduceLoop& loop = rows.loop;
-    const bool go_on = loop.stride[kX] == n * int64_t{sizeof(In)} && loop.stride[kMask] == n;
-    for (int64_t r = 0; r < count; ++r) {
+    const auto mask_of = [&](int64_t r) { return rows.m + r * loop.stride[kMask]; };
+    const auto run_of = [&](int64_t r) {
+      return kept_of_run(rows.mask, mask_of(r), rows.position + r * loop.stride[kPosition], rows.bits, rows.step, n);
+    };
+    const auto values_of = [&](int64_t r) { return reinterpret_cast<const In*>(rows.x + r * loop.stride[kX]); };
+    const bool touch = loop.stride[kX] == n * int64_t{sizeof(In)}, go_on = touch && loop.stride[kMask] == n;
+    // The row in which prefetched elements end, where in it, and how many of them lie behind the row in hand.
+    int64_t row = 0, at = 0, ahead = 0;
+    KeptRun run = run_of(0), next = run;
+    for (int64_t r = 0; r < count; ++r, run = next) {
       State s;
-      const KeptRun run = kept_of_run(rows.mask, m, position, rows.bits, rows.step, n);
+      if (r + 1 < count) next = run_of(r + 1);
+      const int64_t kept = run.end - run.begin, sure = Op::kEndsEarly ? 0 : kept;
+      Behind<In> behind;
       if (rows.step != 0 && r + 1 < count) {
-        const KeptRun next = kept_of_run(rows.mask, m + loop.stride[kMask], position + loop.stride[kPosition], rows.bits,
-                                         rows.step, n);
-        // The CPU reads ahead along a row, and not from where one ends early to where the next one begins.
-        if (const int64_t bytes = (next.end - next.begin) * int64_t{sizeof(In)};
-            next.kept == Kept::all && bytes <= kAheadBytes)
-          prefetch_lines(reinterpret_cast<const In*>(x + loop.stride[kX]) + next.begin, bytes);
+        ahead -= kept;
+        if (row <= r) row = r + 1, at = ahead = 0;
+        if (!(touch && run.end == n && next.begin == 0)) {
+          if (!Op::kEndsEarly) behind = {0, values_of(r + 1) + next.begin, next.end - next.begin};
+          while (ahead < kAheadRuns - sure && row < count) {
+            const KeptRun later = row == r + 1 ? next : run_of(row);
+            const int64_t more = std::min(later.end - later.begin - at, kAheadRuns - sure - ahead);
+            prefetch_lines(values_of(row) + later.begin + at, more * int64_t{sizeof(In)});
+            ahead += more;
+            at += more;
+            if (at == later.end - later.begin) ++row, at = 0;
+          }
+        }
       }
       if (run.kept != Kept::none)
-        self(op).run(s, reinterpret_cast<const In*>(x) + run.begin, run.kept == Kept::bits ? m : nullptr,
-                     run.end - run.begin, run.begin, go_on ? (count - r - 1) * n : 0);
+        self(op).run(s, values_of(r) + run.begin, run.kept == Kept::bits ? mask_of(r) : nullptr, kept, run.begin,
+                     go_on ? (count - r - 1) * n : 0, behind);
       static_cast<Out*>(out)[r] = self(op).finalize(s);
-      x += loop.stride[kX];
-      m += loop.stride[kMask];
-      position += loop.stride[kPosition];
     }
   }
 

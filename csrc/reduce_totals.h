@@ -109,6 +109,7 @@ struct Truth : ReduceOp<Truth<T>> {
   struct State {
     bool found = false;
   };
+  static constexpr bool kEndsEarly = true;
   bool all;
   T bits;  // those that make a value true: all, but of a floating type not the sign
 

@@ -89,9 +89,10 @@ bench-models: install  ## Run the README's figures of models again, on a quiet m
 test: lint pytest  ## Lint, check types and imports, run all tests
 
 # Every worker runs kernels on two threads; waiting threads must sleep, or they take the cores from the other workers.
+# Stealing leaves files in one piece, so that a file whose fixture starts processes starts them once.
 .PHONY: pytest
 pytest: install  ## Run the tests only
-	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 .PHONY: lint
 lint: install  ## ruff, mypy strict, pyright, import contracts

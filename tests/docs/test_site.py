@@ -22,7 +22,14 @@ def test_nothing_is_fetched_from_the_network():
     for path in (ROOT / "docs" / "assets").iterdir():
         text = path.read_text(encoding="utf-8")
         assert not re.findall(r"https?://(?!www\.w3\.org/)", text), path.name
-    assert not re.findall(r"https?://", CONFIG)
+    # A link to the repository, and no more: the theme's own link fetches facts about it.
+    assert re.findall(r"https?://[^\"]+", CONFIG) == [repository()]
+    assert "data-md-component" not in (ROOT / "tools" / "theme" / "partials" / "source.html").read_text(encoding="utf-8")
+
+
+def repository():
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    return re.search(r'^Repository = "(.+)"$', project, flags=re.M)[1]
 
 
 class Page:

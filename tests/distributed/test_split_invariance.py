@@ -12,8 +12,8 @@ pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="th
 MICRO = (1, 2, 3, 4, 5)
 HOW = ("even", "ragged", "one rank", "dropped")
 ALL = [*product(("token", "sequence", "auxiliary", "head"), HOW, MICRO)]
-#: Every split for these; of the others, of which FSDP takes ten times as long, each kind, each way to split and each number of
-#: micro-batches in turn.
+#: Every split for these; of the others, of which FSDP takes ten times as long, each kind, each way to split and each
+#: number of micro-batches in turn.
 EVERY = tuple((engine, torch.float64) for engine in ("plain", "DDP", "DDP no_sync"))
 
 

@@ -131,8 +131,8 @@ class _Sweep:
         # would grow by a block each time.
         losses = torch.empty(logits.shape[0], dtype=torch.float64, device=logits.device)
         for at in range(0, logits.shape[0], step):
-            rows = slice(at, at + step)
-            losses[rows] = self._differentiate(logits[rows], target[rows], scale[rows])
+            block = slice(at, at + step)
+            losses[block] = self._differentiate(logits[block], target[block], scale[block])
         # From here on, the buffer holds the gradient of the logits, but for the scale of each row.
         scale = scale.unsqueeze(1)
         if self.sums.hidden is not None:

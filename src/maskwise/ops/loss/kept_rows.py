@@ -35,9 +35,9 @@ _PRODUCT = 1 << 19
 #: Classes that are multiplied at a time on the CPU, at least: BLAS is a third slower on all of them, whose rows are far
 #: apart. Of few rows more, so that a product writes about `_PRODUCT` logits.
 _CLASSES = 1024
-#: Rows up to which products on the CPU are computed by their transposes, up to a third faster.
+#: Rows up to which products on the CPU are computed by their transposes: faster at most sizes, not at all of them.
 _FEW_ROWS = 128
-#: Rows of a chunk are a multiple of this, where they can be: what is left over of BLAS's tiles costs up to a tenth.
+#: Rows of a chunk are a multiple of this, where they can be, as BLAS's tiles are.
 _ROWS = 16
 
 
@@ -127,12 +127,10 @@ class _Sweep:
         """The losses of a chunk, float64. Its gradients are added to the sums; ``logits`` is the buffer for it."""
         self._multiply(hidden, logits)
         step = max(torch.get_num_threads(), _BLOCK // logits.shape[1]) if logits.is_cpu else logits.shape[0]
-        # Made once: small tensors that outlive a block would lie where the next block's temporaries fit, and the heap
-        # would grow by a block each time.
         losses = torch.empty(logits.shape[0], dtype=torch.float64, device=logits.device)
         for at in range(0, logits.shape[0], step):
-            rows = slice(at, at + step)
-            losses[rows] = self._differentiate(logits[rows], target[rows], scale[rows])
+            block = slice(at, at + step)
+            losses[block] = self._differentiate(logits[block], target[block], scale[block])
         # From here on, the buffer holds the gradient of the logits, but for the scale of each row.
         scale = scale.unsqueeze(1)
         if self.sums.hidden is not None:

@@ -1,0 +1,383 @@
+// The inner loops of a reduction over columns side by side. Compiled once a target.
+#include "reduce_rows.h"
+#if defined(MASKWISE_REDUCE_COLUMNS_H) == defined(MASKWISE_TARGET_TOGGLE)
+#ifdef MASKWISE_TARGET_TOGGLE
+#undef MASKWISE_REDUCE_COLUMNS_H
+#else
+#define MASKWISE_REDUCE_COLUMNS_H
+#endif
+
+namespace maskwise::MASKWISE_TARGET {
+
+// Reads a byte of each cache line of n bytes, in order. Short rows lie several to a page, and when they are read
+// alternately, the CPU finds no order that it could read ahead in.
+inline void touch(const void* p, int64_t n) {
+  const char* bytes = static_cast<const char*>(p);
+  char any = 0;
+  for (int64_t i = 0; i < n; i += 64) any ^= bytes[i];
+  asm volatile("" : : "r"(any));
+}
+
+// The functions of a Reduction, for columns.
+template <class Op>
+struct ReduceColumns : ReduceRows<Op> {
+  using A = typename Op::A;
+  using In = typename Op::In;
+  using State = typename Op::State;
+  using Lanes = typename Op::Lanes;
+  using ReduceRows<Op>::self, ReduceRows<Op>::init, ReduceRows<Op>::L;
+  static constexpr int R = kColumnRows;
+
+  static void init_columns(const void* op, Columns& columns) {
+    std::fill_n(reinterpret_cast<Lanes*>(columns.lanes), ceil_div(columns.w, L), self(op).init());
+    init(columns.states, columns.w);
+  }
+
+  // Rows [begin, end) of a block of columns of which some, and of which all columns are kept.
+  struct BlockRanges {
+    int32_t some_begin, some_end, all_begin, all_end;
+  };
+
+  // Columns with an interval of rows each: blocks of columns from the first row that one of them keeps to the last, without
+  // mask bytes where all of them keep a row.
+  static void accumulate_bounded(const Op& op, Columns& held, const ColumnRun& run, int64_t count, int64_t at) {
+    constexpr int64_t B = std::max<int64_t>(kMaskBlock, L);
+    Columns columns = held;
+    const int64_t x_stride = run.row.stride[kX], p_stride = run.row.stride[kPosition], w = columns.w;
+    const int64_t m_step = run.column.stride[kMask], blocks = ceil_div(w, B);
+    int32_t starts[kColumns + B], ends[kColumns + B];
+    BlockRanges ranges[kColumns / kMaskBlock + 1];
+    const auto row_of = [&](int64_t position) {
+      const int64_t row = position <= run.position ? 0 : ceil_div(position - run.position, p_stride);
+      return static_cast<int32_t>(std::min(row, count));
+    };
+    int64_t first = count, last = 0;
+    for (int64_t b = 0; b < blocks; ++b) {
+      BlockRanges& range = ranges[b] = {std::numeric_limits<int32_t>::max(), 0, 0, std::numeric_limits<int32_t>::max()};
+      for (int64_t j = b * B; j < std::min(w, (b + 1) * B); ++j) {
+        const Interval kept = run.mask.interval(run.m + j * m_step);
+        starts[j] = row_of(kept.start);
+        ends[j] = row_of(kept.end);
+        if (starts[j] >= ends[j]) {
+          // It keeps nothing: no row of the block is whole.
+          starts[j] = std::numeric_limits<int32_t>::max();
+          ends[j] = 0;
+        }
+        range = {std::min(range.some_begin, starts[j]), std::max(range.some_end, ends[j]),
+                 std::max(range.all_begin, starts[j]), std::min(range.all_end, ends[j])};
+      }
+      first = std::min<int64_t>(first, range.some_begin);
+      last = std::max<int64_t>(last, range.some_end);
+    }
+    for (int64_t r = first / R * R; r < last; r += R) {
+      const int64_t rows = std::min<int64_t>(R, count - r);
+      if (columns.pending + R > Op::kPeriod || at + r + R - columns.base > Op::kPeriod) collect_columns(&op, columns);
+      if (columns.pending == 0) columns.base = at + r;
+      columns.pending += R;
+      const auto row = static_cast<BitsOf<A>>(at + r - columns.base);
+      auto* lanes = reinterpret_cast<Lanes*>(columns.lanes);
+      for (int64_t b = 0; b < blocks; ++b) {
+        const BlockRanges& range = ranges[b];
+        if (r + rows <= range.some_begin || r >= range.some_end) continue;
+        const int64_t j = b * B, width = std::min(B, w - j);
+        const In* xs[R];
+        for (int k = 0; k < R; ++k)
+          xs[k] = reinterpret_cast<const In*>(run.x + (r + (k < rows ? k : 0)) * x_stride) + j;
+        if (rows == R && width == B && r >= range.all_begin && r + R <= range.all_end) {
+          accumulate_vectors<R, false>(op, lanes + j / L, xs, nullptr, B / L, row);
+          continue;
+        }
+        uint8_t bytes[R][B] = {};
+        const uint8_t* ms[R];
+        const In* some = nullptr;
+        for (int k = 0; k < R; ++k) {
+          ms[k] = bytes[k];
+          const auto at_row = static_cast<int32_t>(r + k);
+          for (int64_t i = 0; k < rows && i < width; ++i)
+            bytes[k][i] = static_cast<uint8_t>((starts[j + i] <= at_row) & (at_row < ends[j + i]));
+          if (!none_of(bytes[k], width))
+            some = xs[k];
+          else
+            xs[k] = nullptr;
+        }
+        if (some == nullptr) continue;
+        for (int k = 0; k < R; ++k)
+          if (xs[k] == nullptr) xs[k] = some;
+        accumulate_rows(op, lanes + j / L, xs, ms, width, row, false);
+      }
+    }
+    held = columns;
+  }
+
+  // R rows of columns that are kept whole.
+  struct WholeRows {
+    const In* x[R];
+    bool adjacent = false;
+  };
+
+  // Rows of which all columns are kept or none: the kept ones R at a time, wherever they are. Where they lie apart, the CPU
+  // finds no order to read ahead in, and they are prefetched a step ahead.
+  static void accumulate_whole_rows(const Op& op, Columns& held, const ColumnRun& run, int64_t count) {
+    constexpr int64_t kNear = 2048;
+    Columns columns = held;
+    auto* lanes = reinterpret_cast<Lanes*>(columns.lanes);
+    const int64_t x_stride = run.row.stride[kX], m_stride = run.row.stride[kMask], bytes = columns.w * sizeof(In);
+    const uint8_t* ms[R];
+    std::fill_n(ms, R, kAllKept.bytes);
+    const auto accumulate = [&](const WholeRows& rows, bool all) {
+      if (columns.pending + R > Op::kPeriod) collect_columns(&op, columns);
+      columns.pending += R;
+      if (rows.adjacent && x_stride == bytes && bytes <= kNear) touch(rows.x[0], R * bytes);
+      accumulate_rows(op, lanes, rows.x, ms, columns.w, 0, all);
+    };
+    WholeRows steps[2];
+    int now = 0, filled = 0;
+    bool ready = false;
+    for (int64_t r = 0; r < count; ++r) {
+      if (run.m[r * m_stride] == 0) continue;
+      WholeRows& step = steps[now];
+      step.x[filled++] = reinterpret_cast<const In*>(run.x + r * x_stride);
+      if (filled < R) continue;
+      step.adjacent = reinterpret_cast<const char*>(step.x[0]) == run.x + (r - (R - 1)) * x_stride;
+      if (!step.adjacent)
+        for (const In* x : step.x) prefetch_lines(x, std::min(bytes, kNear));
+      now ^= 1;
+      filled = 0;
+      if (ready) accumulate(steps[now], true);
+      ready = true;
+    }
+    if (ready) accumulate(steps[now ^ 1], true);
+    if (filled > 0) {
+      WholeRows& rest = steps[now];
+      rest.adjacent = false;
+      for (int k = filled; k < R; ++k) rest.x[k] = rest.x[0], ms[k] = kNoneKept.bytes;
+      accumulate(rest, false);
+    }
+    held = columns;
+  }
+
+  // Not in the loops that are compiled once: narrow columns have few elements a step, and a call a step costs more.
+  static void accumulate_columns(const void* op, Columns& held, const ColumnRun& run, int64_t count, int64_t at) {
+    static_assert(kTransposedRows % R == 0, "transposed rows are used in whole steps");
+    if (run.mask.has_intervals() && run.column.stride[kMask] != 0 && run.column.stride[kPosition] == 0 &&
+        run.row.stride[kMask] == 0 && run.row.stride[kPosition] > 0 && count <= std::numeric_limits<int32_t>::max())
+      return accumulate_bounded(self(op), held, run, count, at);
+    if constexpr (!Op::kPositions)
+      if (!run.mask.has_intervals() && run.column.stride[kMask] == 0 && run.row.stride[kMask] != 0)
+        return accumulate_whole_rows(self(op), held, run, count);
+    // In registers: what is written through a pointer to char could be any of it.
+    Columns columns = held;
+    const Mask& mask = run.mask;
+    const int64_t x_stride = run.row.stride[kX], m_stride = run.row.stride[kMask], p_stride = run.row.stride[kPosition];
+    const int64_t m_step = run.column.stride[kMask], p_step = run.column.stride[kPosition];
+    const int64_t w = columns.w, bytes = w * int64_t{sizeof(In)};
+    int64_t begin = 0;
+    if (p_stride != 0 && m_step == 0) {
+      // An interval of whole rows.
+      const KeptRun rows = kept_of_run(mask, run.m, run.position, 0, p_stride, count);
+      begin = rows.begin;
+      count = rows.end;
+    }
+    uint8_t staged[kTransposedRows][kColumns];
+    for (int64_t r = begin; r < count; r += R) {
+      const uint8_t* m = run.m + r * m_stride;
+      const int64_t rows = std::min<int64_t>(R, count - r), position = run.position + r * p_stride;
+      // Which of the staged rows this step uses: those that were transposed with the step before, or the first ones.
+      const int64_t ahead = r % kTransposedRows, first = r - ahead;
+      const bool across =
+          m_step != 0 && m_step != 1 && m_stride == 1 && first + kTransposedRows <= count && !mask.has_intervals();
+      if (across && ahead == 0) transpose_rows(m, m_step, w, staged[0], kColumns);
+      const In* xs[R];
+      const uint8_t* ms[R];
+      KeptRun kept[R];
+      const In* some = nullptr;
+      bool bits = false;
+      int whole = 0;
+      for (int k = 0; k < R; ++k) {
+        ms[k] = kNoneKept.bytes;
+        if (k >= rows) continue;
+        const uint8_t* row = m + k * m_stride;
+        kept[k] = kept_of_run(mask, row, position + k * p_stride, m_step, p_step, w);
+        if (across) {
+          ms[k] = staged[ahead + k];
+        } else if (kept[k].kept == Kept::all) {
+          ms[k] = kAllKept.bytes;
+          whole += kept[k].end - kept[k].begin == w;
+        } else if (kept[k].kept == Kept::bits) {
+          ms[k] = bits_of(mask, row, position + k * p_stride, m_step, w, staged[k]);
+        }
+        xs[k] = reinterpret_cast<const In*>(run.x + (r + k) * x_stride);
+        if (ms[k] != kNoneKept.bytes) some = xs[k];
+        bits = bits || (ms[k] != kNoneKept.bytes && ms[k] != kAllKept.bytes);
+      }
+      if (some == nullptr) continue;
+      if (columns.pending + R > Op::kPeriod || at + r + R - columns.base > Op::kPeriod) collect_columns(op, columns);
+      if (columns.pending == 0) columns.base = at + r;
+      columns.pending += R;
+      const auto row = static_cast<BitsOf<A>>(at + r - columns.base);
+      auto* lanes = reinterpret_cast<Lanes*>(columns.lanes);
+      if (whole < rows && p_step != 0) {
+        accumulate_ranges(self(op), lanes, xs, kept, static_cast<int>(rows), w, row);
+        continue;
+      }
+      // A row of which nothing is kept is not read: another stands in for it.
+      for (int k = 0; k < R; ++k)
+        if (ms[k] == kNoneKept.bytes) xs[k] = some;
+      if (bits) {
+        accumulate_blocks(self(op), lanes, xs, ms, w, row);
+        continue;
+      }
+      if (x_stride == bytes && bytes <= 2048)
+        for (int k = 0; k < R; ++k) touch(xs[k], bytes);
+      accumulate_rows(self(op), lanes, xs, ms, w, row, whole == R);
+    }
+    held = columns;
+  }
+
+  // The mask bytes of a row, next to each other.
+  static const uint8_t* bits_of(const Mask& mask, const uint8_t* m, int64_t position, int64_t step, int64_t w,
+                                uint8_t* staged) {
+    if (mask.has_intervals())
+      stage_bits(mask, m, position, step, w, staged);
+    else if (step != 1)
+      for (int64_t j = 0; j < w; ++j) staged[j] = m[j * step];
+    else
+      return m;
+    return staged;
+  }
+
+  // Up to R rows of which an interval of columns is kept: together what they all keep, and each the rest of its own.
+  static void accumulate_ranges(const Op& op, Lanes* lanes, const In* const (&x)[R], const KeptRun (&kept)[R], int rows,
+                                int64_t w, BitsOf<A> first) {
+    int64_t begin = 0, end = rows == R ? w / L * L : 0;
+    for (int k = 0; k < rows; ++k) {
+      const bool some = kept[k].kept != Kept::none;
+      begin = std::max(begin, some ? ceil_div(kept[k].begin, L) * L : w);
+      end = std::min(end, some ? kept[k].end / L * L : 0);
+    }
+    if (begin < end) {
+      const In* xs[R];
+      for (int k = 0; k < R; ++k) xs[k] = x[k] + begin;
+      accumulate_vectors<R, false>(op, lanes + begin / L, xs, nullptr, (end - begin) / L, first);
+    }
+    for (int k = 0; k < rows; ++k) {
+      if (kept[k].kept == Kept::none) continue;
+      const auto row = static_cast<BitsOf<A>>(first + k);
+      if (begin < end) {
+        accumulate_range(op, lanes, x[k], kept[k].begin, begin, row);
+        accumulate_range(op, lanes, x[k], end, kept[k].end, row);
+      } else {
+        accumulate_range(op, lanes, x[k], kept[k].begin, kept[k].end, row);
+      }
+    }
+  }
+
+  // Columns [begin, end) of a row.
+  static void accumulate_range(const Op& op, Lanes* lanes, const In* x, int64_t begin, int64_t end, BitsOf<A> first) {
+    const auto accumulate_part = [&](int64_t from, int64_t to) {
+      In values[L] = {};
+      uint8_t bytes[L] = {};
+      for (int64_t j = from; j < to; ++j) values[j % L] = x[j], bytes[j % L] = 1;
+      const In* const xs[1] = {values};
+      const uint8_t* const ms[1] = {bytes};
+      accumulate_vectors<1, true>(op, lanes + from / L, xs, ms, 1, first);
+    };
+    if (begin % L != 0 && begin < end) {
+      const int64_t to = std::min(end, begin / L * L + L);
+      accumulate_part(begin, to);
+      begin = to;
+    }
+    if (const int64_t vectors = (end - begin) / L; vectors > 0) {
+      const In* const xs[1] = {x + begin};
+      accumulate_vectors<1, false>(op, lanes + begin / L, xs, nullptr, vectors, first);
+      begin += vectors * L;
+    }
+    if (begin < end) accumulate_part(begin, end);
+  }
+
+  // R rows of w columns by their bits, which are looked at block by block before x is read.
+  static void accumulate_blocks(const Op& op, Lanes* lanes, const In* const (&x)[R], const uint8_t* const (&m)[R], int64_t w,
+                                BitsOf<A> first) {
+    constexpr int64_t kColumnBlock = std::max<int64_t>(kMaskBlock, L);
+    int64_t j = 0;
+    for (; j + kColumnBlock <= w; j += kColumnBlock) {
+      const In* xs[R];
+      const uint8_t* ms[R];
+      const In* some = nullptr;
+      bool all = true;
+      for (int r = 0; r < R; ++r) {
+        uint64_t set = set_bytes<kMaskBlock>(m[r] + j);
+        all = all && set == ~uint64_t{0};
+        xs[r] = set == 0 ? nullptr : x[r] + j;
+        ms[r] = m[r] + j;
+        if (set != 0) some = xs[r];
+      }
+      if (some == nullptr) continue;
+      for (int r = 0; r < R; ++r)
+        if (xs[r] == nullptr) xs[r] = some;
+      if (all)
+        accumulate_vectors<R, false>(op, lanes + j / L, xs, nullptr, kColumnBlock / L, first);
+      else
+        accumulate_vectors<R, true>(op, lanes + j / L, xs, ms, kColumnBlock / L, first);
+    }
+    if (j == w) return;
+    const In* xs[R];
+    const uint8_t* ms[R];
+    for (int r = 0; r < R; ++r) {
+      xs[r] = x[r] + j;
+      ms[r] = m[r] + j;
+    }
+    accumulate_rows(op, lanes + j / L, xs, ms, w - j, first, false);
+  }
+
+  // R rows of w columns, from row `first` of the lanes on.
+  static void accumulate_rows(const Op& op, Lanes* lanes, const In* const (&x)[R], const uint8_t* const (&m)[R], int64_t w,
+                              BitsOf<A> first, bool all_kept) {
+    const int64_t whole = w / L;
+    if (all_kept)
+      accumulate_vectors<R, false>(op, lanes, x, nullptr, whole, first);
+    else
+      accumulate_vectors<R, true>(op, lanes, x, m, whole, first);
+    if (whole * L == w) return;
+    In values[R][L] = {};
+    uint8_t bytes[R][L] = {};
+    const In* xs[R];
+    const uint8_t* ms[R];
+    for (int r = 0; r < R; ++r) {
+      for (int64_t j = whole * L; j < w; ++j) values[r][j - whole * L] = x[r][j];
+      for (int64_t j = whole * L; j < w; ++j) bytes[r][j - whole * L] = m[r][j];
+      xs[r] = values[r];
+      ms[r] = bytes[r];
+    }
+    accumulate_vectors<R, true>(op, lanes + whole, xs, ms, 1, first);
+  }
+
+  // N rows of whole vectors, without kBits all of them. Not inlined: it is called from several places, and compiles slowly.
+  template <int N, bool kBits>
+  __attribute__((noinline)) static void accumulate_vectors(const Op& op, Lanes* lanes, const In* const (&x)[N],
+                                                           const uint8_t* const* m, int64_t vectors, BitsOf<A> first) {
+    // A copy of the pointers would be made by vectors, which wait for the pointers that were just stored one by one.
+    for (int64_t i = 0; i < vectors; ++i) {
+      Vec<A> values[N];
+      LaneMask<A> kept[N];
+      for (int r = 0; r < N; ++r) {
+        values[r] = load<A>(x[r] + i * L);
+        kept[r] = kBits ? load_mask<A>(m[r] + i * L) : ~LaneMask<A>{};
+      }
+      op.template accumulate<N>(lanes[i], values, kept, first);
+    }
+  }
+
+  static void collect_columns(const void* op, Columns& columns) {
+    if (columns.pending == 0) return;
+    auto* lanes = reinterpret_cast<Lanes*>(columns.lanes);
+    auto* states = reinterpret_cast<State*>(columns.states);
+    for (int64_t j = 0; j < columns.w; ++j)
+      self(op).combine(states[j], self(op).lane(lanes[j / L], j % L, columns.base));
+    std::fill_n(lanes, ceil_div(columns.w, L), self(op).init());
+    columns.pending = 0;
+  }
+};
+
+}  // namespace maskwise::MASKWISE_TARGET
+#endif  // toggle

@@ -68,7 +68,7 @@ bool in_near_runs(const ReduceNest& nest, int64_t bytes) {
 }
 
 // The runs of a slice that keep something, and how many elements they keep.
-int64_t runs_of_slice(const ReduceNest& nest, int64_t bytes, const Offset<3>& from, std::vector<SliceRun>& runs) {
+int64_t runs_of_slice(const ReduceNest& nest, int64_t bytes, const Offset<3>& from, std::vector<MomentRun>& runs) {
   const ReduceLoop& inner = nest.inner.back();
   const Loops<3> lines(nest.inner.begin(), nest.inner.end() - 1);
   Steps<3> line(lines, 0);
@@ -106,7 +106,7 @@ std::tuple<Tensor, Tensor, Tensor> moments(const Tensor& x, const Tensor& mask, 
   });
   auto* counts = static_cast<int64_t*>(call.result);
   parallel_uneven(nest.slices, nest.length, [&](int64_t begin, int64_t end) {
-    std::vector<SliceRun> runs;
+    std::vector<MomentRun> runs;
     Steps<3> slice(nest.outer, begin);
     for (int64_t s = begin; s < end; ++s, slice.next()) {
       counts[s] = is_shared && s > begin ? counts[begin] : runs_of_slice(nest, bytes, slice.at, runs);

@@ -14,7 +14,7 @@ struct NormRuns {
 
 // A contiguous stretch of a slice: where it begins, counted in bytes from the first element of the slice, and its mask
 // bytes; null where all of it is kept.
-struct SliceRun {
+struct MomentRun {
   int64_t x;
   const uint8_t* mask;
   int64_t n;
@@ -26,6 +26,6 @@ struct SliceMoments {
 };
 
 // The moments of `kept` elements in some runs, which it reads twice.
-using MomentsOf = SliceMoments (*)(const char* x, const std::vector<SliceRun>& runs, int64_t kept);
+using MomentsOf = SliceMoments (*)(const char* x, const std::vector<MomentRun>& runs, int64_t kept);
 
 }  // namespace maskwise

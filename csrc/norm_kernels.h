@@ -132,7 +132,7 @@ void norm_gradient_run(Kept keeps, char* const* at, const int64_t* stride, int64
 // Calls add(lane, v, keep) for the vectors of a run, with four lanes of accumulators in turn. Dropped elements are those
 // of which keep(v) is 0. Behind the end of the run stands `other`.
 template <class T, class Add>
-inline void for_each_kept_vector(const char* x, const SliceRun& run, Acc<T> other, const Add& add) {
+inline void for_each_kept_vector(const char* x, const MomentRun& run, Acc<T> other, const Add& add) {
   using A = Acc<T>;
   const auto* p = reinterpret_cast<const T*>(x + run.x);
   const RunBits bits(run.mask == nullptr ? Kept::all : Kept::bits, reinterpret_cast<const char*>(run.mask));
@@ -164,7 +164,7 @@ struct LaneSums {
 // Two passes, of which the second reads from a near cache. It corrects the mean of the first one, and so does not depend
 // on its rounding (Chan, Golub and LeVeque). What leaves the range of float32 is done again in float64.
 template <class T>
-SliceMoments moments_of(const char* x, const std::vector<SliceRun>& runs, int64_t kept) {
+SliceMoments moments_of(const char* x, const std::vector<MomentRun>& runs, int64_t kept) {
   using A = Acc<T>;
   constexpr int64_t kFlush = 16384;
   constexpr int64_t kAheadBytes = 1024;
@@ -172,13 +172,13 @@ SliceMoments moments_of(const char* x, const std::vector<SliceRun>& runs, int64_
     int64_t since = 0;
     for (size_t r = 0; r < runs.size(); ++r) {
       if (r + 1 < runs.size()) {
-        const SliceRun& next = runs[r + 1];
+        const MomentRun& next = runs[r + 1];
         const int64_t bytes = std::min<int64_t>(next.n * static_cast<int64_t>(sizeof(T)), kAheadBytes);
         for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(x + next.x + i);
       }
       // A long run in parts, so that no lane adds up many.
       for (int64_t i = 0; i < runs[r].n; i += kFlush) {
-        const SliceRun part{runs[r].x + i * static_cast<int64_t>(sizeof(T)),
+        const MomentRun part{runs[r].x + i * static_cast<int64_t>(sizeof(T)),
                             runs[r].mask == nullptr ? nullptr : runs[r].mask + i, std::min(kFlush, runs[r].n - i)};
         for_each_kept_vector<T>(x, part, other, add);
         if ((since += part.n) >= kFlush) {
@@ -208,7 +208,7 @@ SliceMoments moments_of(const char* x, const std::vector<SliceRun>& runs, int64_
   if constexpr (std::is_same_v<A, float>) {
     if (found.var > 1e-30 && found.var <= std::numeric_limits<double>::max()) return found;
     const auto each = [&](const auto& add) {
-      for (const SliceRun& run : runs)
+      for (const MomentRun& run : runs)
         for (int64_t i = 0; i < run.n; ++i)
           if (run.mask == nullptr || run.mask[i] != 0) add(static_cast<double>(reinterpret_cast<const T*>(x + run.x)[i]));
     };

@@ -231,11 +231,6 @@ void conv_scatter_out(const Tensor& values, const Tensor& tiles, const std::opti
   });
 }
 
-bool is_zero(const Tensor& value) {
-  const char* bytes = static_cast<const char*>(value.const_data_ptr());
-  return std::all_of(bytes, bytes + value.element_size(), [](char byte) { return byte == 0; });
-}
-
 // A result with one value wherever no tile writes; every place is written once. `other` has one element.
 Tensor conv_scatter(const Tensor& values, const Tensor& tiles, const std::optional<Tensor>& bits, const Tensor& other,
                     Sizes sizes, Sizes size, Sizes crop, bool channels_last) {

@@ -30,6 +30,26 @@ struct ElementOperands {
   bool skips;                       // whether nothing is read of a run of which nothing is kept
 };
 
+// Where the operands stand, step by step: no division for each, as `offset_of` has.
+template <int N>
+struct Steps {
+  const Loops<N>& loops;
+  Offset<N> at;
+  std::vector<int64_t> left;  // steps of each loop that are still to come
+
+  Steps(const Loops<N>& all, int64_t index) : loops(all), at(offset_of(all, index)), left(all.size()) {
+    for (size_t l = loops.size(); l-- > 0; index /= loops[l].size) left[l] = loops[l].size - 1 - index % loops[l].size;
+  }
+
+  void next() {
+    for (size_t l = loops.size(); l-- > 0;) {
+      if (left[l]-- > 0) return at.step(loops[l], 1);
+      left[l] = loops[l].size - 1;
+      at.step(loops[l], -left[l]);
+    }
+  }
+};
+
 class Elementwise {
  public:
   // `loops` are as make_loops gives them, with the mask's position last; the operand `order` decides the order of the
@@ -170,11 +190,12 @@ class Elementwise {
   template <class Run>
   void run_lines(int64_t task, char* const* buffers, const Run& run) const {
     const int64_t begin = task * kElementTask, end = std::min(elements, begin + kElementTask);
-    int64_t line = begin / inner.size, step = begin % inner.size;
+    Steps<kElementOperands> lines(outer, begin / inner.size);
+    int64_t step = begin % inner.size;
     for (int64_t index = begin, n = 0; index < end; index += n) {
       n = std::min(inner.size - step, end - index);
-      auto offset = offset_of(outer, line);
-      offset.step(inner, step);
+      auto offset = lines.at;
+      if (step != 0) offset.step(inner, step);
       char* at[kElementOperands];
       for (int o = 0; o < of.count; ++o) at[o] = data[o] + offset[o];
       const int64_t position = offset[kElementPosition];
@@ -194,7 +215,7 @@ class Elementwise {
       step += n;
       if (step == inner.size) {
         step = 0;
-        ++line;
+        lines.next();
       }
     }
   }

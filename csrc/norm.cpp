@@ -2,7 +2,8 @@
 // Python: weight, bias, mean and var are contiguous, of x's shape with size 1 along the dims of a slice, and have the dtype
 // that x is accumulated in; the gradient has x's shape and dtype.
 #include "norm.h"
-#include "reduce_loops.h"
+#include "select_mask.h"
+#include "zero_pages.h"
 
 #define MASKWISE_KERNELS "norm_kernels.h"
 #include "foreach_target.h"
@@ -21,15 +22,107 @@ void for_each_kept_run(const Elementwise& loops, NormRun run) {
   });
 }
 
-// Runs over everything; the result, which is the operand `out`, is 0 where nothing is kept.
-void write_runs(const Elementwise& loops, NormRun run, int out, int bytes) {
-  loops.for_each([&](int64_t, Kept keeps, char* const* at, const int64_t* stride, int64_t n) {
-    if (keeps == Kept::none)
-      std::memset(at[out], 0, n * bytes);
-    else
-      run(keeps, at, stride, n);
+// Writes a byte of each huge page. Two threads that met in one would both clear it, and one of them for nothing: each
+// takes a half of the memory here, while the loops below deal out small parts of it.
+void touch_huge_pages(const Tensor& zeroed) {
+  constexpr int64_t kHugePage = int64_t{1} << 21;
+  auto* data = static_cast<char*>(zeroed.mutable_data_ptr());
+  const int64_t bytes = zeroed.numel() * static_cast<int64_t>(zeroed.element_size());
+  parallel(ceil_div(bytes, kHugePage), kHugePage, [&](int64_t begin, int64_t end) {
+    for (int64_t page = begin; page < end; ++page)
+      *static_cast<volatile char*>(data + std::min(bytes - 1, (page + 1) * kHugePage - 1)) = 0;
   });
 }
+
+// Runs over everything; the result, which is the operand `out`, is 0 where nothing is kept.
+void write_runs(const Elementwise& loops, NormRun run, int out, const Tensor& result) {
+  const bool zeroed = zero_pages(result, false);
+  if (zeroed) touch_huge_pages(result);
+  const auto bytes = static_cast<int64_t>(result.element_size());
+  // Lines of which a part is kept: the CPU does not read ahead from one to the next.
+  constexpr int64_t kAheadLines = 3, kAheadBytes = 512;
+  const int64_t pitch = result.is_contiguous() && result.dim() > 0 ? result.size(result.dim() - 1) * bytes : 0;
+  const bool has_gaps = pitch >= kAheadBytes && pitch <= 16 * kAheadBytes;
+  loops.for_each([&](int64_t, Kept keeps, char* const* at, const int64_t* stride, int64_t n) {
+    if (has_gaps && keeps == Kept::all && n * bytes < pitch)
+      for (int64_t i = 0; i < std::min(n * bytes, kAheadBytes); i += 64) {
+        __builtin_prefetch(at[0] + kAheadLines * pitch + i);
+        __builtin_prefetch(at[out] + kAheadLines * pitch + i, 1);
+      }
+    if (keeps != Kept::none)
+      run(keeps, at, stride, n);
+    else if (!zeroed)
+      std::memset(at[out], 0, n * bytes);
+  });
+}
+
+// -- moments ----------------------------------------------------------------------------------------------------------
+// A slice of at most so many bytes is read twice, the second time from a near cache.
+constexpr int64_t kNearBytes = int64_t{1} << 19;
+
+// Whether slices are contiguous runs, each of which is kept as a whole, by its interval, or by bytes that lie together.
+bool in_near_runs(const ReduceNest& nest, int64_t bytes) {
+  if (nest.inner.empty() || nest.length * bytes > kNearBytes) return false;
+  const ReduceLoop& run = nest.inner.back();
+  return run.stride[kX] == bytes && (run.stride[kMask] == 0 || (run.stride[kMask] == 1 && !nest.mask.has_intervals()));
+}
+
+// The runs of a slice that keep something, and how many elements they keep.
+int64_t runs_of_slice(const ReduceNest& nest, int64_t bytes, const Offset<3>& from, std::vector<MomentRun>& runs) {
+  const ReduceLoop& inner = nest.inner.back();
+  const Loops<3> lines(nest.inner.begin(), nest.inner.end() - 1);
+  Steps<3> line(lines, 0);
+  int64_t kept = 0;
+  runs.clear();
+  for (int64_t done = 0; done < nest.length; done += inner.size, line.next()) {
+    const uint8_t* mask = nest.mask.data + from[kMask] + line.at[kMask];
+    const KeptRun of = kept_of_run(nest.mask, mask, from[kPosition] + line.at[kPosition], inner.stride[kMask],
+                                   inner.stride[kPosition], inner.size);
+    const auto add = [&](Kept keeps, int64_t begin, int64_t end) {
+      if (keeps == Kept::none || begin == end) return;
+      const uint8_t* bits = keeps == Kept::bits ? mask + begin : nullptr;
+      kept += bits == nullptr ? end - begin : count_kept(bits, end - begin);
+      runs.push_back({line.at[kX] + begin * bytes, bits, end - begin});
+    };
+    if (of.kept == Kept::bits && inner.size >= 2 * kMaskBlock)
+      for_each_block(mask, inner.size, add);
+    else
+      add(of.kept, of.begin, of.end);
+  }
+  return kept;
+}
+
+// How many elements of each slice are kept, their mean, and the mean of squared distances from it; 0 where none is.
+std::tuple<Tensor, Tensor, Tensor> moments(const Tensor& x, const Tensor& mask, Dims dim, int64_t along) {
+  const ScalarType dtype = x.scalar_type(), wide = dtype == ScalarType::Double ? dtype : ScalarType::Float;
+  ReduceCall call(x, mask, dim, true, along, ScalarType::Long);
+  const int64_t bytes = bytes_of(x);
+  const ReduceNest& nest = call.nest;
+  if (!in_near_runs(nest, bytes)) return moments_kept(x, mask, dim, along);
+  Tensor mean = empty_cpu(reduced_sizes(x, dim, true), wide), var = empty_cpu(reduced_sizes(x, dim, true), wide);
+  const MomentsOf moments_of = MASKWISE_AT_ISA(moments_kernel(dtype));
+  const bool is_shared = std::all_of(nest.outer.begin(), nest.outer.end(), [](const ReduceLoop& loop) {
+    return loop.stride[kMask] == 0 && loop.stride[kPosition] == 0;
+  });
+  auto* counts = static_cast<int64_t*>(call.result);
+  parallel_uneven(nest.slices, nest.length, [&](int64_t begin, int64_t end) {
+    std::vector<MomentRun> runs;
+    Steps<3> slice(nest.outer, begin);
+    for (int64_t s = begin; s < end; ++s, slice.next()) {
+      counts[s] = is_shared && s > begin ? counts[begin] : runs_of_slice(nest, bytes, slice.at, runs);
+      const char* from = static_cast<const char*>(call.x) + slice.at[kX];
+      const SliceMoments found = counts[s] == 0 ? SliceMoments{} : moments_of(from, runs, counts[s]);
+      const auto write = [&](auto a) {
+        static_cast<decltype(a)*>(mean.mutable_data_ptr())[s] = static_cast<decltype(a)>(found.mean);
+        static_cast<decltype(a)*>(var.mutable_data_ptr())[s] = static_cast<decltype(a)>(found.var);
+      };
+      wide == ScalarType::Double ? write(double{}) : write(float{});
+    }
+  });
+  return {call.out, mean, var};
+}
+
+// -- scale and shift --------------------------------------------------------------------------------------------------
 
 // x * scale + shift where kept, 0 elsewhere; with the layout of `like`.
 Tensor scale_shift(const Tensor& x, const Tensor& mask, const Tensor& scale, const Tensor& shift, const Tensor& like,
@@ -38,7 +131,7 @@ Tensor scale_shift(const Tensor& x, const Tensor& mask, const Tensor& scale, con
   const int own = bytes_of(x), wide = bytes_of(scale);
   write_runs(Elementwise({&x, &mask, &scale, &shift, &out},
                          {5, {own, 1, wide, wide, own}, {false, true, true, true, false}, 1, true}, along),
-             runs_of(x).scale_shift, 4, own);
+             runs_of(x).scale_shift, 4, out);
   return out;
 }
 
@@ -116,7 +209,7 @@ std::tuple<Tensor, Tensor, Tensor> affine_norm_backward(const Tensor& grad, cons
                          {8, {own, 1, wide, wide, wide, wide, own, own},
                           {false, true, true, true, true, true, false, false}, 1, true},
                          along),
-             runs_of(x).gradient, 7, own);
+             runs_of(x).gradient, 7, of_x);
   return {of_x, of_weight, of_bias};
 }
 
@@ -124,6 +217,7 @@ std::tuple<Tensor, Tensor, Tensor> affine_norm_backward(const Tensor& grad, cons
 }  // namespace maskwise
 
 STABLE_TORCH_LIBRARY_IMPL(maskwise, CPU, m) {
+  MASKWISE_IMPL_REDUCTION(m, moments);
   m.impl("affine_norm_fused", TORCH_BOX(&maskwise::affine_norm));
   m.impl("affine_norm_fused_forward", TORCH_BOX(&maskwise::affine_norm));
   m.impl("affine_norm_backward", TORCH_BOX(&maskwise::affine_norm_backward));

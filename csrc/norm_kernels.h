@@ -10,12 +10,17 @@
 
 namespace maskwise::MASKWISE_TARGET {
 
-// The vectors of a run of n elements: all but the last are whole, which `Whole` says as a constant.
+// The vectors of a run of n elements. The last one overlaps the one before it, whose elements are then written twice; that
+// of a run which is shorter than a vector is not whole, which `Whole` says as a constant.
 template <class A, class Body>
 inline void for_each_vector(int64_t n, const Body& body) {
   int64_t i = 0;
   for (; i + kLanes<A> <= n; i += kLanes<A>) body(i, std::true_type{});
-  if (i < n) body(i, std::false_type{});
+  if (i == n) return;
+  if (n > kLanes<A>)
+    body(n - kLanes<A>, std::true_type{});
+  else
+    body(i, std::false_type{});
 }
 
 // Elements of a run from i on.
@@ -122,6 +127,104 @@ void norm_gradient_run(Kept keeps, char* const* at, const int64_t* stride, int64
     const Vec<A> v = (of_grad - centred * slope(i, n, whole)) * scale(i, n, whole);
     store_run<A>(out, i, n, bits.template keep_of<A>(v, i, n, whole), whole);
   });
+}
+
+// Calls add(lane, v, keep) for the vectors of a run, with four lanes of accumulators in turn. Dropped elements are those
+// of which keep(v) is 0. Behind the end of the run stands `other`.
+template <class T, class Add>
+inline void for_each_kept_vector(const char* x, const MomentRun& run, Acc<T> other, const Add& add) {
+  using A = Acc<T>;
+  const auto* p = reinterpret_cast<const T*>(x + run.x);
+  const RunBits bits(run.mask == nullptr ? Kept::all : Kept::bits, reinterpret_cast<const char*>(run.mask));
+  int64_t i = 0;
+  const int64_t n = run.n;
+  if (run.mask == nullptr)
+    for (; i + 4 * kLanes<A> <= n; i += 4 * kLanes<A>)
+      for (int l = 0; l < 4; ++l) add(l, load<A>(p + i + l * kLanes<A>), [](Vec<A> v) { return v; });
+  for (; i + kLanes<A> <= n; i += kLanes<A>)
+    add(0, load<A>(p + i), [&](Vec<A> v) { return bits.template keep_of<A>(v, i, n, std::true_type{}); });
+  if (i < n)
+    add(1, load_partial<A>(p + i, n - i, other),
+        [&](Vec<A> v) { return bits.template keep_of<A>(v, i, n, std::false_type{}); });
+}
+
+// Four vectors of sums, which are added up in double before they lose digits.
+template <class A>
+struct LaneSums {
+  Vec<A> lanes[4] = {};
+  double total = 0;
+  void flush() {
+    for (Vec<A>& v : lanes) {
+      for (int k = 0; k < kLanes<A>; ++k) total += static_cast<double>(v[k]);
+      v = Vec<A>{};
+    }
+  }
+};
+
+// Two passes, of which the second reads from a near cache. It corrects the mean of the first one, and so does not depend
+// on its rounding (Chan, Golub and LeVeque). What leaves the range of float32 is done again in float64.
+template <class T>
+SliceMoments moments_of(const char* x, const std::vector<MomentRun>& runs, int64_t kept) {
+  using A = Acc<T>;
+  constexpr int64_t kFlush = 16384;
+  constexpr int64_t kAheadBytes = 1024;
+  const auto for_each = [&](A other, const auto& add, const auto& flush) {
+    int64_t since = 0;
+    for (size_t r = 0; r < runs.size(); ++r) {
+      if (r + 1 < runs.size()) {
+        const MomentRun& next = runs[r + 1];
+        const int64_t bytes = std::min<int64_t>(next.n * static_cast<int64_t>(sizeof(T)), kAheadBytes);
+        for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(x + next.x + i);
+      }
+      // A long run in parts, so that no lane adds up many.
+      for (int64_t i = 0; i < runs[r].n; i += kFlush) {
+        const MomentRun part{runs[r].x + i * static_cast<int64_t>(sizeof(T)),
+                            runs[r].mask == nullptr ? nullptr : runs[r].mask + i, std::min(kFlush, runs[r].n - i)};
+        for_each_kept_vector<T>(x, part, other, add);
+        if ((since += part.n) >= kFlush) {
+          flush();
+          since = 0;
+        }
+      }
+    }
+    flush();
+  };
+  const auto count = static_cast<double>(kept);
+  LaneSums<A> sums;
+  for_each(A(0), [&](int l, Vec<A> v, const auto& keep_of) { sums.lanes[l] += keep_of(v); }, [&] { sums.flush(); });
+  const auto centre = static_cast<A>(sums.total / count);
+  LaneSums<A> rest, squares;
+  // What is centred is 0 behind the end of a run.
+  for_each(
+      centre,
+      [&](int l, Vec<A> v, const auto& keep_of) {
+        const Vec<A> apart = keep_of(v - splat<A>(centre));
+        rest.lanes[l] += apart;
+        squares.lanes[l] += apart * apart;
+      },
+      [&] { rest.flush(), squares.flush(); });
+  SliceMoments found{static_cast<double>(centre) + rest.total / count,
+                     std::max(0.0, squares.total - rest.total * rest.total / count) / count};
+  if constexpr (std::is_same_v<A, float>) {
+    if (found.var > 1e-30 && found.var <= std::numeric_limits<double>::max()) return found;
+    const auto each = [&](const auto& add) {
+      for (const MomentRun& run : runs)
+        for (int64_t i = 0; i < run.n; ++i)
+          if (run.mask == nullptr || run.mask[i] != 0) add(static_cast<double>(reinterpret_cast<const T*>(x + run.x)[i]));
+    };
+    found = {};
+    each([&](double v) { found.mean += v; });
+    found.mean /= count;
+    each([&](double v) { found.var += (v - found.mean) * (v - found.mean); });
+    found.var /= count;
+  }
+  return found;
+}
+
+inline MomentsOf moments_kernel(ScalarType dtype) {
+  MomentsOf found = nullptr;
+  dispatch_floating(dtype, [&](auto t) { found = &moments_of<decltype(t)>; });
+  return found;
 }
 
 inline NormRuns norm_runs(ScalarType dtype) {

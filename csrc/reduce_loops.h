@@ -89,6 +89,9 @@ struct ReduceCall {
 // The sum of what is kept along dims.
 Tensor sum_kept(const Tensor& x, const Tensor& mask, const Dims& dim, bool keepdim, int64_t along);
 
+// How many are kept along dims, their mean, and the mean of squared distances from it; 0 where nothing is kept.
+std::tuple<Tensor, Tensor, Tensor> moments_kept(const Tensor& x, const Tensor& mask, const Dims& dim, int64_t along);
+
 // A gradient that is about to run: each element by two numbers that its output gives. It is written contiguously; grad
 // has the shape of the reduction's result.
 struct GradientCall {

@@ -22,15 +22,6 @@ Tensor std(const Tensor& x, const Tensor& mask, Dims dim, bool keepdim, double c
   return variance(x, mask, dim, keepdim, correction, along, true);
 }
 
-std::tuple<Tensor, Tensor, Tensor> moments(const Tensor& x, const Tensor& mask, Dims dim, int64_t along) {
-  const ScalarType dtype = x.scalar_type(), wide = dtype == ScalarType::Double ? dtype : ScalarType::Float;
-  ReduceCall call(x, mask, dim, true, along, ScalarType::Long);
-  Tensor mean = empty_cpu(reduced_sizes(x, dim, true), wide), var = empty_cpu(reduced_sizes(x, dim, true), wide);
-  MASKWISE_AT_ISA(moments(dtype, call.nest, call.x, static_cast<int64_t*>(call.result), mean.mutable_data_ptr(),
-                          var.mutable_data_ptr()));
-  return {call.out, mean, var};
-}
-
 Tensor var_backward(const Tensor& grad, const Tensor& x, const Tensor& mask, Dims dim, bool, double correction,
                     bool root, int64_t along) {
   GradientCall call(grad, x, mask, dim, along);
@@ -39,11 +30,21 @@ Tensor var_backward(const Tensor& grad, const Tensor& x, const Tensor& mask, Dim
 }
 
 }  // namespace
+
+std::tuple<Tensor, Tensor, Tensor> moments_kept(const Tensor& x, const Tensor& mask, const Dims& dim,
+                                                int64_t along) {
+  const ScalarType dtype = x.scalar_type(), wide = dtype == ScalarType::Double ? dtype : ScalarType::Float;
+  ReduceCall call(x, mask, dim, true, along, ScalarType::Long);
+  Tensor mean = empty_cpu(reduced_sizes(x, dim, true), wide), var = empty_cpu(reduced_sizes(x, dim, true), wide);
+  MASKWISE_AT_ISA(moments(dtype, call.nest, call.x, static_cast<int64_t*>(call.result), mean.mutable_data_ptr(),
+                          var.mutable_data_ptr()));
+  return {call.out, mean, var};
+}
+
 }  // namespace maskwise
 
 STABLE_TORCH_LIBRARY_IMPL(maskwise, CPU, m) {
   MASKWISE_IMPL_REDUCTION(m, var);
   MASKWISE_IMPL_REDUCTION(m, std);
-  m.impl("moments", TORCH_BOX(&maskwise::moments));
   m.impl("var_backward", TORCH_BOX(&maskwise::var_backward));
 }

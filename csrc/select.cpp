@@ -3,6 +3,7 @@
 // mask is bool; or int64 with a leading dim of 2, the starts and ends of what is kept along its last dim, expanded to it.
 #include "loops.h"
 #include "select_mask.h"
+#include "zero_pages.h"
 
 namespace maskwise {
 namespace {
@@ -296,9 +297,14 @@ void unpack_single(const Word* from, const Word* stop, const uint8_t* mask, int6
   std::fill_n(out + i, last - i, *other);
 }
 
+// What is known of memory that kept rows are written to: whether it reads as zeros already, and as small pages.
+struct Zeroed {
+  bool all = false, scattered = false;
+};
+
 template <class Word, class Kept>
 void unpack_words(const Word* values, const Kept& mask, const std::vector<int64_t>& starts, const Rows<Word>& other,
-                  bool constant, Word* out) {
+                  bool constant, Zeroed zeroed, Word* out) {
   const int64_t elements = other.elements;
   const int64_t block = block_rows(elements);
   const bool streamed = mask.rows * elements * sizeof(Word) >= kStreamed;
@@ -315,8 +321,12 @@ void unpack_words(const Word* values, const Kept& mask, const std::vector<int64_
       mask.for_each(b * block, last, [&](bool kept, int64_t first, int64_t count) {
         Word* to = out + first * elements;
         if (kept) {
-          move_bytes(to, from, count * elements * sizeof(Word), streamed);
+          const int64_t bytes = count * elements * static_cast<int64_t>(sizeof(Word));
+          if (zeroed.scattered) populate(reinterpret_cast<char*>(to), bytes);
+          move_bytes(to, from, bytes, streamed);
           from += count * elements;
+        } else if (zeroed.all) {
+          return;
         } else if (constant) {
           fill_words(to, count * elements, *other.data, streamed);
         } else {
@@ -389,9 +399,18 @@ void pack_into(const Selection<Kept>& s, const Tensor& x, const Tensor& mask, co
   });
 }
 
+// Whether to write few rows into small pages: where they are less than a quarter, in runs of pages. A huge page is
+// cleared as a whole for whatever is written of it.
+bool is_scattered(const MaskBytes&, int64_t, int64_t) { return false; }
+bool is_scattered(const MaskRuns& mask, int64_t kept, int64_t row_bytes) {
+  constexpr int64_t kFewest = 4, kLeastRun = 8192;
+  const int64_t lines = std::max<int64_t>(1, mask.rows / std::max<int64_t>(1, mask.length));
+  return kept * kFewest <= mask.rows && kept * row_bytes >= lines * kLeastRun;
+}
+
 template <class Kept>
 void unpack_into(const Selection<Kept>& s, const Tensor& values, const Tensor& mask, const Tensor& other,
-                 const Tensor& out) {
+                 const Tensor& out, bool fresh = false) {
   STD_TORCH_CHECK(values.size(0) >= s.starts.back(), "maskwise: unpack was called with fewer rows than the mask keeps");
   dispatch_bytes(values.element_size(), [&](auto word) {
     using Word = decltype(word);
@@ -399,9 +418,16 @@ void unpack_into(const Selection<Kept>& s, const Tensor& values, const Tensor& m
     const auto sizes = s.row.with(sizes_of(mask));
     const Rows<Word> rows(other.const_data_ptr(), broadcast_loops(other, sizes, 0, lead),
                           broadcast_loops(other, sizes, lead, sizes.size()), s.row.elements, s.mask.rows);
-    if (s.row.elements > 0)
-      unpack_words(static_cast<const Word*>(values.const_data_ptr()), s.mask, s.starts, rows, other.numel() == 1,
-                   static_cast<Word*>(out.mutable_data_ptr()));
+    if (s.row.elements == 0) return;
+    Zeroed zeroed;
+    // Single elements of bytes are written without a branch, dropped ones too.
+    if (fresh && is_zero(other) && (std::is_same_v<Kept, MaskRuns> || s.row.elements > 1)) {
+      const bool scattered = is_scattered(s.mask, s.starts.back(), s.row.elements * static_cast<int64_t>(sizeof(Word)));
+      zeroed.all = zero_pages(out, scattered);
+      zeroed.scattered = zeroed.all && scattered;
+    }
+    unpack_words(static_cast<const Word*>(values.const_data_ptr()), s.mask, s.starts, rows, other.numel() == 1, zeroed,
+                 static_cast<Word*>(out.mutable_data_ptr()));
   });
 }
 
@@ -424,7 +450,7 @@ void pack_rows_out(const Tensor& x, const Tensor& mask, Tensor out) {
 
 Tensor unpack_rows(const Tensor& values, const Tensor& mask, const Tensor& other) {
   Tensor out = empty_cpu(RowSizes(values, 1).with(sizes_of(mask)), values.scalar_type());
-  with_selection(mask, values, 1, [&](const auto& s) { unpack_into(s, values, mask, other, out); });
+  with_selection(mask, values, 1, [&](const auto& s) { unpack_into(s, values, mask, other, out, true); });
   return out;
 }
 

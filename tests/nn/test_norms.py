@@ -404,3 +404,90 @@ def test_the_gradient_of_a_slice_that_keeps_one_element_is_exactly_zero(dtype):
         (gradient,) = torch.autograd.grad((layer(leaf, mask) * weights).sum(), leaf)
         # A large mean must not cancel against its own product with a slope, nor be rounded to halves in between.
         assert torch.equal(gradient[[1, 2, 3, 5]], torch.zeros(4, 3, 40, dtype=dtype))
+
+
+# -- plans and reports -------------------------------------------------------------------------------------------------
+PLANNED = {
+    "batch": lambda: mw.nn.MaskedBatchNorm1d(8, empty=2.0),
+    "instance": lambda: mw.nn.MaskedInstanceNorm1d(8, track_running_stats=True),
+    "group": lambda: mw.nn.MaskedGroupNorm(2, 8),
+}
+
+
+def test_explain_lists_what_norms_read_and_compute():
+    x, mask = torch.randn(4, 8, 256), mw.Mask.from_lengths([64] * 4, 256)
+    layer = mw.nn.MaskedBatchNorm1d(8)
+    with torch.no_grad(), mw.explain() as log:
+        layer(x, mask)
+        layer.eval()(x, mask)
+        layer(x, mask.to_bool())
+    quarter, everything = (2048, 8192, 6144), (8192, 32768, 0)
+    assert [(call.op, call.route, (call.computed, call.read_bytes, call.skipped)) for call in log] == [
+        ("moments", "bare", quarter),
+        ("affine_norm", "bare", quarter),
+        ("affine_norm", "bare", quarter),
+        ("affine_norm", "bare", everything),
+    ]
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_a_norm_is_planned_without_being_run(name):
+    layer, x, mask = PLANNED[name](), torch.randn(4, 8, 32), mw.Mask.from_lengths([5, 32, 0, 1])
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    plan = mw.plan(layer, x, mask)
+    # The parameters of a batch norm require grad; a group's are those of its channels, applied after it.
+    assert (plan.op, plan.route) == ("affine_norm", "fused" if name == "batch" else "bare")
+    assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
+
+
+@pytest.mark.parametrize(("route", "expected"), [("plain", "plain"), ("kernel", "fused")])
+def test_the_route_of_a_norm_can_be_forced(route, expected):
+    layer, x, mask = mw.nn.MaskedBatchNorm1d(8), torch.randn(4, 8, 32), mw.Mask.from_lengths([5, 32, 0, 1])
+    with mw.force(route), mw.explain() as log:
+        out = layer(x, mask)
+    assert [(call.op, call.route) for call in log] == [
+        ("moments", "plain" if route == "plain" else "bare"),
+        ("affine_norm", expected),
+    ]
+    kept = mask.to_bool()[:, None].expand(4, 8, 32)
+    torch.testing.assert_close(out.double(), batch_norm(x.double(), kept, layer.eps)[0], **CLOSE)
+
+
+# -- slices that are read twice ----------------------------------------------------------------------------------------
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", [1.0, 1e17, 1e-17])
+@pytest.mark.parametrize("length", [70, 300, 140_000])
+def test_moments_far_from_zero_and_beyond_the_squares_of_float32_are_those_of_float64(length, scale, dtype):
+    # Sums of squares leave the range of float32, variances do not. 3 x 140,000 are more than is read twice.
+    x = ((torch.randn(3, 2, length, dtype=torch.float64) + 1000) * scale).to(dtype)
+    lengths = torch.tensor([length, length // 3, 1])
+    masks = (
+        mw.Mask.from_lengths(lengths, length),
+        torch.rand(3, length) < 0.5,
+        (torch.arange(length) % 130 > 66)[None],
+    )
+    for mask in masks:
+        bits = (mask.to_bool() if isinstance(mask, mw.Mask) else mask).expand(3, length)
+        layer = mw.nn.MaskedBatchNorm1d(2, momentum=1.0, affine=False, eps=0.0, dtype=dtype)
+        layer(torch.where(bits[:, None], x, torch.nan), mask)
+        kept = x.double().movedim(1, -1)[bits]
+        torch.testing.assert_close(layer.running_mean.double(), kept.mean(0), rtol=1e-6, atol=0.0)
+        # The values themselves are rounded: by 6e-5 of a deviation of 1 at 1000.
+        expected = kept.var(0).to(dtype).double()
+        torch.testing.assert_close(layer.running_var.double(), expected, rtol=2e-5, atol=0.0)
+
+
+@pytest.mark.kernel
+def test_a_result_in_zero_pages_has_zeros_where_it_is_dropped_and_values_where_it_is_kept():
+    # More than malloc keeps: 40 MB. Tests fill fresh memory with NaN.
+    mask = mw.Mask.from_lengths(torch.arange(80) % 7 * 20, 256)
+    kept, x = mask.to_bool()[:, None].expand(80, 512, 256), torch.randn(80, 512, 256)
+    layer = mw.nn.MaskedBatchNorm1d(512).eval()
+    out = layer(x, mask)
+    torch.testing.assert_close(out, torch.where(kept, x * (1 + layer.eps) ** -0.5, 0.0))
+    assert not out[~kept].any()
+    positions = mw.Mask.from_lengths(torch.arange(80) % 7 * 20, 512)
+    for rows in (positions, mw.Mask(positions.to_bool())):
+        unpacked = mw.pack(x, rows).unpack()
+        assert torch.equal(unpacked, torch.where(positions.to_bool()[..., None], x, 0.0))

@@ -79,6 +79,16 @@ def blocks(call: Callable[[torch.Tensor, torch.Tensor], object]) -> None:
     call(x, bits)
 
 
+def normalized(layer: torch.nn.Module, *, is_interval: bool) -> None:
+    """A norm of pages as the second half of each line of (N, C, L), or as whole entries of a batch."""
+    if is_interval:
+        x = half_rows(torch.arange(ROWS) % 2 == 0).reshape(-1, 4, 2 * PAGE // 4)
+        mask = mw.Mask.from_lengths([x.shape[2] // 2] * len(x), x.shape[2])
+        layer(x, mask)
+    else:
+        layer(guarded()[:, None], ACROSS)
+
+
 REDUCTIONS = [name for name, each in FUNCTIONS.items() if each.family == "reduce" and each.kernel]
 CASES = {
     **{
@@ -111,6 +121,11 @@ CASES = {
     "apply": lambda: mw.apply(lambda rows: rows * 2, guarded(), mask=ALONG),
     "pack": lambda: mw.pack(guarded(), ALONG),
     "attention": attention,
+    "batch norm": lambda: normalized(mw.nn.MaskedBatchNorm1d(1), is_interval=False),
+    "batch norm in evaluation": lambda: normalized(mw.nn.MaskedBatchNorm1d(1).eval(), is_interval=False),
+    "batch norm of blocks": lambda: normalized(mw.nn.MaskedBatchNorm1d(4), is_interval=True),
+    "batch norm in evaluation of blocks": lambda: normalized(mw.nn.MaskedBatchNorm1d(4).eval(), is_interval=True),
+    "instance norm of blocks": lambda: normalized(mw.nn.MaskedInstanceNorm1d(4), is_interval=True),
     # These read everything, and show that reading is noticed.
     "torch": lambda: guarded().sum(),
     "dense": lambda: forced("dense"),

@@ -16,6 +16,7 @@ from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike, check, fits, input_hint, need_dense
 from maskwise.ops.primitives import replace_empty
 from maskwise.ops.torch_private import is_tracing, is_transformed, is_vmapped_or_functional
+from maskwise.plan.dispatch import is_dry_run
 
 __all__ = [
     "GivesEmpty",
@@ -305,7 +306,11 @@ class GivesEmpty(nn.Module):
 
     def _with_empty(self, out: Tensor, x: Tensor, mask: MaskLike, dims: list[int]) -> Tensor:
         """The output, which is 0 where it is dropped, with ``empty`` where nothing along ``dims`` is kept."""
-        return out if self.empty == 0.0 else with_empty(type(self).__name__, out, x, mask, dims, True, self.empty)
+        return (
+            out
+            if self.empty == 0.0 or is_dry_run()
+            else with_empty(type(self).__name__, out, x, mask, dims, True, self.empty)
+        )
 
 
 def fit_dtype(op: str, empty: float, dtype: torch.dtype) -> float:

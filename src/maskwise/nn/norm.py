@@ -26,6 +26,7 @@ from maskwise.ops.norm import affine_norm, moments
 from maskwise.ops.reduce import mean as masked_mean
 from maskwise.ops.select.packed import collect
 from maskwise.ops.softmax import standardize
+from maskwise.plan.dispatch import is_dry_run
 
 __all__ = [
     "MaskedBatchNorm1d",
@@ -148,7 +149,7 @@ def _batch_norm(self: _BatchNorm, x: Tensor, mask: MaskLike) -> Tensor:
     if not self.training and (given := _running(self, x)):
         return _normalized(self, x, mask, dims, given)
     found = moments(x, mask, dims)
-    if self.training and self.track_running_stats and self.num_batches_tracked is not None:
+    if self.training and self.track_running_stats and self.num_batches_tracked is not None and not is_dry_run():
         track_batch(self, *found)
     return _normalized(self, x, mask, dims, found)
 
@@ -210,7 +211,8 @@ class MaskedInstanceNorm1d(GivesEmpty, nn.InstanceNorm1d):
             must = f"have {self.num_features} channels in dim -2, as the layer has"
             raise ShapeError(say(op, "input", must=must, got=tuple(input.shape), hint=f"{op}({input.shape[-2]})"))
         if input.dim() == 2:
-            out = _instance_norm(self, input[None], kept[None]).squeeze(0)
+            out = _instance_norm(self, input[None], kept[None])
+            out = out if is_dry_run() else out.squeeze(0)
         else:
             out = _instance_norm(self, input, kept)
         return self._with_empty(out, input, kept, [input.dim() - 1])
@@ -220,7 +222,7 @@ def _instance_norm(self: nn.InstanceNorm1d, x: Tensor, mask: MaskLike) -> Tensor
     if not self.training and (given := _running(self, x)):
         return _normalized(self, x, mask, [0, 2], given)
     found = moments(x, mask, [2])
-    if self.training and self.running_mean is not None and self.momentum:
+    if self.training and self.running_mean is not None and self.momentum and not is_dry_run():
         _track_instances(self, *found)
     return _normalized(self, x, mask, [2], found)
 
@@ -287,6 +289,8 @@ def _group_norm(self: MaskedGroupNorm, x: Tensor, mask: MaskLike) -> Tensor:
     # Half precision is rounded once, at the end.
     values = slices if self.weight is None else wide(slices)
     out = affine_norm(values, kept, dims, moments(values, kept, dims), None, None, self.eps)
+    if is_dry_run():
+        return out
     if self.weight is not None:
         # A weight is that of a channel, not of what was normalized together. A mean of 0 and a variance of 1 are given.
         ones = by_channel(torch.ones_like(self.weight), x)
@@ -345,13 +349,21 @@ class MaskedLayerNorm(GivesEmpty, nn.LayerNorm):
                 out = fill(out + self.bias, kept, 0.0)
             out = out.to(input.dtype)
         elif packs(input):
-            rows = Mask(kept)[(..., *[0] * inner)].expand(input.shape[:-inner])
+            rows = _rows_of(mask, kept, input.shape[:-inner])
             out = collect(input, rows).map(super().forward).unpack()
         else:
             # What is dropped must not reach the backward pass, where 0 * NaN is NaN.
             values = fill(input, kept, 0.0) if torch.is_grad_enabled() else input
             out = fill(super().forward(values), kept, 0.0)
         return self._with_empty(out, input, kept, dims)
+
+
+def _rows_of(mask: MaskLike, kept: MaskLike, lead: torch.Size) -> Mask:
+    """The mask of positions: the given one, with what it has cached, where it is that already."""
+    rows = mask if isinstance(mask, Mask) else Mask(mask)
+    if rows.ndim == len(lead):
+        return rows if rows.shape == lead else rows.expand(lead)
+    return Mask(kept)[(..., *[0] * (kept.dim() - len(lead)))].expand(lead)
 
 
 # -- what they share ---------------------------------------------------------------------------------------------------

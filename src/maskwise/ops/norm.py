@@ -8,14 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike
-from maskwise.ops.backends import FLOATING, is_kernel_allowed
-from maskwise.ops.operation import ALONG, as_bits, as_operand, define, kept_mask, register
+from maskwise.ops.backends import FLOATING
+from maskwise.ops.operation import ALONG, as_bits, define, dropped_rows, kept_mask, register
 from maskwise.ops.primitives import accumulate_dtype, count, empty_dense, fill_dropped
-from maskwise.ops.reduce import mean, var
-from maskwise.ops.softmax import standardize
-from maskwise.ops.torch_private import is_tracing, is_transformed
+from maskwise.ops.reduce.moments import var_step
+from maskwise.ops.reduce.sums import mean_step
+from maskwise.ops.softmax.normalize import standardize_step
 from maskwise.plan.cost import Work
+from maskwise.plan.dispatch import Skips, is_dry_run
 
 __all__ = ["affine_norm", "moments"]
 
@@ -29,11 +31,10 @@ def moments(x: Tensor, mask: MaskLike, dims: list[int]) -> tuple[Tensor, Tensor,
     >>> moments(torch.tensor([1.0, 3.0, torch.nan]), torch.tensor([True, True, False]), [0])
     (tensor([2]), tensor([2.]), tensor([1.]))
     """
-    x = x.detach()
-    if is_transformed() or not is_kernel_allowed("affine_norm", x.device.type, x.dtype):
-        return _moments_reference(x, as_bits(mask), dims)
-    operand, along = as_operand(mask, x)
-    found: tuple[Tensor, Tensor, Tensor] = torch.ops.maskwise.moments(x, operand, dims, along)
+    if is_dry_run():
+        # The plan is that of the normalization that follows.
+        return _moments_fake(x, as_bits(mask), dims)
+    found: tuple[Tensor, Tensor, Tensor] = _moments(x.detach(), mask, tuple(dims))
     return found
 
 
@@ -67,17 +68,43 @@ def affine_norm(
     mean, var = mean.to(wide), var.to(wide)
     weight = mean.new_ones(()) if weight is None else weight.to(wide)
     bias = mean.new_zeros(()) if bias is None else bias.to(wide)
-    if is_transformed() or not is_kernel_allowed("affine_norm", x.device.type, x.dtype):
-        return reference(x, as_bits(mask), weight, bias, mean, var, kept, dims, eps)
-    # The kernel takes one of each for a slice.
-    weight, bias = (each.expand_as(mean).contiguous() for each in (weight, bias))
-    operand, along = as_operand(mask, x)
-    numbers = (weight, bias, mean.contiguous(), var.contiguous(), kept)
-    run: Callable[..., Tensor] = torch.ops.maskwise.affine_norm_fused.default
-    if not is_tracing():
-        is_differentiated = torch.is_grad_enabled() and any(each.requires_grad for each in (x, weight, bias))
-        run = _affine_norm.route("fused" if is_differentiated else "bare")
-    return run(x, operand, *numbers, dims, eps, along)
+    trains = weight.requires_grad or bias.requires_grad
+    out: Tensor = _affine_norm(x, mask, tuple(dims), weight, bias, mean, var, kept, eps, trains=trains)
+    return out
+
+
+def _by_slice(route: str, run: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Adapts the op, whose tensors come first, to `Operation`; a kernel takes one weight and bias for each slice."""
+
+    def plain(
+        x: Tensor,
+        mask: Tensor,
+        dims: list[int],
+        weight: Tensor,
+        bias: Tensor,
+        mean: Tensor,
+        var: Tensor,
+        kept: Tensor | None,
+        eps: float,
+    ) -> Tensor:
+        return run(x, mask, weight, bias, mean, var, kept, dims, eps)
+
+    def kernel(
+        x: Tensor,
+        mask: Tensor,
+        dims: list[int],
+        weight: Tensor,
+        bias: Tensor,
+        mean: Tensor,
+        var: Tensor,
+        kept: Tensor | None,
+        eps: float,
+        along: int = 0,
+    ) -> Tensor:
+        weight, bias = (each.expand_as(mean).contiguous() for each in (weight, bias))
+        return run(x, mask, weight, bias, mean.contiguous(), var.contiguous(), kept, dims, eps, along)
+
+    return plain if route == "plain" else kernel
 
 
 # -- references --------------------------------------------------------------------------------------------------------
@@ -85,7 +112,7 @@ def _moments_reference(x: Tensor, mask: Tensor, dim: list[int]) -> tuple[Tensor,
     wide = x.to(accumulate_dtype(x))
     sizes = [1 if d in dim else size for d, size in enumerate(x.shape)]
     kept = count(x, mask, dim, True).expand(sizes).contiguous()
-    return kept, mean(wide, mask, dim, keepdim=True), var(wide, mask, dim, keepdim=True, correction=0)
+    return kept, mean_step(wide, mask, tuple(dim), True), var_step(wide, mask, tuple(dim), True, 0.0)
 
 
 def _moments_fake(x: Tensor, mask: Tensor, dim: list[int]) -> tuple[Tensor, Tensor, Tensor]:
@@ -107,7 +134,7 @@ def reference(
 ) -> Tensor:
     """The same by other functions of the library, which have gradients of their own."""
     if kept is not None:
-        normal = standardize(x.to(mean.dtype), mask, dim, eps=eps)
+        normal = standardize_step(x.to(mean.dtype), mask, tuple(dim), 0.0, float(eps))
     else:
         # What is dropped must not reach the backward pass, where 0 * NaN is NaN.
         normal = (fill_dropped(x, mask).to(mean.dtype) - mean) * (var + eps).rsqrt()
@@ -160,19 +187,43 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 # -- registration ------------------------------------------------------------------------------------------------------
+def _moments_work(route: str, elements: int, size: int, grad: bool) -> Work:
+    """The kernel reads x once; plain torch has a copy for each step."""
+    read, copy = elements * (size + 1), elements * size
+    if route == "plain":
+        return Work(calls=8, streamed=3 * read, fresh=2 * copy)
+    return Work(calls=1, streamed=read)
+
+
 def _work(route: str, elements: int, size: int, grad: bool) -> Work:
     """The kernel reads x once and writes once; its gradient reads both twice. Plain torch has a copy for each step."""
     read, copy = elements * (size + 1), elements * size
     if route == "plain":
-        return Work(calls=4, streamed=3 * read, fresh=copy * 3 * (1 + grad))
+        return Work(calls=16 * (1 + grad), streamed=3 * read, fresh=copy * 3 * (1 + grad))
     return Work(calls=1 + grad, streamed=read * (1 + 4 * grad), fresh=copy * (1 + grad))
 
 
-define(
+def _dropped(x: Tensor, mask: MaskLike) -> Skips | int:
+    """What both kernels skip: what lies outside of intervals along contiguous memory, and whole rows, by number."""
+    if isinstance(mask, Mask):
+        is_in_lines = x.is_contiguous() or (x.dim() > 2 and x.movedim(1, -1).is_contiguous())
+        # Bounds that differ from element to element of a line are made bytes of.
+        is_along = mask._along == -1 or mask._bounds().shape[-1] == 1
+        return Skips.READING if is_in_lines and is_along else Skips.NOTHING
+    if dropped_rows(x, mask) is Skips.NOTHING or not mask.numel():
+        return Skips.NOTHING
+    # Layers pass on bits without the count that a `Mask` may know.
+    return int((~mask).sum()) * (x.numel() // mask.numel())
+
+
+_moments = register(
     "moments",
     f"(Tensor x, Tensor mask, int[] dim{ALONG} -> (Tensor, Tensor, Tensor)",
     reference=_moments_reference,
     fake=_moments_fake,
+    work=_moments_work,
+    cpu=FLOATING,
+    skips=_dropped,
 )
 define(
     "affine_norm_backward",
@@ -191,4 +242,6 @@ _affine_norm = register(
     backward=_backward,
     work=_work,
     cpu=FLOATING,
+    skips=_dropped,
+    adapt=_by_slice,
 )

@@ -49,7 +49,13 @@ class Operation:
     is_step: bool = False
 
     def __call__(
-        self, x: torch.Tensor, mask: MaskLike, dim: Dim, *rest: Any, then: Callable[[Any], Any] | None = None
+        self,
+        x: torch.Tensor,
+        mask: MaskLike,
+        dim: Dim,
+        *rest: Any,
+        then: Callable[[Any], Any] | None = None,
+        trains: bool = False,
     ) -> Any:
         """Check and decide the call, or find its decision in the cache, and run it.
 
@@ -59,6 +65,7 @@ class Operation:
             dim: as passed by the user.
             rest: further arguments of the routes.
             then: post-processing of the result. Code after the call would get a `Plan` in a dry run.
+            trains: whether one of the further arguments requires grad.
         """
         # In a graph the choice must be a constant: dtype and device are, the cache is not.
         if is_tracing():
@@ -69,7 +76,7 @@ class Operation:
             # fmt: off
             key = (
                 self.name, dim, x.shape, bits.shape, x.dtype, bits.dtype, x.device, bits.device, x.layout,
-                bits.layout if along is None else along, x.requires_grad and _is_grad_enabled(),
+                bits.layout if along is None else along, (x.requires_grad or trains) and _is_grad_enabled(),
                 is_transformed(), _is_any_forced() and _forced(),
             )
             # fmt: on
@@ -77,7 +84,7 @@ class Operation:
         except (AttributeError, TypeError, RuntimeError):
             # Not tensors, or nested ones without a shape, which the checks report; or a list of dims: not hashable.
             if isinstance(dim, list):
-                return self(x, mask, tuple(dim), *rest, then=then)
+                return self(x, mask, tuple(dim), *rest, then=then, trains=trains)
             bits = as_bits(mask)
             check(self.name, x, bits)
             dims_of(self.name, x, dim)

@@ -525,7 +525,7 @@ def is_observed() -> bool:
 
 def is_dry_run() -> bool:
     """Whether calls return their plan instead of running: inside of `plan`."""
-    return _DRY_RUN in observers.values()
+    return is_observed() and _DRY_RUN in observers.values()
 
 
 #: The packages whose functions can be planned.

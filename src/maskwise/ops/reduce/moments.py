@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import nan
 
 import torch
@@ -18,7 +19,7 @@ from maskwise.ops.reduce.reduction import (
     works,
 )
 
-__all__ = ["std", "var"]
+__all__ = ["std", "var", "var_step"]
 
 
 def var(
@@ -154,6 +155,8 @@ _var = reduction(
     backward=backward_of(var_reference, _backward, False),
     setup_context=save(out=False),
 )
+#: The same as a step of another function: no log records it.
+var_step = replace(_var, is_step=True)
 _std = reduction(
     "std",
     std_reference,

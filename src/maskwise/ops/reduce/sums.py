@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -34,7 +35,7 @@ from maskwise.ops.reduce.reduction import (
     works,
 )
 
-__all__ = ["mean", "prod", "sum"]
+__all__ = ["mean", "mean_step", "prod", "sum"]
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -248,6 +249,8 @@ _mean = reduction(
     backward=mean_backward,
     setup_context=save_mask,
 )
+#: The same as a step of another function: no log records it.
+mean_step = replace(_mean, is_step=True)
 
 
 # -- prod --------------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from maskwise.ops.arguments import MaskLike, need_dense
 from maskwise.ops.primitives import fill_dropped, fits_dtype
 from maskwise.ops.select.arguments import line_up
 from maskwise.ops.select.packed import Packed, collect, fill_for, index_rows, row_skips, why_torch_indexes
-from maskwise.ops.select.rows import pack_rows_forward, unpack_rows_forward
+from maskwise.ops.select.rows import mask_of_rows, pack_rows_forward, unpack_rows_forward
 from maskwise.ops.select.rowwise_check import convolution_hint, run
 from maskwise.ops.torch_private import is_tracing, is_transformed, is_vmapped_or_functional
 from maskwise.plan import calibration, dispatch
@@ -346,9 +346,13 @@ def _report(decision: Decision, x: Tensor, lead: Mask) -> Plan | None:
 def _run_on_kept(fn: Callable[..., Any], arguments: list[Any], lead: Mask, other: float | Tensor, grad: bool) -> Any:
     x = arguments[0]
     if not grad and len(arguments) == 1 and x.is_cpu and not is_transformed():
-        bits = lead.to_bool()
-        kept = pack_rows_forward(x, bits)
-        return _each(_called(fn, [kept]), lambda out: _unpacked(_checked(out, kept.shape[0]), bits, lead, other))
+        mask = mask_of_rows(lead)
+        packed = [pack_rows_forward(x, mask)]
+        n = packed[0].shape[0]
+        outs = _called(fn, packed)
+        # Released before the result is allocated.
+        packed.clear()
+        return _each(outs, lambda out: _unpacked(_checked(out, n), mask, lead, other))
     if grad and len(arguments) == 1 and not isinstance(other, Tensor) and _is_few(x):
         bits = lead.to_bool()
         few = index_rows(x, bits)
@@ -359,11 +363,11 @@ def _run_on_kept(fn: Callable[..., Any], arguments: list[Any], lead: Mask, other
     return _each(_called(fn, rows), lambda out: Packed(_checked(out, count), lead, capacity).unpack(other))
 
 
-def _unpacked(values: Tensor, bits: Tensor, lead: Mask, other: float | Tensor) -> Tensor:
+def _unpacked(values: Tensor, mask: Tensor, lead: Mask, other: float | Tensor) -> Tensor:
     """Scatter rows back. Where fn has trainable weights, autograd records it."""
     if values.requires_grad or isinstance(other, Tensor):
         return Packed(values, lead).unpack(other)
-    out: Tensor = unpack_rows_forward(values.contiguous(), bits, fill_for(values, other))
+    out: Tensor = unpack_rows_forward(values.contiguous(), mask, fill_for(values, other))
     return out
 
 

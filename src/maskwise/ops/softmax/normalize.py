@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from maskwise.ops.arguments import Dim, MaskLike
 from maskwise.ops.softmax.reference import mean_dtype
 from maskwise.ops.softmax.softmax import check_floating, define_backward, slicewise
 
-__all__ = ["normalize", "standardize"]
+__all__ = ["normalize", "standardize", "standardize_step"]
 
 
 def normalize(
@@ -180,3 +181,5 @@ _standardize = slicewise(
     define_backward("standardize", _standardize_settings, standardize_gradient),
     of_result=False,
 )
+#: The same as a step of another function: no log records it.
+standardize_step = replace(_standardize, is_step=True)

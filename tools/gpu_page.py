@@ -94,7 +94,12 @@ cuda`, in a clone, times them on yours.
 
 - Without Triton (`pip install triton`), and on other devices, plain torch operations run; `mw.explain()` reports it.
 - Inside `torch.compile` on a GPU, reductions, softmax, scans, fill and losses are traced as plain torch operations,
-  which Inductor fuses with their neighbours; pack and segments stay ops of their own.
+  which Inductor fuses with their neighbours; pack and segments stay ops of their own. They are no
+  `torch.library.triton_op`: the kernels take sizes and strides as tuples, so that one kernel serves any number of dims,
+  and Inductor of torch {torch} lowers no Triton kernel with a tuple among its arguments (a TypeError).
+- Epsilons, corrections, label smoothing and the parameters of losses are arguments of kernels, in double precision: an
+  annealed one compiles nothing anew. Neither do numbers of rows, tiles and splits.
+- Scans of a few long rows and their gradients first reduce parts of a row in parallel, then scan them in parallel.
 - `mw.pack(x, mask, capacity=n)` needs no count; `mw.pack(x, mask)` syncs to count, unless the mask has its count.
 - `pack` and `unpack` with a mask of more than 65,536 positions take two launches. The first counts per 4,096
   positions of the mask. Below that, every program of the single launch counts on its own. In a single pass over a
@@ -137,6 +142,8 @@ BESIDE = {
     "4096 x 4096, transposed": lambda: (meta(4096, 4096).t(), 1),
     "8192 x 50257, bfloat16": lambda: (meta(8192, 50257, dtype=torch.bfloat16), 1),
 }
+
+
 def between(x, bounds, d):
     """The bool mask of intervals along a dim, from their starts and ends."""
     shape = [1] * x.dim()
@@ -187,13 +194,13 @@ BESIDE_HEAD = (
 BESIDE_TEXT = """
 Ours / the kernels that Inductor makes of the idiom (torch {torch}), both compiled for sm_90 with the properties of an
 H100, none of them run; Inductor's in a process of its own, with the properties of the device fixed before it starts. Of
-the configurations that Inductor would try on the device, the one with the fewest
-instructions is shown. Bytes are those read and written for an element of x, all passes over it included, with
-everything kept and a mask of x's shape, or intervals along the dim: of those only what they keep is read, so that bytes
-fall with it, where the idiom reads everything. "backward" is a gradient from what is saved for it. The other columns are of the kernel that moves the most: programs and warps of
-each; KB of loads that a processor can have in flight, as far as registers and programs allow; in the innermost loop
-that loads (in all code where there is no loop), instructions for each element that it loads, and barriers in such
-loops; registers per thread. – is no Triton kernel.
+the configurations that Inductor would try on the device, the one with the fewest instructions is shown. Bytes are those
+read and written for an element of x, all passes over it included, with everything kept and a mask of x's shape, or
+intervals along the dim: of those only what they keep is read, so that bytes fall with it, where the idiom reads
+everything. "backward" is a gradient from what is saved for it. The other columns are of the kernel that moves the most:
+programs and warps of each; KB of loads that a processor can have in flight, as far as registers and programs allow; in
+the innermost loop that loads (in all code where there is no loop), instructions for each element that it loads, and
+barriers in such loops; registers per thread. – is no Triton kernel.
 """
 
 
@@ -242,7 +249,7 @@ def cells_of(name, layout, side):
 
 
 def of_inductor(rows):
-    """The cells of Inductor's kernels, from a process of its own: what ran before in this one may change its choices."""
+    """The cells of Inductor's kernels, from a process of its own: what ran before in this one may change them."""
     command = [sys.executable, "-m", "tools.gpu_page", "--inductor", json.dumps(rows)]
     out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     return dict(zip(map(tuple, rows), json.loads(out.splitlines()[-1]), strict=True))
@@ -321,8 +328,9 @@ def page(told=None, beside_told=None):
     first, second = table(False, told), table(True, told)
     about = TABLE.format(version=triton.__version__)
     compared = BESIDE_TEXT.format(torch=torch.__version__.partition("+")[0]) + "\n" + beside(beside_told or {})
+    head = HEAD.format(torch=torch.__version__.partition("+")[0])
     return (
-        f"{HEAD}\n## Launches, bytes, registers\n{about}\n{first}\n\n### Gradients\n\n{second}\n"
+        f"{head}\n## Launches, bytes, registers\n{about}\n{first}\n\n### Gradients\n\n{second}\n"
         f"\n## Beside Inductor\n{compared}\n"
     )
 

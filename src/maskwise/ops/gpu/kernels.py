@@ -283,9 +283,7 @@ def result_of(x, keep, a, b, n, OP: tl.constexpr, STATE: tl.constexpr, parameter
 
 
 @triton.jit
-def gradient_terms(
-    g, x, keep, a, b, n, OP: tl.constexpr, STATE: tl.constexpr, parameter, eps
-):
+def gradient_terms(g, x, keep, a, b, n, OP: tl.constexpr, STATE: tl.constexpr, parameter, eps):
     """The terms of the two sums over a row that its gradient needs."""
     p, q = g, g
     if OP == "softmax" or OP == "softmin":

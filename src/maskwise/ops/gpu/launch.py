@@ -284,7 +284,9 @@ def blocks_for(
         bits = bool(align) and is_aligned(geometry, mask, group, align)
         return Blocks(rows, width, warps=8, group=group, wide=False, align=align, bits=bits)
     warps = 4 << sum(length >= each for each in LONG) if loops else 4
-    elements = WARP * warps * max(VECTORS * group, 8)
+    # Of int64, too, a thread has eight; of float64, which takes more registers, two vectors.
+    is_double = group > 1 and x.dtype is torch.float64
+    elements = WARP * warps * (VECTORS * group if is_double else max(VECTORS * group, 8))
     bits = bool(align) and is_aligned(geometry, mask, group, align)
     return Blocks(1, elements, warps=warps, group=group, wide=geometry.wide, align=align, bits=bits)
 

@@ -458,7 +458,7 @@ def tile_step(
     # Sums of signed integers with less than 64 bits: those of a vector are sums of what is above the lowest one.
     LOWEST: tl.constexpr = 1 << (x.dtype.element_ty.primitive_bitwidth - 1)
     ABOVE: tl.constexpr = (
-        OP == "sum" and DTYPE == tl.int64 and MASK == "bits" and not CHECKED and x.dtype.element_ty.is_int_signed()
+        OP == "sum" and tl.int64 == DTYPE and MASK == "bits" and not CHECKED and x.dtype.element_ty.is_int_signed()
         and LOWEST < 2**63
     )  # fmt: skip
     if CHECKED:

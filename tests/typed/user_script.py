@@ -359,23 +359,8 @@ def layers(mask: Mask) -> nn.Module:
     return model
 
 
-def models(model: nn.Module) -> None:
-    """Whole models."""
-    encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-    assert_type(mw.unpad(encoder), nn.TransformerEncoderLayer)
-    adapted = mw.models.report(encoder)
-    assert_type(adapted, mw.models.UnpadReport)
-    print(
-        adapted.adapted, adapted[""].reason, adapted.to_json(), [each.change for row in adapted for each in row.padded]
-    )
-    assert_type(mw.models.repad(encoder), nn.TransformerEncoderLayer)
-    small, report = mw.compress(model, torch.randn(4, 8))
-    assert_type(report, mw.models.CompressionReport)
-    assert_type(report.speedup, float)
-    print(report.difference, report.after.parameters, [row.name for row in report], report.table().title)
-    with tempfile.TemporaryDirectory() as folder:
-        mw.models.save_compressed(small, f"{folder}/small.safetensors")
-        mw.models.load_compressed(f"{folder}/small.safetensors")
+def audits(model: nn.Module) -> None:
+    """What a model leaks and wastes."""
     audited = mw.audit(model, torch.randn(4, 8), loss=lambda output, batch: output.square().mean())
     assert_type(audited, mw.models.Audit)
     assert_type(audited.leaks, tuple[mw.models.Leak, ...])
@@ -400,6 +385,32 @@ def models(model: nn.Module) -> None:
     lightning.on_train_batch_end(None, model, None, None, 0)
     lightning.on_train_end(None, model)
     print(trainer.leak, lightning.leak)
+    rewrite = mw.models.Rewrite("mw.unpad", "model = mw.unpad(model)", "eval", 2.0, 1.0, 0.0)
+    print(rewrite.agrees, rewrite.pays, rewrite.speedup, rewrite.to_dict())
+    print(
+        [each.rewrite for each in audited.waste],
+        [(leak.only_nan, leak.shown_by, leak.summary) for leak in audited.leaks],
+    )
+    assert_type(audited.denominator, mw.models.Denominator | None)
+
+
+def models(model: nn.Module) -> None:
+    """Whole models."""
+    encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    assert_type(mw.unpad(encoder), nn.TransformerEncoderLayer)
+    adapted = mw.models.report(encoder)
+    assert_type(adapted, mw.models.UnpadReport)
+    print(
+        adapted.adapted, adapted[""].reason, adapted.to_json(), [each.change for row in adapted for each in row.padded]
+    )
+    assert_type(mw.models.repad(encoder), nn.TransformerEncoderLayer)
+    small, report = mw.compress(model, torch.randn(4, 8))
+    assert_type(report, mw.models.CompressionReport)
+    assert_type(report.speedup, float)
+    print(report.difference, report.after.parameters, [row.name for row in report], report.table().title)
+    with tempfile.TemporaryDirectory() as folder:
+        mw.models.save_compressed(small, f"{folder}/small.safetensors")
+        mw.models.load_compressed(f"{folder}/small.safetensors")
     packing = mw.models.Packing.of(torch.ones(2, 3, dtype=torch.bool))
     attending = mw.models.PackedMask(packing)
     q = torch.randn(packing.tokens, 2, 4)
@@ -471,6 +482,7 @@ def main() -> None:
     across_ranks(mask)
     regions()
     models(layers(mask))
+    audits(layers(mask))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from maskwise.plan import calibration
 __all__ = ["for_device", "moved", "roofline", "why_not"]
 
 #: What runs on the host alone.
-ON_HOST = ("startup", "distributed", "serving")
+ON_HOST = ("startup", "distributed", "serving", "audit")
 
 
 def why_not(device: str) -> str | None:

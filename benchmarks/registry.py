@@ -8,6 +8,7 @@ from functools import cache
 from benchmarks.case import Case
 from benchmarks.cases import (
     attention,
+    audit,
     compress,
     conv,
     distributed,
@@ -57,6 +58,7 @@ NAMED = {
     kept.FAMILY: kept.cases,
     head.FAMILY: lambda: tuple(head.cases()),
     serving.FAMILY: serving.cases,
+    audit.FAMILY: audit.cases,
 }
 """The families of hundreds of short cases, or of a few long ones, which run only when they are named."""
 
@@ -76,7 +78,7 @@ def named_cases(family: str) -> tuple[Case, ...]:
 def select(pattern: str = "") -> tuple[Case, ...]:
     """Return the cases whose family or name contains every word of the pattern; commas separate alternatives.
 
-    The families `sweep`, `kept`, `head` and `serving` match only patterns that name them. A pattern without a
+    The families `sweep`, `kept`, `head`, `serving` and `audit` match only patterns that name them. A pattern without a
     match raises, and the error lists the nearest names.
 
     >>> [case.name for case in select("startup IMPORT, sum 4x8 bool")]

@@ -156,3 +156,10 @@ def test_an_unknown_route_is_rejected_with_the_valid_names():
     with pytest.raises(ArgumentError, match=told), mw.force("fast"):
         pass
     assert mw.plan(mw.sum, torch.rand(512, 512), torch.ones(512) > 0).route == "bare"
+
+
+def test_a_notebook_shows_a_plan_as_a_table_of_its_routes():
+    shown = mw.plan(mw.sum, torch.ones(512, 512), mw.Mask.causal(512), dim=-1)._repr_html_()
+    assert shown.startswith("<table><caption>plan of sum</caption>")
+    assert shown.index("<td>bare</td>") < shown.index("<td>plain</td>")
+    assert shown.count("<tr>") == 3

@@ -359,6 +359,41 @@ def layers(mask: Mask) -> nn.Module:
     return model
 
 
+def audits(model: nn.Module) -> None:
+    """What a model leaks and wastes."""
+    audited = mw.audit(model, torch.randn(4, 8), loss=lambda output, batch: output.square().mean())
+    assert_type(audited, mw.models.Audit)
+    assert_type(audited.leaks, tuple[mw.models.Leak, ...])
+    assert_type(audited.waste, tuple[mw.models.Waste, ...])
+    print(audited.ok, audited.wasted, audited.denominator, audited.to_json()[:1])
+    better, gained = mw.optimize(model.eval(), torch.randn(4, 8))
+    assert_type(gained, mw.models.Optimization)
+    print(type(better).__name__, gained.speedup, [step.line for step in gained.steps])
+    mw.testing.assert_no_leak(model, torch.randn(4, 5, 8), mask=mw.Mask.from_lengths([5, 2, 3, 1]))
+    mw.testing.assert_split_invariant(lambda parts: sum(part.sum() for part in parts), torch.randn(4, 8))
+    with mw.FlopCounter() as counter:
+        model(torch.randn(4, 8))
+    assert_type(counter.dense, int)
+    print(audited.tokens_per_second, audited.useful_tokens_per_second, len(list(audited.findings())))
+    with tempfile.TemporaryDirectory() as folder:
+        print(audited.to_html(f"{folder}/audit.html").name)
+    trainer, lightning = mw.models.TrainerAudit(), mw.models.LightningAudit(every=5)
+    trainer.on_train_begin(None, None, None, model=model)
+    trainer.on_log(None, None, None, logs={})
+    trainer.on_train_end(None, None, None)
+    lightning.on_train_start(None, model)
+    lightning.on_train_batch_end(None, model, None, None, 0)
+    lightning.on_train_end(None, model)
+    print(trainer.leak, lightning.leak)
+    rewrite = mw.models.Rewrite("mw.unpad", "model = mw.unpad(model)", "eval", 2.0, 1.0, 0.0)
+    print(rewrite.agrees, rewrite.pays, rewrite.speedup, rewrite.to_dict())
+    print(
+        [each.rewrite for each in audited.waste],
+        [(leak.only_nan, leak.shown_by, leak.summary) for leak in audited.leaks],
+    )
+    assert_type(audited.denominator, mw.models.Denominator | None)
+
+
 def models(model: nn.Module) -> None:
     """Whole models."""
     encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
@@ -447,6 +482,7 @@ def main() -> None:
     across_ranks(mask)
     regions()
     models(layers(mask))
+    audits(layers(mask))
 
 
 if __name__ == "__main__":

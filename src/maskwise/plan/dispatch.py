@@ -230,6 +230,18 @@ class Plan:
     skips: Skips = Skips.NOTHING
     flops: int | None = None
 
+    def _repr_html_(self) -> str:
+        """The routes as plain HTML, which notebooks show: the one that runs first, then those that were rejected."""
+        # Only notebooks need it, and its table of entities takes a while to load.
+        from html import escape
+
+        time = f"{self.microseconds:.0f} µs" if self.microseconds else "–"
+        rows = [(self.route, self.reason, time), *((each.route, each.reason, "") for each in self.refused)]
+        body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+        head = "<tr><th>route</th><th>why, or why not</th><th>predicted</th></tr>"
+        caption = f"<caption>plan of {escape(self.op)}</caption>"
+        return f"<table>{caption}<thead>{head}</thead><tbody>{body}</tbody></table>"
+
 
 class Decision:
     """A cached choice: what runs, the arguments that the checks prepared, the route, the facts and the plan.

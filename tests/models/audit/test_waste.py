@@ -143,6 +143,29 @@ def test_flops_of_a_module_are_those_of_the_modules_in_it():
     assert costs["encoder.layer.0.intermediate.dense"].wasted == {"padding": pytest.approx(0.6)}
 
 
+def test_projections_inside_of_attention_are_positions_and_not_pairs():
+    model = nn.MultiheadAttention(32, 2, batch_first=True)
+
+    class Attends(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = model
+
+        def forward(self, x, key_padding_mask):
+            return self.attention(x, x, x, key_padding_mask=key_padding_mask, need_weights=False)[0]
+
+    wrapped = Attends()
+    batch = Batch.of(wrapped, (torch.randn(4, 40, 32), mw.Mask.from_lengths([40, 5, 8, 3]).to_key_padding()))
+    with preserved(wrapped, None) as subject:
+        measured = profile(subject, batch, find_tokens(batch, None))
+    cost = next(each for each in measured.modules if each.path == "attention")
+    projections, pairs = 4 * 2 * 160 * 32 * 32, 2 * 2 * 4 * 2 * 40 * 40 * 16
+    assert cost.own_flops == projections + pairs
+    assert cost.wasted["padding"] == pytest.approx((1 - 56 / 160) * projections / (projections + pairs))
+    kept = (40**2 + 5**2 + 8**2 + 3**2) / (4 * 40**2)
+    assert cost.wasted["attention"] == pytest.approx((1 - kept) * pairs / (projections + pairs))
+
+
 # -- denominator -------------------------------------------------------------------------------------------------------
 def labelled():
     x, keep = torch.randn(B, L, D), keep_mask()

@@ -262,7 +262,10 @@ class _Watch:
         attends, dropped = self.attention[module]
         found: dict[str, float] = {}
         if attends:
-            found |= {"attention": dropped / attends} if dropped else {}
+            # Its own products, such as nn.MultiheadAttention's projections, are of positions; the rest is of pairs.
+            others = self.cost[module].own_flops
+            found |= {"attention": dropped / (attends + others)} if dropped else {}
+            found |= {"padding": padding * others / (attends + others)} if padding and others else {}
         elif module is self.head and self.labels is not None:
             ignored = float((self.labels[1] == IGNORED).float().mean())
             found["labels"] = max(ignored, padding)

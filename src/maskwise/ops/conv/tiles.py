@@ -193,6 +193,8 @@ define(
     "(Tensor x, Tensor? bits, Tensor tiles, int[] reads, Tensor? fill=None, bool edge=False) -> Tensor",
     reference=_gather,
     fake=_fake_gather,
+    gpu=FLOATING,
+    gpu_from="maskwise.ops.conv.gpu:gather",
 )
 define(
     "conv_scatter",
@@ -200,12 +202,16 @@ define(
     "bool channels_last) -> Tensor",
     reference=_scatter,
     fake=lambda batch, tiles, wanted, other, sizes, size, crop, last: _empty(batch, sizes, last),
+    gpu=FLOATING,
+    gpu_from="maskwise.ops.conv.gpu:scatter",
 )
 define(
     "conv_scatter_out",
     "(Tensor batch, Tensor tiles, Tensor? wanted, int[] size, int[] crop, Tensor(a!) out) -> ()",
     reference=_scatter_out,
     fake=lambda *_: None,
+    gpu=FLOATING,
+    gpu_from="maskwise.ops.conv.gpu:scatter_out",
 )
 if not INTERPRETED:
     provide("conv_tiles", "cpu", FLOATING)

@@ -134,9 +134,13 @@ Tensor conv_gather(const Tensor& x, const std::optional<Tensor>& bits, const Ten
       else std::memset(to, 0, pixels * pixel);
     };
     char* data = static_cast<char*>(out.mutable_data_ptr());
+    // Narrow windows of planes take some channels of all tiles at a time: the pages of a few planes stay in the TLB.
+    constexpr int64_t kBlock = 16;
+    const bool in_blocks = width <= 4 && map.column == static_cast<int64_t>(sizeof(Word)) && map.channel != map.column;
     // Rows, since there may be one tile alone.
     parallel(n * height, channels * width, [&](int64_t begin, int64_t end) {
-      for (int64_t line = begin; line < end; ++line) {
+      // The channels from c on, of one row of a window.
+      const auto copy_row = [&](int64_t line, int64_t c, int64_t some) {
         const Tile& at = tile[line / height];
         const int64_t left = at.column * window.step[1] + window.first[1];
         const int64_t first = std::clamp<int64_t>(-left, 0, width);
@@ -145,22 +149,29 @@ Tensor conv_gather(const Tensor& x, const std::optional<Tensor>& bits, const Ten
         if (edge) y = std::clamp<int64_t>(y, 0, map.height - 1);
         char* to = data + line * width * pixel;
         if (y < 0 || y >= map.height || first == last) {
-          blank(to, width);
-          continue;
+          if (c == 0) blank(to, width);
+          return;
         }
+        const int64_t offset = c * static_cast<int64_t>(sizeof(Word));
         valid.for_each_stretch(at.batch, y, left + first, left + last, [&](bool kept, int64_t from, int64_t stop) {
           char* place = to + (from - left) * pixel;
-          if (kept) copy_pixels<Word>(map, map.at(at.batch, y, from), stop - from, place);
-          else blank(place, stop - from);
+          if (!kept && c == 0) blank(place, stop - from);
+          if (kept && !in_blocks) copy_pixels<Word>(map, map.at(at.batch, y, from), stop - from, place);
+          for (int64_t x = from; kept && in_blocks && x < stop; ++x, place += pixel)
+            gather<Word>(place + offset, map.at(at.batch, y, x) + c * map.channel, map.channel, some);
         });
+        if (c + some < channels) return;
         if (!edge) {
           blank(to, first);
           blank(to + last * pixel, width - last);
-          continue;
+          return;
         }
         for (int64_t i = 0; i < first; ++i) std::memcpy(to + i * pixel, to + first * pixel, pixel);
         for (int64_t i = last; i < width; ++i) std::memcpy(to + i * pixel, to + (last - 1) * pixel, pixel);
-      }
+      };
+      const int64_t step = in_blocks ? kBlock : channels;
+      for (int64_t c = 0; c < channels; c += step)
+        for (int64_t line = begin; line < end; ++line) copy_row(line, c, std::min(step, channels - c));
     });
   });
   return out;

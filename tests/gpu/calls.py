@@ -13,6 +13,7 @@ from math import inf
 import torch
 
 from maskwise.ops.backends import FLOATING, INTEGRAL
+from maskwise.ops.conv import gpu as conv
 from maskwise.ops.fill import gpu as fill
 from maskwise.ops.gpu.launch import recording
 from maskwise.ops.linear import gpu as linear
@@ -176,6 +177,19 @@ def packed_of(x, dim):
     return rows[: rows.shape[0] // 2], mask
 
 
+def map_of(x):
+    """A map of one row, as many channels as there are rows; what is valid of it; and 64 tiles of 8 positions."""
+    x = x.reshape(1, x.numel() // max(1, x.shape[-1]), 1, x.shape[-1])
+    bits = torch.empty(1, 1, x.shape[-1], dtype=torch.bool, device="meta")
+    return x, bits, torch.empty(64, 3, dtype=torch.int32, device="meta")
+
+
+def scatter_tiles(x):
+    """Tiles of 8 positions into a map."""
+    x, bits, tiles = map_of(x)
+    conv.scatter_out(x.new_empty(64, x.shape[1], 1, 8), tiles, bits, [1, 8], [0, 0], x)
+
+
 def stretches(x, dim):
     """Rows, and 64 stretches of them."""
     x = x.movedim(dim[0], -1)
@@ -303,6 +317,8 @@ CALLS = (
         for name, r in (("", 2), (" unreduced", 0))
     ),
     Call("pack", lambda x, m, d: select.pack_capacity(*rows_of(x, d), x.numel() // x.shape[d[0]]), ALL),
+    Call("conv gather", lambda x, m, d: conv.gather(*map_of(x), [1, 8, 0, -1, 1, 10])),
+    Call("conv scatter", lambda x, m, d: scatter_tiles(x)),
     Call("unpack", lambda x, m, d: select.unpack_capacity(*packed_of(x, d), scalar(x)), ALL),
     *(Call(f"segment {op}", lambda x, m, d, op=op: select.segments(*stretches(x, d), op)) for op in SEGMENTS),
     *(

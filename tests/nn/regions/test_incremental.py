@@ -1,5 +1,7 @@
 """mw.nn.Incremental: an update equals a run of the whole model."""
 
+import copy
+import pickle
 import random
 
 import pytest
@@ -245,6 +247,44 @@ def test_reset_drops_what_is_cached():
     with pytest.raises(mw.MaskwiseError, match="must follow a call"):
         print(inc.report)
     assert inc(x).shape == (1, 1, 6, 6)
+
+
+def test_copies_and_pickles_start_without_an_input():
+    inc, x = mw.nn.Incremental(settled(nn.Conv2d(1, 1, 3))), torch.randn(1, 1, 8, 8)
+    y = inc(x)
+    for other in (copy.deepcopy(inc), pickle.loads(pickle.dumps(inc))):
+        with pytest.raises(mw.MaskwiseError, match="must follow a call"):
+            other.update(x)
+        torch.testing.assert_close(other(x), y)
+        assert other.model is not inc.model
+
+
+def test_autocast_that_begins_or_ends_between_calls_computes_everything():
+    model = settled(nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1)))
+    inc, x = mw.nn.Incremental(model), torch.randn(1, 3, 32, 32)
+    inc(x)
+    new = edit(x, (slice(3, 5), slice(3, 5)))
+    with torch.autocast("cpu", torch.bfloat16):
+        lower = inc.update(new)
+        assert lower.dtype is model(new).dtype is torch.bfloat16
+        # Two convolutions in bfloat16.
+        torch.testing.assert_close(lower, model(new), rtol=5e-2, atol=5e-2)
+        newer = edit(new, (slice(9, 11), slice(3, 5)))
+        torch.testing.assert_close(inc.update(newer), model(newer), rtol=5e-2, atol=5e-2)
+    last = inc.update(x)
+    torch.testing.assert_close(last, model(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_lower_precision_is_updated_in_that_precision(dtype):
+    model = settled(UNet(4)).to(dtype)
+    inc, x = mw.nn.Incremental(model), torch.rand(1, 3, 32, 32).to(dtype)
+    inc(x)
+    new = edit(x, (slice(3, 9), slice(3, 5)))
+    y = inc.update(new)
+    assert y.dtype is dtype
+    # Some units of the precision, through 15 layers whose batch norms are folded.
+    torch.testing.assert_close(y.float(), model(new).float(), rtol=0, atol=40 * torch.finfo(dtype).eps)
 
 
 def test_another_shape_starts_anew():

@@ -1,5 +1,8 @@
 """mw.nn.Regions: masks flow through a network, and what they drop is not computed and reaches nothing."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -164,6 +167,16 @@ def test_new_weights_are_noticed():
     regions(x, mask)
     model.weight.add_(1.0)
     torch.testing.assert_close(regions(x, mask), model(x))
+
+
+def test_copies_have_a_model_of_their_own():
+    regions, x, mask = mw.nn.Regions(settled(UNet(2))), torch.randn(1, 3, 16, 16), torch.ones(16, 16).bool()
+    y = regions(x, mask)
+    for other in (copy.deepcopy(regions), pickle.loads(pickle.dumps(regions))):
+        torch.testing.assert_close(other(x, mask), y)
+        other.model.head.bias.add_(1.0)
+        torch.testing.assert_close(other(x, mask), y + 1.0)
+        torch.testing.assert_close(regions(x, mask), y)
 
 
 def test_state_dicts_are_those_of_the_model():

@@ -232,6 +232,24 @@ def test_kernels_of_tiles_move_what_their_references_move(seed, dtype):
 
 
 @pytest.mark.kernel
+@pytest.mark.parametrize("edge", [False, True])
+@pytest.mark.parametrize("fill", [None, 7.0, float("-inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_windows_repeat_the_edge_or_hold_a_value_around_a_map(dtype, fill, edge):
+    generator = torch.Generator().manual_seed(0)
+    value = None if fill is None else torch.tensor(fill, dtype=dtype)
+    for channels, size in ((3, (1, 1)), (37, (1, 1)), (37, (5, 2)), (64, (13, 11))):
+        x = torch.randn(2, channels, 13, 11, generator=generator).to(dtype)
+        bits = torch.rand(2, 13, 11, generator=generator) < 0.6
+        reads = [*size, -2, -1, size[0] + 3, size[1] + 2]
+        found, _ = torch.ops.maskwise.conv_active(bits, None, [2, 13, 11], list(size), reads)
+        for kept in (None, bits):
+            for each in layouts(x):
+                got = torch.ops.maskwise.conv_gather(each, kept, found, reads, value, edge)
+                assert torch.equal(got, tiles._gather(each, kept, found, reads, value, edge))
+
+
+@pytest.mark.kernel
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-11), (torch.bfloat16, 5e-2)]

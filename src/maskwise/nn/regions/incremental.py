@@ -133,6 +133,20 @@ class Incremental:
         """Drop everything that is cached."""
         self._program, self._key, self._values, self._inputs, self._report = None, None, {}, [], None
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Copies and pickles have the model, and start without an input.
+        return {"model": self.model}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["model"])  # type: ignore[misc]
+
+    def _state(self) -> tuple[Any, ...]:
+        """What cached maps depend on besides the inputs."""
+        autocast = tuple(
+            torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) for device in ("cpu", "cuda")
+        )
+        return autocast, versions_of(self.model)
+
     # -- the whole -----------------------------------------------------------------------------------------------------
     @torch.no_grad()
     def __call__(self, *inputs: Any) -> Any:
@@ -157,7 +171,7 @@ class Incremental:
         for each in inputs:
             if isinstance(each, Tensor) and each.dim() == 4 and not each.is_floating_point():
                 raise DtypeError(say(_OP, "inputs", must="be floating", got=each.dtype, hint="x.float()"))
-        key = (_shapes_of(inputs), versions_of(self.model))
+        key = (_shapes_of(inputs), self._state())
         program = self._program
         if program is None or key != self._key:
             program = plan_steps(self._traced, inputs)
@@ -237,7 +251,7 @@ class Incremental:
         several = isinstance(x_new, (tuple, list))
         where = list(changed) if several and isinstance(changed, (tuple, list)) else [changed] * len(given)
         _check_inputs(given, where, self._inputs)
-        if versions_of(self.model) != self._key[1]:
+        if self._state() != self._key[1]:
             inputs = [_merged(new, old, c) for new, old, c in zip(given, self._inputs, where, strict=True)]
             return self(*inputs)
         areas = [_area(new, old, c) for new, old, c in zip(given, self._inputs, where, strict=True)]

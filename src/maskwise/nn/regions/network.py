@@ -65,6 +65,10 @@ class Regions(nn.Module):
         self._programs: dict[Any, Program] = {}
         self._trace()
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Copies and pickles trace their own model.
+        return {**self.__dict__, "_traces": {}, "_programs": {}}
+
     def _trace(self) -> fx.GraphModule:
         # Not as an attribute of a module: its parameters are the model's.
         mode = self.model.training

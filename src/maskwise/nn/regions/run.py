@@ -89,8 +89,10 @@ def choose(
     if name == "plain":
         return None, name
     if name == "pixels":
-        return tile_cover(area, geometry, is_transposed, (1, 1), batch), name
-    return best, "box" if best is not None and efficiency == _DENSE else name
+        best = tile_cover(area, geometry, is_transposed, (1, 1), batch)
+    elif efficiency == _DENSE:
+        name = "box"
+    return best._replace(tiles=best.tiles.to(device)), name
 
 
 # -- what it costs -----------------------------------------------------------------------------------------------------
@@ -187,7 +189,8 @@ def dense(step: Step, read: Callable[[fx.Node], Any]) -> Tensor:
 def place(batch: Tensor, cover: Cover, out: Tensor, wanted: Tensor | None = None) -> None:
     """Write tiles into a map; where ``wanted`` is given, only these positions."""
     view = out[:, :, cover.origin[0] :, cover.origin[1] :]
-    tiles.scatter_into(batch, cover.tiles, wanted, list(cover.tiling.size), [0, 0], view)
+    # A map from a call under autocast, for one, has another dtype.
+    tiles.scatter_into(batch.to(out.dtype), cover.tiles, wanted, list(cover.tiling.size), [0, 0], view)
 
 
 def saved(cover: Cover, out: Tensor) -> Tensor:

@@ -103,10 +103,11 @@ def _active(
     """Tiles in which something is wanted and, where there are source bits, something is read."""
     batch, height, width = sizes
     grid = [-(-height // size[0]), -(-width // size[1])]
-    every = [torch.arange(n) for n in (batch, *grid)]
+    device = next((bits.device for bits in (target, source) if bits is not None), None)
+    every = [torch.arange(n, device=device) for n in (batch, *grid)]
     tiles = torch.cartesian_prod(*every).to(torch.int32)
     own = [*size, 0, 0, *size]
-    bits = torch.ones(sizes, dtype=torch.bool) if target is None else target
+    bits = torch.ones(sizes, dtype=torch.bool, device=device) if target is None else target
     wanted = _windows(bits, tiles, own)
     kept = wanted.flatten(1).any(1)
     if source is not None:
@@ -137,7 +138,8 @@ def _scatter_out(
 ) -> None:
     """Write the positions of tiles that are wanted into a result."""
     own = [*size, 0, 0, *size]
-    bits = torch.ones((), dtype=torch.bool).expand(out.shape[0], *out.shape[2:]) if wanted is None else wanted
+    everything = torch.ones((), dtype=torch.bool, device=out.device).expand(out.shape[0], *out.shape[2:])
+    bits = everything if wanted is None else wanted
     kept = _windows(bits, tiles, own)
     rows, columns = _positions(tiles, own)
     index = (tiles[:, 0, None, None].long(), rows[:, :, None], columns[:, None, :])
@@ -191,6 +193,8 @@ define(
     "(Tensor x, Tensor? bits, Tensor tiles, int[] reads, Tensor? fill=None, bool edge=False) -> Tensor",
     reference=_gather,
     fake=_fake_gather,
+    gpu=FLOATING,
+    gpu_from="maskwise.ops.conv.gpu:gather",
 )
 define(
     "conv_scatter",
@@ -198,12 +202,16 @@ define(
     "bool channels_last) -> Tensor",
     reference=_scatter,
     fake=lambda batch, tiles, wanted, other, sizes, size, crop, last: _empty(batch, sizes, last),
+    gpu=FLOATING,
+    gpu_from="maskwise.ops.conv.gpu:scatter",
 )
 define(
     "conv_scatter_out",
     "(Tensor batch, Tensor tiles, Tensor? wanted, int[] size, int[] crop, Tensor(a!) out) -> ()",
     reference=_scatter_out,
     fake=lambda *_: None,
+    gpu=FLOATING,
+    gpu_from="maskwise.ops.conv.gpu:scatter_out",
 )
 if not INTERPRETED:
     provide("conv_tiles", "cpu", FLOATING)

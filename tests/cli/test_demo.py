@@ -89,6 +89,11 @@ def test_the_leak_it_shows_is_real_and_ours_has_none(data):
     assert leak["mw.sum(x, mask, -1)"]["gradient"][0] == ["4", "4", "0", "0", "0"]
 
 
+def test_the_audit_finds_the_leak_of_the_model_and_none_once_it_is_repaired(data, shown):
+    assert data["audit"] == {"as written": ["mean without mask"], "repaired": []}
+    assert "repair: mw.mean(x, mask[..., None], dim=1)" in shown
+
+
 def test_json_holds_the_measured_ratio_and_the_plans(data):
     assert data["timing"]["ratio"] > 0
     assert [call["op"] for call in data["explain"]] == ["sum", "softmax"]

@@ -368,6 +368,45 @@ def _show_comparison(console: Console, word: str, work: Comparison, kept: str) -
     return _as_data(work, times, difference)
 
 
+class _Pooled(nn.Module):
+    """Embeddings, averaged over time, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(1000, 32)
+        self.head = nn.Linear(32, 2)
+
+    def forward(self, ids: Tensor, attention_mask: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.pool(self.embed(ids), attention_mask))
+        return logits
+
+    def pool(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+        return x.mean(1)
+
+
+class _Repaired(_Pooled):
+    def pool(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+        return mw.mean(x, mw.Mask.from_attention_mask(attention_mask)[..., None], dim=1)
+
+
+def _show_audit(console: Console) -> dict[str, object]:
+    mask = mw.Mask.from_lengths([32, 8, 20, 3], max_len=32).to_attention_mask()
+    batch = {"ids": torch.randint(1000, (4, 32)), "attention_mask": mask}
+    found: dict[str, object] = {}
+    for name, model in (("as written", _Pooled()), ("repaired", _Repaired())):
+        leaks = mw.audit(model.eval(), batch).leaks
+        found[name] = [leak.cause for leak in leaks]
+        if not leaks:
+            console.print(f"  [bold green]{name:<11}[/] no leak", highlight=False)
+        for leak in leaks:
+            console.print(
+                f"  [bold red]{name:<11}[/] {leak.cause}: outputs change by {leak.output:.0%} with the padding\n"
+                f"              repair: [bold]{escape(leak.repair)}[/]",
+                highlight=False,
+            )
+    return found
+
+
 def _show_plans(console: Console) -> Any:
     with mw.explain() as log:
         mw.sum(torch.ones(1024, 1024), mw.Mask.causal(1024), dim=-1)
@@ -428,6 +467,13 @@ SECTIONS = (
         "A network with 90 % of its weights pruned takes as long as before.",
         "model, report = mw.compress(model, example)",
         _show_pruned,
+    ),
+    Section(
+        "audit",
+        "A model that leaks: found, named, repaired",
+        "Does this model's output depend on how much padding a text happens to get?",
+        "report = mw.audit(model, batch)",
+        _show_audit,
     ),
     Section(
         "explain",

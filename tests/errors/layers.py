@@ -43,6 +43,27 @@ class Branching(nn.Module):
         return x if x.sum() > 0 else -x
 
 
+class Noisy(nn.Module):
+    """A model that draws random numbers."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand_like(x)
+
+
+class Writing(nn.Module):
+    """A model that writes into its input."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.zero_()
+
+
+def train_after_tracing() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 1, 3), nn.BatchNorm2d(1)).eval()
+    inc = mw.nn.Incremental(model)
+    model.train()
+    inc(MAP)
+
+
 def attach(module: Any, gate: Any, *name: str) -> Callable[[], Any]:
     return lambda: mw.nn.attach(module, gate, *name)
 
@@ -511,6 +532,22 @@ ROWS = [
     Row("mw.nn.Regions.outputs", lambda: POOLED.outputs(EVERYWHERE), ArgumentError, "outputs of a backbone"),
     Row("mw.nn.Incremental", lambda: mw.nn.Incremental(X), DtypeError, "torch.nn."),
     Row("mw.nn.Incremental", lambda: mw.nn.Incremental(nn.Sequential(nn.Dropout())), ArgumentError, "model.eval()"),
+    Row("mw.nn.Incremental", lambda: mw.nn.Incremental(Noisy()), ArgumentError, "model.eval()"),
+    Row("mw.nn.Incremental", lambda: mw.nn.Incremental(Writing()), ArgumentError, "torch.where, or a copy"),
+    Row("mw.nn.Incremental.__call__", lambda: UPDATED(MAP[0]), ShapeError, "x[None] for one image"),
+    Row("mw.nn.Incremental.__call__", lambda: UPDATED(MAP.int()), DtypeError, "x.float()"),
+    Row("mw.nn.Incremental.__call__", lambda: mw.nn.Incremental(nn.GroupNorm(1, 1))(MAP), ArgumentError, "nn.Conv2d"),
+    Row("mw.nn.Incremental.__call__", train_after_tracing, ArgumentError, "model.eval()"),
+    Row(
+        "mw.nn.Incremental.update", lambda: UPDATED.update((MAP, MAP), (None, None)), ArgumentError, "inc.update((x, y)"
+    ),
+    Row("mw.nn.Incremental.update", lambda: UPDATED.update(MAP, EVERYWHERE[:3]), ShapeError, "(x_new != x).any(1)"),
+    Row(
+        "mw.nn.Incremental.update",
+        lambda: UPDATED.update(MAP, EVERYWHERE.to("meta")),
+        DeviceError,
+        "changed.to(x_new.device)",
+    ),
     Row("mw.nn.Incremental.report", lambda: mw.nn.Incremental(nn.Conv2d(1, 1, 1)).report, ArgumentError, "inc(x)"),
     Row("mw.nn.Incremental.update", lambda: mw.nn.Incremental(nn.Conv2d(1, 1, 1)).update(X), ArgumentError, "inc(x)"),
     Row("mw.nn.Incremental.update", lambda: UPDATED.update(MAP[..., :4]), ShapeError, "for another shape"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +24,7 @@ from maskwise.models.compress.guards import FoldedLinear, guard
 from maskwise.models.compress.report import CompressionReport, Measured
 from maskwise.models.hugging_face import attention
 from maskwise.models.hugging_face.calls import Frame, call
+from maskwise.models.hugging_face.interface import attention_forward
 from maskwise.models.hugging_face.layout import Layout
 from tests.errors.row import Row
 
@@ -48,6 +49,12 @@ class Says(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         return self.outputs.pop(0) if len(self.outputs) > 1 else self.outputs[0]
+
+
+def packed(cu_seq_lens_q: Sequence[int] = (0, 2, 4), position_bias: Tensor | None = None) -> Callable[[], Any]:
+    """A call of attn_implementation="maskwise" with the boundaries of packed sequences."""
+    options = {"cu_seq_lens_q": torch.tensor(cu_seq_lens_q), "position_bias": position_bias}
+    return lambda: attention_forward(nn.Module(), TOKENS, TOKENS, TOKENS, None, **options)
 
 
 def compress(*outputs: Any) -> Callable[[], Any]:
@@ -156,6 +163,8 @@ ROWS = [
     Row(
         "mw.models.unregister", lambda: mw.models.unregister("none"), ArgumentError, "list(maskwise.models.adapters())"
     ),
+    Row("hugging_face.interface", packed(cu_seq_lens_q=[0, 3]), ArgumentError, "[0, *lengths.cumsum()]"),
+    Row("hugging_face.interface", packed(position_bias=TOKENS), ArgumentError, "an attention_mask, and padding"),
     Row("hugging_face.attention", attend(None), UnsupportedModelError, "mw.models.repad(model)"),
     Row(
         "hugging_face.attention",

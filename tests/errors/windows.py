@@ -77,6 +77,8 @@ ROWS = [
     Row("mw.accumulate", counting([True]), DtypeError, "mw.accumulate([mask, ...])"),
     Row("mw.accumulate", counting([4, -1]), ArgumentError, "int(mask.sum())"),
     Row("mw.accumulate", counting([X.to_sparse()]), ArgumentError, "masks.to_dense()"),
+    Row("mw.accumulate", counting([BITS.to("meta")]), DeviceError, "masks on the device of the micro-batches"),
+    Row("mw.accumulate", counting([X.long()], ignore_index=0.5), DtypeError, "ignore_index=-100"),
     Row("mw.accumulate", counting([BITS], average="mean"), ArgumentError, 'average="ranks"'),
     # -- groups
     Row("mw.accumulate", counting([BITS], group=object()), ArgumentError, "group=None"),
@@ -88,6 +90,7 @@ ROWS = [
     Row(SCALE, lambda: mw.accumulate([BITS]).scale(X.sum()), ArgumentError, "with mw.accumulate(masks) as window"),
     Row(SCALE, opened(lambda window: window.scale(3.0)), DtypeError, 'reduction="sum"'),
     Row(SCALE, opened(lambda window: window.scale(X)), ShapeError, "total.sum()"),
+    Row(SCALE, opened(lambda window: window.scale(X.sum().to("meta"))), DeviceError, "on the device of its batches"),
     Row(SCALE, opened(lambda window: window.scale(X.sum(), "row")), ArgumentError, 'kind="token"'),
     Row(SCALE, opened(lambda window: window.scale(X.sum(), "sequence"), 3), ArgumentError, "of the masks themselves"),
     Row("mw.distributed.Window.count", opened(lambda window: window.count("row")), ArgumentError, 'kind="token"'),

@@ -61,7 +61,13 @@ def unpad(model: Model) -> Model:
     """
     check_module("unpad", model)
     refused: dict[str, str] = {}
+    # Where nothing at all is served, what serves less of a model is tried.
     if not _install(model, "", refused):
+        others: dict[str, str] = {}
+        served = _install(model, "", others, is_fallback=True)
+        # The reason of the adapter that serves more is the first, and those of the other stand where it has none.
+        refused = others if served else {**others, **refused}
+    if not any(hasattr(each, MARK) for each in model.modules()):
         raise UnsupportedModelError(_refusal(model, refused))
     for path, reason in refused.items():
         part = model.get_submodule(path)
@@ -96,11 +102,11 @@ def repad(model: Model) -> Model:
     return model
 
 
-def _install(module: nn.Module, path: str, refused: dict[str, str]) -> int:
+def _install(module: nn.Module, path: str, refused: dict[str, str], *, is_fallback: bool = False) -> int:
     """Serve the module, or else its children, and return how many were served."""
     if hasattr(module, MARK):
         return 1
-    adapter = _adapter_of(module, path, refused)
+    adapter = _adapter_of(module, path, refused, is_fallback)
     if adapter is not None:
         try:
             adapter.install(module)
@@ -109,11 +115,14 @@ def _install(module: nn.Module, path: str, refused: dict[str, str]) -> int:
         else:
             setattr(module, MARK, adapter.name)
             return 1
-    if isinstance(refused.get(path), MixesTokens):
+    if isinstance(refused.get(path), MixesTokens) and not is_fallback:
         return 0
     served = sum(
-        _install(child, f"{path}.{name}" if path else name, refused) for name, child in module.named_children()
+        _install(child, f"{path}.{name}" if path else name, refused, is_fallback=is_fallback)
+        for name, child in module.named_children()
     )
+    if is_fallback:
+        return served
     return served if served and _enclose(module, path, refused) else 0
 
 
@@ -150,8 +159,10 @@ def _undo(model: nn.Module) -> int:
     return len(served)
 
 
-def _adapter_of(module: nn.Module, path: str, refused: dict[str, str]) -> Adapter | None:
+def _adapter_of(module: nn.Module, path: str, refused: dict[str, str], is_fallback: bool) -> Adapter | None:
     for adapter in adapters().values():
+        if getattr(adapter, "is_fallback", False) != is_fallback:
+            continue
         served, reason = adapter.serves(module)
         if served:
             return adapter

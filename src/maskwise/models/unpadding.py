@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from torch import nn
 
 from maskwise.errors import ArgumentError, say
-from maskwise.models.adapter import MARK, Adapter, MixesTokens, UnsupportedModelError, adapters
+from maskwise.models.adapter import MARK, Adapter, MixesTokens, ReadsDroppedError, UnsupportedModelError, adapters
 from maskwise.models.routes import Padded, clear_warnings, warn_once, warnings_of
 from maskwise.nn.arguments import check_module
 from maskwise.plan.explain import Tabular
@@ -111,11 +111,13 @@ def _install(module: nn.Module, path: str, refused: dict[str, str], *, is_fallba
         try:
             adapter.install(module)
         except UnsupportedModelError as error:
-            refused[path] = f"{adapter.name}: {error.reason}"
+            # A model that reads what is dropped would read it of its parts, too.
+            kind = MixesTokens if is_fallback and isinstance(error, ReadsDroppedError) else str
+            refused[path] = kind(f"{adapter.name}: {error.reason}")
         else:
             setattr(module, MARK, adapter.name)
             return 1
-    if isinstance(refused.get(path), MixesTokens) and not is_fallback:
+    if isinstance(refused.get(path), MixesTokens):
         return 0
     served = sum(
         _install(child, f"{path}.{name}" if path else name, refused, is_fallback=is_fallback)

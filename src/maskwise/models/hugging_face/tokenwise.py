@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from maskwise.models.adapter import MARK, UnsupportedModelError, adapters
+from maskwise.models.adapter import MARK, ReadsDroppedError, UnsupportedModelError, adapters
 from maskwise.models.hugging_face.calls import COVERED, original
 from maskwise.models.hugging_face.layout import arguments, leaves, takes, tokens_of
 from maskwise.models.hugging_face.probe import (
@@ -26,6 +26,7 @@ from maskwise.models.hugging_face.probe import (
     batch_of_text,
     difference,
     masks,
+    quantized_module,
     unchanged,
     with_random_weights,
 )
@@ -42,6 +43,8 @@ INPUT, DECODER = "input", "decoder"
 DECODER_LENGTH = 11
 """Of the probe's decoder: another one than that of its encoder."""
 IGNORED = -100
+BATCH_NORMS = (nn.BatchNorm1d, nn.SyncBatchNorm)
+"""In training they count every row, dropped or not; the comparison is in evaluation."""
 REASON = "linear layers compute kept tokens only; the model's own attention runs padded"
 
 
@@ -110,8 +113,12 @@ class TokenwiseAdapter:
             vars(module)[COVERED] = covered
         bind(module, "forward", model_forward)
         try:
+            if any(isinstance(each, BATCH_NORMS) for each in module.modules()):
+                raise ReadsDroppedError("a norm of a batch counts all tokens")
+            if (reason := quantized_module(module)) is not None:
+                raise ReadsDroppedError(reason)
             if not _is_meta(module) and (reason := _check(module)) is not None:
-                raise UnsupportedModelError(reason)
+                raise ReadsDroppedError(reason) if "changes when" in reason else UnsupportedModelError(reason)
         except BaseException:
             self.undo(module)
             raise

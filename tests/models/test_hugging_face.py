@@ -323,6 +323,20 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("reason", REFUSED)
+def test_what_cannot_be_packed_is_served_token_wise_and_equal(reason):
+    model, keep = REFUSED[reason]().eval(), masks()
+    keep[:, 0] = True
+    given = inputs(keep)
+    expected = model(**given)[0]
+    mw.unpad(model)
+    with mw.explain() as log:
+        found = model(**given)[0]
+    assert routes(log) == ["tokenwise"]
+    torch.testing.assert_close(found[keep], expected[keep], rtol=1e-4, atol=TOLERANCE)
+
+
+@pytest.mark.usefixtures("without_tokenwise")
+@pytest.mark.parametrize("reason", REFUSED)
 def test_a_model_that_cannot_be_served_is_refused_and_left_as_it_was(reason):
     model = REFUSED[reason]().train()
     implementation = model.config._attn_implementation

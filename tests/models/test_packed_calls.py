@@ -353,6 +353,7 @@ def jamba():
 MIXING = {"lfm2": lfm2, "jamba": jamba}
 
 
+@pytest.mark.usefixtures("without_tokenwise")
 @pytest.mark.parametrize("name", MIXING)
 def test_a_convolution_over_tokens_is_refused_however_small_its_weights_are(name):
     model = MIXING[name]()
@@ -363,6 +364,7 @@ def test_a_convolution_over_tokens_is_refused_however_small_its_weights_are(name
         mw.unpad(model)
 
 
+@pytest.mark.usefixtures("without_tokenwise")
 @pytest.mark.parametrize("name", MIXING)
 def test_a_convolution_over_tokens_is_refused_without_weights(name):
     with torch.device("meta"):
@@ -530,6 +532,7 @@ def clip():
     return transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)
 
 
+@pytest.mark.usefixtures("without_tokenwise")
 def test_a_model_of_text_and_images_is_refused_with_reasons():
     with pytest.raises(UnsupportedModelError) as refusal:
         mw.unpad(transformers.CLIPModel(clip()))
@@ -537,6 +540,7 @@ def test_a_model_of_text_and_images_is_refused_with_reasons():
     assert "vision_model: transformers: CLIPVisionModel.forward takes no input_ids" in str(refusal.value)
 
 
+@pytest.mark.usefixtures("without_tokenwise")
 def test_a_pooled_output_of_packed_tokens_is_refused():
     with pytest.raises(UnsupportedModelError, match="pooler_output"):
         mw.unpad(transformers.CLIPTextModel(clip().text_config))

@@ -20,7 +20,7 @@ from maskwise.models.compress import CompressionReport as CompressionReport
 from maskwise.models.compress import FoldedLayerError as FoldedLayerError
 from maskwise.models.compress import load_compressed as load_compressed
 from maskwise.models.compress import save_compressed as save_compressed
-from maskwise.models.hugging_face import HuggingFaceAdapter
+from maskwise.models.hugging_face import HuggingFaceAdapter, TokenwiseAdapter
 from maskwise.models.packing import PackedMask as PackedMask
 from maskwise.models.packing import Packing as Packing
 from maskwise.models.routes import PaddedRunWarning as PaddedRunWarning
@@ -58,5 +58,5 @@ __all__ = [
     "unregister",
 ]
 
-for _adapter in (*ADAPTERS, HuggingFaceAdapter()):
+for _adapter in (*ADAPTERS, TokenwiseAdapter(), HuggingFaceAdapter()):
     register(_adapter)

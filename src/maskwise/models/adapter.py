@@ -12,6 +12,7 @@ __all__ = [
     "MARK",
     "Adapter",
     "MixesTokens",
+    "ReadsDroppedError",
     "UnsupportedModelError",
     "adapters",
     "register",
@@ -35,6 +36,10 @@ class UnsupportedModelError(MaskwiseError, TypeError):
     def reason(self) -> str:
         """The message without its hint, as a part of another."""
         return str(self).partition(" Hint: ")[0].rstrip(".")
+
+
+class ReadsDroppedError(UnsupportedModelError):
+    """A model was compared with its padded self, and differs: it reads the outputs of dropped tokens."""
 
 
 @runtime_checkable

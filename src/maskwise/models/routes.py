@@ -43,10 +43,16 @@ class Padded(NamedTuple):
 Routes = tuple[Route, Route]
 
 
-def routes(packed: Callable[..., Any], padded: Callable[..., Any]) -> Routes:
+def routes(
+    packed: Callable[..., Any],
+    padded: Callable[..., Any],
+    *,
+    name: str = "packed",
+    reason: str = "only kept tokens are computed",
+) -> Routes:
     """The routes of one kind of module, in order of preference; both functions take the same arguments."""
     return (
-        Route("packed", packed, _why_padded, reason="only kept tokens are computed", skips=Skips.COMPUTING),
+        Route(name, packed, _why_padded, reason=reason, skips=Skips.COMPUTING),
         Route("padded", padded, transforms=True),
     )
 

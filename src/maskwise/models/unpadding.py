@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from torch import nn
 
 from maskwise.errors import ArgumentError, say
-from maskwise.models.adapter import MARK, Adapter, MixesTokens, UnsupportedModelError, adapters
+from maskwise.models.adapter import MARK, Adapter, MixesTokens, ReadsDroppedError, UnsupportedModelError, adapters
 from maskwise.models.routes import Padded, clear_warnings, warn_once, warnings_of
 from maskwise.nn.arguments import check_module
 from maskwise.plan.explain import Tabular
@@ -61,7 +61,13 @@ def unpad(model: Model) -> Model:
     """
     check_module("unpad", model)
     refused: dict[str, str] = {}
+    # Where nothing at all is served, what serves less of a model is tried.
     if not _install(model, "", refused):
+        others: dict[str, str] = {}
+        served = _install(model, "", others, is_fallback=True)
+        # The reason of the adapter that serves more is the first, and those of the other stand where it has none.
+        refused = others if served else {**others, **refused}
+    if not any(hasattr(each, MARK) for each in model.modules()):
         raise UnsupportedModelError(_refusal(model, refused))
     for path, reason in refused.items():
         part = model.get_submodule(path)
@@ -96,24 +102,29 @@ def repad(model: Model) -> Model:
     return model
 
 
-def _install(module: nn.Module, path: str, refused: dict[str, str]) -> int:
+def _install(module: nn.Module, path: str, refused: dict[str, str], *, is_fallback: bool = False) -> int:
     """Serve the module, or else its children, and return how many were served."""
     if hasattr(module, MARK):
         return 1
-    adapter = _adapter_of(module, path, refused)
+    adapter = _adapter_of(module, path, refused, is_fallback)
     if adapter is not None:
         try:
             adapter.install(module)
         except UnsupportedModelError as error:
-            refused[path] = f"{adapter.name}: {error.reason}"
+            # A model that reads what is dropped would read it of its parts, too.
+            kind = MixesTokens if is_fallback and isinstance(error, ReadsDroppedError) else str
+            refused[path] = kind(f"{adapter.name}: {error.reason}")
         else:
             setattr(module, MARK, adapter.name)
             return 1
     if isinstance(refused.get(path), MixesTokens):
         return 0
     served = sum(
-        _install(child, f"{path}.{name}" if path else name, refused) for name, child in module.named_children()
+        _install(child, f"{path}.{name}" if path else name, refused, is_fallback=is_fallback)
+        for name, child in module.named_children()
     )
+    if is_fallback:
+        return served
     return served if served and _enclose(module, path, refused) else 0
 
 
@@ -150,8 +161,10 @@ def _undo(model: nn.Module) -> int:
     return len(served)
 
 
-def _adapter_of(module: nn.Module, path: str, refused: dict[str, str]) -> Adapter | None:
+def _adapter_of(module: nn.Module, path: str, refused: dict[str, str], is_fallback: bool) -> Adapter | None:
     for adapter in adapters().values():
+        if getattr(adapter, "is_fallback", False) != is_fallback:
+            continue
         served, reason = adapter.serves(module)
         if served:
             return adapter

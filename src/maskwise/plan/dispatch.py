@@ -73,6 +73,7 @@ ROUTES = {
     "tiles": "convolutions: tiles with something wanted are gathered with their halo, and convolved as a batch",
     "pixels": "convolutions: the positions that are wanted are gathered with all taps, and multiplied as rows",
     "packed": "models: the kept tokens of all sequences in one row",
+    "tokenwise": "models: linear layers on kept tokens only, all else with padding",
     "padded": "models: the original forward, with padding",
 }
 #: What `force` accepts besides route names.

@@ -62,6 +62,10 @@ def inputs(model, case, keep, *, image=False):
             given["decoder_input_ids"] = ids
         if "decoder_attention_mask" in parameters:
             given["decoder_attention_mask"] = keep.long()
+    if config.is_encoder_decoder and case.auto == "AutoModelForSequenceClassification":
+        # The decoder's tokens are those of the encoder, shifted, and it has no mask.
+        seen = encoder_keep(keep)
+        given.update(input_ids=ids_of(config, seen, seed=1), attention_mask=seen.long())
     if case.auto == CROSS:
         encoded = torch.randn(*keep.shape, HIDDEN, generator=generator, dtype=model.dtype)
         given.update(encoder_hidden_states=encoded, encoder_attention_mask=encoder_keep(keep).long())

@@ -41,7 +41,7 @@ from maskwise.models.routes import Padded, dispatch, routes, warn_once
 from maskwise.nn.binding import bind, unbind
 from maskwise.ops.torch_private import is_tracing, is_transformed
 
-__all__ = ["cover", "uncover"]
+__all__ = ["cover", "last_token", "uncover"]
 
 IGNORED = -100
 """The label that every loss of transformers skips."""
@@ -146,7 +146,7 @@ def _read_dropped(module: Any, named: dict[str, Any]) -> Padded | None:
     dropped = mask == 0
     if _is_named(module, "ForSequenceClassification"):
         causal = any(state_of(each).causal for each in packed_parts(module))
-        if causal and bool(dropped.gather(1, _last_token(module, named, mask)).any()):
+        if causal and bool(dropped.gather(1, last_token(module, named, mask)).any()):
             return Padded(
                 "the head reads a dropped token as the last one", "pad_token_id in dropped places, or left padding"
             )
@@ -169,7 +169,7 @@ def _counts_tokens(labels: Any, mask: Tensor) -> bool:
     return isinstance(labels, Tensor) and labels.shape == mask.shape and not labels.is_floating_point()
 
 
-def _last_token(module: Any, named: dict[str, Any], mask: Tensor) -> Tensor:
+def last_token(module: Any, named: dict[str, Any], mask: Tensor) -> Tensor:
     """The column that a decoder's classifier reads, (B, 1): the last that is not the padding token, masked or not."""
     ids, padding = named.get("input_ids"), getattr(module.config.get_text_config(), "pad_token_id", None)
     columns = torch.arange(mask.shape[1], device=mask.device).expand(mask.shape)

@@ -31,7 +31,17 @@ from maskwise.models.routes import Padded
 from maskwise.ops.torch_private import TorchDispatchMode
 from maskwise.plan.dispatch import force
 
-__all__ = ["check", "mixing_module", "quantized_module"]
+__all__ = [
+    "NoReference",
+    "batch_of_text",
+    "check",
+    "difference",
+    "masks",
+    "mixing_module",
+    "quantized_module",
+    "unchanged",
+    "with_random_weights",
+]
 
 LENGTH = 13
 """Of the padded batch: a size that hardly anything else has, and so is the number of tokens that it keeps, 43."""
@@ -68,13 +78,13 @@ def check(module: Any) -> str | None:
     try:
         with (
             torch.no_grad(),
-            _unchanged(module),
+            unchanged(module),
             recording(),
             force(None),
             torch.autocast(module.device.type, enabled=False),
         ):
             module.eval()
-            found = _with_random_weights(module, compare)
+            found = with_random_weights(module, compare)
             if isinstance(found, NoReference):
                 found = compare(module)
     except BaseException:
@@ -95,7 +105,7 @@ def check(module: Any) -> str | None:
 
 
 @contextmanager
-def _unchanged(model: nn.Module) -> Iterator[None]:
+def unchanged(model: nn.Module) -> Iterator[None]:
     """Restore what a call leaves on modules: their mode, cached frequencies, hooks that capture outputs."""
     modules = list(model.modules())
     before = [[dict(each) for each in _attributes(module)] for module in modules]
@@ -118,8 +128,8 @@ def _attributes(module: nn.Module) -> list[dict[Any, Any]]:
 # -- what is compared: each returns why not, a `NoReference`, or None --------------------------------------------------
 def _compare_base(base: Any) -> str | None:
     """A model without its head; what its calls need to know of its outputs goes into its state."""
-    state, keep = state_of(base), _masks(base.device)
-    named = _inputs(base, keep)
+    state, keep = state_of(base), masks(base.device)
+    named = batch_of_text(base, keep)
     if named is None:
         return _NO_VOCABULARY
     padded = _reference(base, named)
@@ -168,10 +178,10 @@ def _are_routers_same(base: Any, named: dict[str, Any], layout: Layout, keep: Te
 
 def _compare_around(model: Any) -> str | None:
     """A model around others that are packed: its head, or a composite of which only the language model is."""
-    keep = _masks(model.device)
+    keep = masks(model.device)
     if not all(state_of(each).causal or state_of(each).computes_first for each in packed_parts(model)):
         keep[1] = keep[0]
-    named = _inputs(model, keep)
+    named = batch_of_text(model, keep)
     if named is None:
         return _NO_VOCABULARY
     if (why := _compare_call(model, named, keep)) is not None:
@@ -238,7 +248,7 @@ class _Caller(nn.Module):
         return self.function(self.module)
 
 
-def _with_random_weights(module: nn.Module, compare: Callable[[Any], str | None]) -> str | None:
+def with_random_weights(module: nn.Module, compare: Callable[[Any], str | None]) -> str | None:
     """Compare with random weights, whose products are about as large as what they multiply, where that is possible."""
     parameters = dict(module.named_parameters())
     plain = all(type(each) is nn.Parameter and each.is_floating_point() for each in parameters.values())
@@ -262,7 +272,8 @@ def _random(parameter: Tensor, generator: torch.Generator) -> Tensor:
 _NO_VOCABULARY = "it has no vocabulary, so that no text could be tried"
 
 
-def _masks(device: torch.device) -> Tensor:
+def masks(device: torch.device) -> Tensor:
+    """What the probe keeps, (4, LENGTH): padded on the right, on the left, with a hole, and nothing dropped."""
     keep = torch.ones(4, LENGTH, dtype=torch.bool, device=device)
     keep[0, 9:] = False
     keep[1, :3] = False
@@ -270,7 +281,7 @@ def _masks(device: torch.device) -> Tensor:
     return keep
 
 
-def _inputs(model: Any, keep: Tensor) -> dict[str, Any] | None:
+def batch_of_text(model: Any, keep: Tensor) -> dict[str, Any] | None:
     """A batch of text: ordinary tokens where they are kept, the padding token elsewhere; None without a vocabulary."""
     config = model.config.get_text_config()
     try:
@@ -338,10 +349,10 @@ def _difference_of(padded: Any, packed: Any, keep: Tensor) -> str | None:
     Not of the one that differs most: rounding would choose between two that are alike.
     """
     for (path, wanted), (_, value) in zip(leaves(padded), leaves(packed), strict=True):
-        difference = _difference(_kept(wanted, keep), _kept(value, keep))
-        if difference > TOLERANCES.get(wanted.dtype, HALF_TOLERANCE):
+        apart = difference(_kept(wanted, keep), _kept(value, keep))
+        if apart > TOLERANCES.get(wanted.dtype, HALF_TOLERANCE):
             return (
-                f"its {path or 'output'} changes when tokens are packed, by {difference:.0e} of the largest: "
+                f"its {path or 'output'} changes when tokens are packed, by {apart:.0e} of the largest: "
                 "something other than attention reads more than one token"
             )
     return None
@@ -354,7 +365,7 @@ def _kept(value: Tensor, keep: Tensor) -> Tensor:
     return value[keep.flatten()] if value.shape[:1] == (keep.numel(),) else value
 
 
-def _difference(padded: Tensor, packed: Tensor) -> float:
+def difference(padded: Tensor, packed: Tensor) -> float:
     """The largest difference, as a part of the largest value; not finite values must be the same."""
     if not padded.numel():
         return 0.0

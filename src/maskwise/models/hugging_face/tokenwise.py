@@ -1,0 +1,398 @@
+"""The adapter of Hugging Face models that carry their own attention: their linear layers compute kept tokens only.
+
+Everything else, attention included, runs in the padded layout, as the model's own code does. A linear layer that reads
+one row for each token packs the kept ones, multiplies those, and gives 0 for the others. Which layers do, and of which
+sequence (an encoder's or a decoder's), is seen in a small batch whose sequences have lengths that nothing else has.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from maskwise.models.adapter import MARK, ReadsDroppedError, UnsupportedModelError, adapters
+from maskwise.models.hugging_face.calls import COVERED, original
+from maskwise.models.hugging_face.layout import arguments, leaves, takes, tokens_of
+from maskwise.models.hugging_face.probe import (
+    HALF_TOLERANCE,
+    TOLERANCES,
+    NoReference,
+    batch_of_text,
+    difference,
+    masks,
+    quantized_module,
+    unchanged,
+    with_random_weights,
+)
+from maskwise.models.packing import Packing
+from maskwise.models.routes import Padded, dispatch, routes, warn_once
+from maskwise.nn.binding import bind, unbind
+from maskwise.ops.torch_private import is_tracing, is_transformed
+from maskwise.plan.dispatch import force
+
+__all__ = ["TokenwiseAdapter"]
+
+STATE, SEQUENCE = "_maskwise_tokenwise", "_maskwise_sequence"
+INPUT, DECODER = "input", "decoder"
+DECODER_LENGTH = 11
+"""Of the probe's decoder: another one than that of its encoder."""
+IGNORED = -100
+BATCH_NORMS = (nn.BatchNorm1d, nn.SyncBatchNorm)
+"""In training they count every row, dropped or not; the comparison is in evaluation."""
+REASON = "linear layers compute kept tokens only; the model's own attention runs padded"
+
+
+@dataclass
+class State:
+    """What is left on a served model.
+
+    Attributes:
+        checked: whether it was compared with its padded self, which takes weights.
+        sequences: the layers that read one row for each token, by path, with the sequence that they read.
+    """
+
+    checked: bool = False
+    sequences: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """The kept tokens of a running call, by the sequence that they are of."""
+
+    packings: dict[str, Packing] = field(default_factory=dict)
+
+
+class _Stack(threading.local):
+    def __init__(self) -> None:
+        self.calls: list[Tokens] = []
+
+
+_stack = _Stack()
+
+
+@contextmanager
+def _call(tokens: Tokens) -> Iterator[None]:
+    _stack.calls.append(tokens)
+    try:
+        yield
+    finally:
+        _stack.calls.pop()
+
+
+class TokenwiseAdapter:
+    """Serves a ``transformers.PreTrainedModel`` that reads text and a mask of it, whatever its attention is.
+
+    That dropped tokens change nothing is checked on a small batch before the model is changed for good. It is tried
+    where no other adapter serves a model or a part of it.
+    """
+
+    name = "transformers, token-wise"
+    is_fallback = True
+
+    def serves(self, module: nn.Module) -> tuple[bool, str]:
+        """Any that takes input_ids and an attention_mask."""
+        from maskwise.models.hugging_face.adapter import is_pretrained
+
+        if not is_pretrained(module):
+            return False, ""
+        for argument in ("input_ids", "attention_mask"):
+            if not takes(module, argument):
+                return False, f"{type(module).__name__}.forward takes no {argument}"
+        return True, ""
+
+    def install(self, module: nn.Module) -> None:
+        """Put the packing forwards in place, and compare."""
+        vars(module)[STATE] = State()
+        if (covered := vars(module).get("forward")) is not None:
+            vars(module)[COVERED] = covered
+        bind(module, "forward", model_forward)
+        try:
+            if any(isinstance(each, BATCH_NORMS) for each in module.modules()):
+                raise ReadsDroppedError("a norm of a batch counts all tokens")
+            if (reason := quantized_module(module)) is not None:
+                raise ReadsDroppedError(reason)
+            if not _is_meta(module) and (reason := _check(module)) is not None:
+                raise ReadsDroppedError(reason) if "changes when" in reason else UnsupportedModelError(reason)
+        except BaseException:
+            self.undo(module)
+            raise
+
+    def undo(self, module: nn.Module) -> None:
+        """Take away what `install` put there."""
+        if vars(module).pop(STATE, None) is not None:
+            unbind(module, "forward")
+            if (covered := vars(module).pop(COVERED, None)) is not None:
+                module.forward = covered
+        _release(module)
+
+
+def _hold(model: nn.Module, sequences: dict[str, str]) -> None:
+    """Let layers compute the kept tokens of a sequence."""
+    _release(model)
+    for path, sequence in sequences.items():
+        layer = model.get_submodule(path)
+        vars(layer)[SEQUENCE] = sequence
+        bind(layer, "forward", linear_forward)
+
+
+def _release(model: nn.Module) -> None:
+    for layer in _layers(model):
+        if vars(layer).pop(SEQUENCE, None) is not None:
+            unbind(layer, "forward")
+
+
+def _is_meta(module: nn.Module) -> bool:
+    return any(each.device.type == "meta" for each in module.parameters())
+
+
+def _layers(model: nn.Module) -> list[nn.Module]:
+    """The linear layers that may be packed: those of torch and of transformers, and nothing that extends them."""
+    return [each for each in model.modules() if type(each) is nn.Linear or _is_of_transformers(each)]
+
+
+def _is_of_transformers(layer: nn.Module) -> bool:
+    kind = type(layer)
+    is_linear = isinstance(layer, nn.Linear) or kind.__name__ == "Conv1D"
+    return is_linear and kind.__module__.startswith(("transformers.models.", "transformers.pytorch_utils"))
+
+
+# -- calls -------------------------------------------------------------------------------------------------------------
+def linear_forward(self: Any, x: Tensor) -> Tensor:
+    """A linear layer on the kept tokens of the running call; 0 for the others."""
+    packing = _stack.calls[-1].packings.get(vars(self)[SEQUENCE]) if _stack.calls else None
+    forward = type(self).forward
+    if packing is None or x.dim() < 3 or x.shape[:2] != packing.keep.shape:
+        out: Tensor = forward(self, x)
+        return out
+    return packing.unpack(forward(self, packing.pack(x)))
+
+
+def model_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
+    """The model with the kept tokens of its call."""
+    if torch.compiler.is_compiling() or _stack.calls:
+        return original(module, *args, **kwargs)
+    if not _check_once(module):
+        return module.forward(*args, **kwargs)
+    named = arguments(module, args, kwargs)
+    run = dispatch(module, ROUTES, tokens_of(named), named.get("attention_mask"), _padded(module, named))
+    return run(module, named, args, kwargs)
+
+
+def _run_tokenwise(module: Any, named: dict[str, Any], args: Any, kwargs: Any) -> Any:
+    with _call(Tokens(_packings(named))):
+        return original(module, *args, **kwargs)
+
+
+def _run_padded(module: Any, named: dict[str, Any], args: Any, kwargs: Any) -> Any:
+    # Nothing inside is another call.
+    with _call(Tokens()):
+        return original(module, *args, **kwargs)
+
+
+ROUTES = routes(_run_tokenwise, _run_padded, name="tokenwise", reason=REASON)
+
+
+def _packings(named: dict[str, Any]) -> dict[str, Packing]:
+    """The kept tokens of each sequence, with the first and the last column, which heads and generation read as well."""
+    found = {}
+    for sequence, name in ((INPUT, "attention_mask"), (DECODER, "decoder_attention_mask")):
+        mask = named.get(name)
+        if isinstance(mask, Tensor) and mask.dim() == 2 and not bool(mask.all()):
+            keep = mask != 0
+            keep[:, [0, -1]] = True
+            found[sequence] = Packing.of(keep)
+    return found
+
+
+def _padded(module: Any, named: dict[str, Any]) -> Padded | None:
+    """Why the call must run padded, or None."""
+    if is_tracing():
+        return Padded("a graph that is being traced has no sizes that depend on data", "trace mw.models.repad(model)")
+    if is_transformed():
+        return Padded("a torch.func transform is active", "torch.autograd.grad, or mw.models.repad(model)")
+    mask, tokens = named.get("attention_mask"), tokens_of(named)
+    if mask is None:
+        return Padded("no attention_mask was given")
+    cache = named.get("past_key_values")
+    if cache is not None and (not hasattr(cache, "get_seq_length") or cache.get_seq_length()):
+        return Padded("the call continues from a cache")
+    if not isinstance(mask, Tensor) or not isinstance(tokens, Tensor) or mask.shape != tokens.shape[:2]:
+        change = "an attention_mask of (batch, length)"
+        return Padded("attention_mask is not one flag for each token of the input", change)
+    if named.get("encoder_hidden_states") is not None:
+        change = "a call without encoder_hidden_states, or mw.models.repad(model)"
+        return Padded("encoder_hidden_states is not known to have an entry for each token", change)
+    if not _packings(named):
+        return Padded("nothing is dropped")
+    return _read_dropped(module, named)
+
+
+def _read_dropped(module: Any, named: dict[str, Any]) -> Padded | None:
+    """Why a loss or a head reads dropped tokens, or None."""
+    if named.get("start_positions") is not None:
+        return Padded("the loss of question answering reads the logits of every position", "a loss of the kept logits")
+    is_pair = getattr(module.config, "is_encoder_decoder", False)
+    mask = named.get("decoder_attention_mask") if is_pair else named.get("attention_mask")
+    if not isinstance(mask, Tensor):
+        return None
+    if is_pair and any(kind.__name__.endswith("ForSequenceClassification") for kind in type(module).__mro__):
+        change = "a call without decoder_attention_mask"
+        return Padded("the head reads a token of the decoder that its mask may drop", change)
+    dropped = mask == 0
+    labels = named.get("labels")
+    if isinstance(labels, Tensor) and labels.shape == mask.shape and not labels.is_floating_point():
+        counted = labels != IGNORED
+        read = counted & dropped
+        read[:, 1:] |= counted[:, 1:] & dropped[:, :-1]
+        if bool(read.any()):
+            change = f"padding on the right, or labels of {IGNORED} where a token is predicted from a dropped one"
+            return Padded("labels count predictions of dropped tokens", change)
+    elif labels is not None and not is_pair and bool(dropped.any()):
+        from maskwise.models.hugging_face.forwards import last_token
+
+        if bool(dropped.gather(1, last_token(module, named, mask)).any()):
+            return Padded(
+                "the head may read a dropped token as the last one", "pad_token_id in dropped places, or left padding"
+            )
+    return None
+
+
+def _check_once(module: nn.Module) -> bool:
+    """Compare a model that was unpadded without weights, now that it has some; whether it is still served."""
+    if vars(module)[STATE].checked or _is_meta(module):
+        return True
+    reason = _check(module)
+    if reason is None:
+        return True
+    adapters()[vars(module).pop(MARK)].undo(module)
+    warn_once(module, reason, "help(maskwise.models.Adapter) shows how to support it")
+    return False
+
+
+# -- the comparison ----------------------------------------------------------------------------------------------------
+def _check(module: Any) -> str | None:
+    """Why the model cannot be served, or None: every output, right-padded, left-padded, with holes and full."""
+    state: State = vars(module)[STATE]
+    state.checked = True
+    try:
+        with unchanged(module), force(None), torch.autocast(module.device.type, enabled=False):
+            module.eval()
+            found = with_random_weights(module, _compare)
+            if isinstance(found, NoReference):
+                found = _compare(module)
+    except BaseException:
+        state.checked = False
+        raise
+    if isinstance(found, NoReference):
+        found = f"a small batch of text, padded, raised {found}"
+    state.checked = found is None
+    if found is None:
+        # Here, since the comparison leaves modules as they were.
+        _hold(module, state.sequences)
+    return found
+
+
+def _compare(module: Any) -> str | None:
+    keep = masks(module.device)
+    named = batch_of_text(module, keep)
+    if named is None:
+        return "it has no vocabulary, so that no text could be tried"
+    decoder = keep
+    if takes(module, "decoder_input_ids"):
+        decoder = keep[:, :DECODER_LENGTH].clone()
+        named["decoder_input_ids"] = named["input_ids"][:, :DECODER_LENGTH].clone()
+        if takes(module, "decoder_attention_mask"):
+            named["decoder_attention_mask"] = decoder.long()
+        else:
+            decoder = torch.ones_like(decoder)
+    try:
+        wanted = _with_gradients(module, named, (keep, decoder), Tokens())
+        if not all(bool(each.isfinite().all()) for path, each in wanted[0].items() if "hidden" in path):
+            return NoReference("values that are not finite")
+        state: State = vars(module)[STATE]
+        state.sequences = _sequences(module, named, (keep, decoder))
+        if not state.sequences:
+            return "no linear layer of it reads one row for each token"
+        _hold(module, state.sequences)
+        found = _with_gradients(module, named, (keep, decoder), Tokens(_packings(named)))
+    except Exception as error:
+        return NoReference(f"{type(error).__name__}: {error}")
+    return _different(wanted, found)
+
+
+def _sequences(module: Any, named: dict[str, Any], keeps: tuple[Tensor, Tensor]) -> dict[str, str]:
+    """The layers that read one row for each token, in all that they read, and of which sequence: by path."""
+    seen: dict[nn.Module, set[str]] = {}
+    sizes = {tuple(keeps[1].shape): DECODER, tuple(keeps[0].shape): INPUT}
+
+    def look(layer: nn.Module, inputs: Any) -> None:
+        x = inputs[0]
+        found = sizes.get(tuple(x.shape[:2])) if x.dim() >= 3 else None
+        seen.setdefault(layer, set()).add(found or "")
+
+    layers = set(_layers(module))
+    handles = [layer.register_forward_pre_hook(look) for layer in layers]
+    try:
+        with torch.no_grad(), _call(Tokens()):
+            original(module, **named)
+    finally:
+        for handle in handles:
+            handle.remove()
+    paths = {layer: path for path, layer in module.named_modules()}
+    return {paths[layer]: next(iter(each)) for layer, each in seen.items() if len(each) == 1 and "" not in each}
+
+
+def _with_gradients(
+    module: Any, named: dict[str, Any], keeps: tuple[Tensor, Tensor], tokens: Tokens
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What is kept of every output, and the gradient of each parameter."""
+    with torch.enable_grad(), _call(tokens):
+        output = original(module, **named)
+        kept = {path: _kept(value, keeps) for path, value in leaves(output) if path.split(".")[0] != "attentions"}
+        total = sum(
+            (each * torch.sin(torch.arange(each.numel(), device=each.device).to(each.dtype)).view_as(each)).sum()
+            for each in kept.values()
+            if each.is_floating_point() and each.requires_grad
+        )
+        parameters = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        if not isinstance(total, Tensor):
+            return {path: each.detach() for path, each in kept.items()}, {}
+        found = torch.autograd.grad(total, [p for _, p in parameters], allow_unused=True)
+    gradients = {name: g for (name, _), g in zip(parameters, found, strict=True) if g is not None}
+    return {path: each.detach() for path, each in kept.items()}, gradients
+
+
+def _kept(value: Tensor, keeps: tuple[Tensor, Tensor]) -> Tensor:
+    for keep in keeps:
+        if value.shape[:2] == keep.shape:
+            return value[keep]
+        if value.shape[:1] == (keep.numel(),):
+            return value[keep.flatten()]
+    return value
+
+
+def _different(wanted: Any, found: Any) -> str | None:
+    (outputs, gradients), (others, theirs) = wanted, found
+    for path, value in outputs.items():
+        if path not in others or value.shape != others[path].shape:
+            return f"its {path or 'output'} has another shape where only kept tokens are computed"
+        apart = difference(value, others[path])
+        if apart > TOLERANCES.get(value.dtype, HALF_TOLERANCE):
+            return (
+                f"its {path or 'output'} changes when only kept tokens are computed, by {apart:.0e} of the largest: "
+                "it reads what is dropped"
+            )
+    scale = max((float(g.abs().max()) for g in gradients.values()), default=0.0) or 1.0
+    for name in gradients.keys() | theirs.keys():
+        some = gradients[name] if name in gradients else theirs[name]
+        nothing = torch.zeros_like(some)
+        apart = float((gradients.get(name, nothing) - theirs.get(name, nothing)).abs().nan_to_num(torch.inf).max())
+        if apart / scale > 10 * TOLERANCES.get(some.dtype, HALF_TOLERANCE):
+            return f"the gradient of its {name} changes when only kept tokens are computed: it reads what is dropped"
+    return None

@@ -1,0 +1,168 @@
+"""Models that carry their own attention: their linear layers compute kept tokens only, and nothing else changes."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("transformers", reason="the extra maskwise[transformers] is not installed")
+
+import transformers
+
+import maskwise as mw
+from maskwise.models.hugging_face import tokenwise
+
+T5 = {"vocab_size": 99, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+GPTJ = {
+    "vocab_size": 99,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "rotary_dim": 4,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def t5(seed=0):
+    torch.manual_seed(seed)
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(**T5, decoder_start_token_id=0)).eval()
+
+
+def gptj(seed=0):
+    torch.manual_seed(seed)
+    return transformers.GPTJForCausalLM(transformers.GPTJConfig(**GPTJ)).eval()
+
+
+KEEP = torch.arange(12) < torch.tensor([12, 7, 4])[:, None]
+
+
+def ids(length, seed=1):
+    return torch.randint(3, 99, (3, length), generator=torch.Generator().manual_seed(seed))
+
+
+def t5_batch():
+    """An encoder and a decoder of one length, which keep different tokens of it."""
+    return {
+        "input_ids": ids(12),
+        "attention_mask": KEEP.flip(0).long(),
+        "decoder_attention_mask": KEEP.long(),
+        "labels": ids(12, 2).masked_fill(~KEEP, -100),
+    }
+
+
+def rows_of(model, given):
+    """How many rows each linear layer multiplies."""
+    found, plain = {}, nn.functional.linear
+    names = {id(layer.weight): name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
+
+    def count(x, weight, bias=None):
+        found[names.get(id(weight), "")] = x.shape[:-1].numel()
+        return plain(x, weight, bias)
+
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(nn.functional, "linear", count)
+        model(**given)
+    return found
+
+
+def gradients(model, loss):
+    model.zero_grad()
+    loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def test_an_encoder_decoder_gives_the_same_loss_and_gradients():
+    model, given = t5(), t5_batch()
+    wanted = model(**given)
+    wanted_gradients = gradients(model, wanted.loss)
+    mw.unpad(model)
+    with mw.explain() as log:
+        found = model(**given)
+    (call,) = (each for each in log if each.op.startswith("unpad"))
+    assert (call.route, call.reason) == ("tokenwise", tokenwise.REASON)
+    torch.testing.assert_close(found.loss, wanted.loss)
+    torch.testing.assert_close(found.logits[KEEP], wanted.logits[KEEP], rtol=1e-4, atol=1e-5)
+    for name, gradient in gradients(model, found.loss).items():
+        torch.testing.assert_close(gradient, wanted_gradients[name], rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_layers_multiply_the_kept_tokens_of_their_own_sequence():
+    model = mw.unpad(t5())
+    given = {**t5_batch(), "attention_mask": (torch.arange(12) < torch.tensor([2, 3, 5])[:, None]).long()}
+    rows = rows_of(model, given)
+    # With the last column, where it is dropped.
+    encoder, decoder = 2 + 3 + 5 + 3, 12 + 7 + 4 + 2
+    assert rows["encoder.block.0.layer.1.DenseReluDense.wi"] == encoder
+    assert rows["decoder.block.0.layer.2.DenseReluDense.wi"] == decoder
+    assert rows["decoder.block.0.layer.0.SelfAttention.q"] == decoder
+    # Cross attention: queries of the decoder, keys and values of the encoder.
+    assert rows["decoder.block.0.layer.1.EncDecAttention.q"] == decoder
+    assert rows["decoder.block.0.layer.1.EncDecAttention.k"] == encoder
+
+
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf, 1e30])
+def test_what_is_dropped_is_not_read_by_linear_layers(poison):
+    layer = nn.Linear(4, 4)
+    vars(layer)[tokenwise.SEQUENCE] = tokenwise.INPUT
+    tokenwise.bind(layer, "forward", tokenwise.linear_forward)
+
+    def run(value):
+        x = torch.randn(3, 12, 4, generator=torch.Generator().manual_seed(0))
+        x = x.masked_fill(~KEEP[..., None], value).requires_grad_()
+        with tokenwise._call(tokenwise.Tokens({tokenwise.INPUT: tokenwise.Packing.of(KEEP)})):
+            out = layer(x)
+        return out, *torch.autograd.grad(out.square().sum(), (x, layer.weight, layer.bias))
+
+    for found, wanted in zip(run(poison), run(0.0), strict=True):
+        assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_decoder_gives_the_same_scores_and_generates_the_same_tokens(side):
+    model, keep = gptj(), KEEP if side == "right" else KEEP.flip(1)
+    given = {"input_ids": ids(12), "attention_mask": keep.long()}
+    with torch.no_grad():
+        wanted = model(**given).logits
+        tokens = [
+            model.generate(**given, max_new_tokens=5, do_sample=False, num_beams=n, pad_token_id=0) for n in (1, 3)
+        ]
+        mw.unpad(model)
+        torch.testing.assert_close(model(**given).logits[keep], wanted[keep], rtol=1e-4, atol=1e-5)
+        for beams, each in zip((1, 3), tokens, strict=True):
+            found = model.generate(**given, max_new_tokens=5, do_sample=False, num_beams=beams, pad_token_id=0)
+            assert torch.equal(found, each)
+
+
+def test_labels_of_dropped_tokens_run_padded_with_a_warning():
+    model, given = mw.unpad(gptj()), {"input_ids": ids(12), "attention_mask": KEEP.flip(1).long()}
+    given["labels"] = given["input_ids"].masked_fill(~KEEP.flip(1), -100)
+    with pytest.warns(mw.models.PaddedRunWarning, match="labels count predictions of dropped tokens"):
+        found = model(**given).loss
+    torch.testing.assert_close(found, gptj()(**given).loss)
+
+
+def test_repad_copies_and_pickles_are_what_they_were():
+    model, given = gptj(), {"input_ids": ids(12), "attention_mask": KEEP.long()}
+    with torch.no_grad():
+        before = model(**given).logits
+        mw.unpad(model)
+        for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            torch.testing.assert_close(twin(**given).logits[KEEP], before[KEEP], rtol=1e-4, atol=1e-5)
+            assert rows_of(twin, given)["transformer.h.0.mlp.fc_in"] == 23 + 2
+        mw.models.repad(model)
+        assert torch.equal(model(**given).logits, before)
+    assert not any(tokenwise.SEQUENCE in vars(each) for each in model.modules())
+
+
+def test_a_model_that_reads_what_is_dropped_is_refused():
+    class Mean(transformers.GPTJModel):
+        def forward(self, *args, **kwargs):
+            out = super().forward(*args, **kwargs)
+            out.last_hidden_state = out.last_hidden_state + out.last_hidden_state.mean(1, keepdim=True)
+            return out
+
+    with pytest.raises(mw.models.UnsupportedModelError):
+        mw.unpad(Mean(transformers.GPTJConfig(**GPTJ)))

@@ -30,8 +30,8 @@ aten = torch.ops.aten
 #: What fake tensors cannot do, by the error that they raise: sparse and nested layouts, copies of parametrized modules.
 UNSHOWN = ("Torch not compiled with CUDA enabled", "Can't call metadata mutating ops on non-Fake Tensor inputs")
 
-#: Cases that measure, or read texts, before there is anything to show.
-UNSHOWN_CASES = ("compress BERT-base", "SentenceTransformer.encode")
+#: Cases that measure, read texts, or look for the tiles of a region on the host, before there is anything to show.
+UNSHOWN_CASES = ("compress BERT-base", "SentenceTransformer.encode", "Regions ", "Incremental ")
 
 
 def tensors(tree):

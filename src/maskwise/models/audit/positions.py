@@ -24,9 +24,9 @@ STRIDED = (
 class Positions:
     """Which positions are compared, for each number of positions that tensors of the model have.
 
-    >>> positions = Positions(torch.tensor([[True, False], [True, True]]))
-    >>> [rows.tolist() for rows in positions.rows(torch.arange(4).view(2, 2))]
-    [[0, 2, 3]]
+    >>> positions = Positions(torch.tensor([[True, True, False], [True, True, True]]))
+    >>> [rows.tolist() for rows in positions.rows(torch.arange(6).view(2, 3))]
+    [[0, 1, 3, 4, 5]]
     """
 
     def __init__(self, keep: Tensor) -> None:

@@ -18,7 +18,7 @@ class Area(NamedTuple):
     """A box of a map, of all batch entries, and which of its positions: all of them where ``bits`` is None.
 
     >>> Area((2, 4), (3, 8), None).sizes
-    (2, 5)
+    (1, 4)
     """
 
     start: Pair

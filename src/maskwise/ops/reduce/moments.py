@@ -19,7 +19,7 @@ from maskwise.ops.reduce.reduction import (
     works,
 )
 
-__all__ = ["std", "var", "var_step"]
+__all__ = ["std", "var"]
 
 
 def var(

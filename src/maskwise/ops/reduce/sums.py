@@ -35,7 +35,7 @@ from maskwise.ops.reduce.reduction import (
     works,
 )
 
-__all__ = ["mean", "mean_step", "prod", "sum"]
+__all__ = ["mean", "prod", "sum"]
 
 _HALVES = (torch.float16, torch.bfloat16)
 

@@ -14,7 +14,7 @@ from maskwise.ops.arguments import Dim, MaskLike
 from maskwise.ops.softmax.reference import mean_dtype
 from maskwise.ops.softmax.softmax import check_floating, define_backward, slicewise
 
-__all__ = ["normalize", "standardize", "standardize_step"]
+__all__ = ["normalize", "standardize"]
 
 
 def normalize(

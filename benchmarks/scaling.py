@@ -187,7 +187,7 @@ def tables(rows: list[Row]) -> Iterator[str]:
         ]
         lines.append(f"| {text} | {budget:,} | {ranks:,} | " + " | ".join(cells) + " |")
     yield "\n".join(lines)
-    lines = ["| what | collectives a step | bytes a step | " + " | ".join(f"{each:,}" for each in SIZES) + " |"]
+    lines = ["| what | collectives per step | bytes per step | " + " | ".join(f"{each:,}" for each in SIZES) + " |"]
     lines.append("|" + "---|" * (3 + len(SIZES)))
     for name, messages in communication().items():
         count = sum(1 / message.every for message in messages)

@@ -22,7 +22,7 @@ __all__ = ["assert_no_leak", "assert_split_invariant"]
 def assert_no_leak(
     model: nn.Module, batch: Any, *, mask: MaskLike | None = None, loss: Loss | None = None, nan: bool = False
 ) -> None:
-    """Assert that kept outputs, the loss and gradients do not depend on what is dropped.
+    """Assert that kept outputs, the loss and gradients do not depend on dropped values.
 
     >>> import torch, maskwise as mw
     >>> from torch import nn

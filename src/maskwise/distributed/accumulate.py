@@ -41,12 +41,12 @@ def accumulate(
     *,
     ignore_index: int | None = None,
 ) -> Window:
-    """Count what is kept in all micro-batches of all ranks: the one denominator of their losses.
+    """Count the kept elements of all micro-batches on all ranks: the denominator of their losses.
 
     The mean of means over micro-batches and ranks is not the mean over tokens. A window counts before the first
-    backward pass, and each loss is divided by the count of all: ``mw.loss(..., denominator=window)``,
-    ``mw.linear_cross_entropy(..., denominator=window)``, or ``window.scale(total)`` for any other sum. Gradients are
-    then those of the whole batch in one process, however it is split.
+    backward pass, and each loss is divided by the total count: ``mw.loss(..., denominator=window)``,
+    ``mw.linear_cross_entropy(..., denominator=window)``, or ``window.scale(total)`` for any other sum. Gradients then
+    equal those of the full batch in one process, for every split.
 
     >>> import torch, torch.nn.functional as F, maskwise as mw
     >>> x, y = torch.tensor([1.0, 2.0, 6.0], requires_grad=True), torch.zeros(3)
@@ -67,9 +67,9 @@ def accumulate(
         group: the ranks whose data differ: a process group, or a device mesh of one dim. None for all ranks, or for
             this process alone where torch.distributed is not initialised. Ranks that hold the same data, such as those
             of tensor parallelism, must not be in it together.
-        average: by what gradients are divided after the backward pass, which ``window.factor`` undoes. "ranks" is the
-            size of the group, as DistributedDataParallel and fully_shard do; "none" where gradients are summed; an int
-            for any other number.
+        average: the number by which the engine divides gradients after the backward pass; ``window.factor`` undoes it.
+            "ranks" is the size of the group, as for DistributedDataParallel and fully_shard; "none" is for summed
+            gradients; an int is any other number.
         ignore_index: the label that is not kept. Integer tensors are accepted as labels with it only.
 
     Returns:
@@ -379,8 +379,8 @@ class Windows(Generic[_Batch]):
     2 2.0
     1 4.5
 
-    The last window has the micro-batches that are left. When a loader ends, the ranks compare: where it does not end on
-    all of them in the same window, entering that window raises on every rank.
+    The last window may have fewer micro-batches. If the loaders of the ranks end in different windows, entering that
+    window raises on every rank.
 
     Args:
         batches: yields micro-batches; a DataLoader. It can be iterated as often as that can.

@@ -21,8 +21,8 @@ def trainer_loss(
 ) -> Callable[..., Tensor]:
     """A ``compute_loss_func`` for Hugging Face's Trainer: the mean over the labels of all micro-batches and ranks.
 
-    The Trainer counts labels over its micro-batches, over its ranks too with ``average_tokens_across_devices``, and
-    hands the count over as ``num_items_in_batch``; it also undoes what DistributedDataParallel divides by.
+    The Trainer counts labels over micro-batches and, with ``average_tokens_across_devices``, over ranks, and passes the
+    count as ``num_items_in_batch``. It also undoes the division of DistributedDataParallel.
 
     >>> import torch, maskwise as mw
     >>> from types import SimpleNamespace
@@ -63,7 +63,7 @@ def trainer_loss(
 
 
 class LightningMixin:
-    """For a LightningModule: trains on windows of micro-batches instead of on single ones.
+    """Mixin for a LightningModule that trains on windows of micro-batches instead of single batches.
 
     The module derives from it and from LightningModule, in this order, and has ``micro_step(batch, window)`` in the
     place of ``training_step``. Its dataloader is a `Windows`, so that a step of the Trainer is a window, and

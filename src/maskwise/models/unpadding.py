@@ -39,15 +39,15 @@ def unpad(model: Model) -> Model:
     >>> torch.allclose(padded[~padding], unpadded[~padding], atol=1e-5), unpadded[1, 2:].abs().max().item()
     (True, 0.0)
 
-    The model is changed in place, and so is every part of it that an adapter serves: ``nn.TransformerEncoder``,
-    ``nn.TransformerEncoderLayer``, ``nn.MultiheadAttention``, and Hugging Face models from their ``attention_mask``
-    (also inside of a SentenceTransformer). Parameters, ``state_dict`` and signatures stay what they were. What cannot
-    run packed (no mask, a cache, requested attention weights) runs padded, as before; ``mw.explain()`` lists which, and
-    where the caller can change it, the first such call warns with a `maskwise.models.PaddedRunWarning`.
-    ``mw.models.report(model)`` lists what was adapted and what was not, with the reasons.
+    The model is patched in place, with all supported submodules: ``nn.TransformerEncoder``,
+    ``nn.TransformerEncoderLayer``, ``nn.MultiheadAttention``, and Hugging Face models with an ``attention_mask`` (also
+    inside a SentenceTransformer). Parameters, ``state_dict`` and signatures do not change. A call that cannot run
+    packed (no mask, a cache, requested attention weights) runs padded, as before. ``mw.explain()`` reports such calls;
+    if the caller can avoid it, the first one warns with a `maskwise.models.PaddedRunWarning`.
+    ``mw.models.report(model)`` lists which submodules are adapted and which are not, with the reasons.
 
-    Outputs are equal at every kept position. At a padded one, where a padded model computes what must not be read,
-    there is 0.
+    Outputs at kept positions are equal up to rounding. At padded positions, where the output of a padded model is
+    undefined, they are 0.
 
     Args:
         model: the module, or one that holds such modules.
@@ -269,9 +269,9 @@ def report(model: nn.Module) -> UnpadReport:
     >>> report["0"].reason
     'no adapter knows a module of this kind'
 
-    A part is a module that an adapter serves, with all that is in it; one that an adapter refused; or one with
-    parameters that no adapter knows. Each lists why calls of it ran padded so far, where the caller can change that:
-    what its `maskwise.models.PaddedRunWarning` said.
+    A row is a module with an adapter, including its submodules; a module that an adapter rejected; or a module with
+    parameters for which there is no adapter. Each row lists the reasons why its calls have run padded so far, if the
+    caller can avoid them: the messages of `maskwise.models.PaddedRunWarning`.
 
     Args:
         model: what `mw.unpad` was given, or returned.

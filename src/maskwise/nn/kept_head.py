@@ -35,7 +35,7 @@ _SOFTCAPS = ("final_logit_softcapping", "logits_soft_cap", "logit_softcapping")
 
 
 def kept_head(model: M) -> M:
-    """Train a language model of transformers without logits: only rows with a label reach the head.
+    """Train a language model of transformers without the full logits: the head computes labelled rows only.
 
     In training mode, a call with ``labels`` computes the loss from the hidden states by `mw.linear_cross_entropy`. Loss
     and gradients are the same to rounding, and the output has ``logits=None``. Every other call, such as evaluation or

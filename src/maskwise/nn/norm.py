@@ -72,11 +72,11 @@ class MaskedBatchNorm1d(OverKept, nn.BatchNorm1d):
     and may then differ by channel. The output is 0 where the mask drops. Without a mask, and with one that is known to
     keep everything, this is torch's layer to the last bit. That takes no host-device sync, and no graph is bound to it.
 
-    A channel of which nothing is kept leaves its running statistics as they were, and a batch of which nothing is kept
-    is not counted. One kept value has no variance: it moves the running mean only.
+    A channel without a kept element leaves its running statistics unchanged, and a batch without a kept element is not
+    counted. A single kept value has no variance: it updates the running mean only.
 
     Args:
-        empty: what a channel of which nothing is kept gives in all its places: 0, or this number. Its gradient is 0.
+        empty: the output of a channel without a kept element, at all positions; 0 by default. Its gradient is 0.
             The other arguments are torch's.
 
     Raises:

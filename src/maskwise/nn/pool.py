@@ -60,8 +60,8 @@ class MaskedMeanPool(_Pool):
     Args:
         dim: the dim or dims to pool.
         keepdim: whether they stay, with size 1.
-        empty: what a batch entry of which nothing is kept gives. It is 0, and not NaN as for `mw.mean`: the layer that
-            follows multiplies it, and a NaN would reach the gradient of every weight there. Its own gradient is 0.
+        empty: the output of a batch entry without a kept position. The default is 0, not NaN as for `mw.mean`: the next
+            layer multiplies it, and a NaN would reach the gradients of all its weights. Its own gradient is 0.
 
     Raises:
         ShapeError: the mask does not line up with the input.

@@ -39,7 +39,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def masked(model: M, *, pointwise: Pattern | Sequence[Pattern] = ()) -> M:
-    """Give a model a mask: its norms and pools become masked ones, and nn.Sequential passes the mask on.
+    """Make a model accept a mask: masked layers replace norms and pools, and nn.Sequential passes the mask on.
 
     >>> import torch, maskwise as mw
     >>> from torch import nn
@@ -50,25 +50,24 @@ def masked(model: M, *, pointwise: Pattern | Sequence[Pattern] = ()) -> M:
     >>> torch.equal(model(padded, mask), model(x, mask)), type(model[1]).__name__
     (True, 'MaskedBatchNorm1d')
 
-    The result is a new model around the same parameters and buffers: an optimizer, a ``state_dict`` and further
-    training are those of both. The model itself is not changed. ``model(x)`` gives what it gave, bit for bit;
-    ``model(x, mask)`` takes a Mask or a bool tensor (N, *places), True meaning keep. Outputs at kept places and the
-    gradients of all parameters do not depend on what is dropped. Outputs at dropped places are 0.
+    The result is a new model that shares its parameters and buffers with the original, so optimizers, ``state_dict``
+    and training work for both. The original is not modified. ``model(x)`` is bitwise unchanged; ``model(x, mask)``
+    takes a Mask or a bool tensor (N, *places), True meaning keep. Outputs at kept positions and gradients of parameters
+    do not depend on dropped values. Outputs at dropped positions are 0.
 
-    On its way, the mask
+    From layer to layer, the mask
 
-    - stays as it is through elementwise layers, through layers of one place each (Linear, LayerNorm, Embedding,
-      convolutions of kernel size 1), and through norms, which leave dropped places out;
-    - is seen through convolutions and pools with windows. What is dropped is 0 for a convolution, as if the sequence
-      ended there. With a padding of half the kernel, an output is kept if the place at the centre of its window is;
-      without padding, if its whole window is. For a batch padded on the right, these are the outputs that each sequence
-      has alone, whatever the stride. Other paddings are refused;
-    - becomes one of batch entries where a pool of output size 1 or ``nn.Flatten`` ends the places: an entry is kept if
-      a place of it is.
+    - is unchanged by elementwise layers, by layers that compute each position independently (Linear, LayerNorm,
+      Embedding, convolutions of kernel size 1), and by norms, whose statistics exclude dropped positions;
+    - is reduced by convolutions and pools with windows. Dropped positions are 0 for a convolution, as if the sequence
+      ended there. With a padding of half the kernel, an output is kept if the centre of its window is kept; without
+      padding, if its whole window is kept. In a right-padded batch, each sequence has the same outputs as without
+      padding, for any stride. Other paddings are rejected;
+    - becomes a mask of batch entries after a pool of output size 1 or ``nn.Flatten``: an entry is kept if one of its
+      positions is kept.
 
-    A module whose ``forward`` takes a ``mask`` gets it; the norms, pools and nn.Sequential in it are swapped too, and
-    called as it calls them. Hooks of swapped modules go along. Any other module is refused, with its name and the
-    reason.
+    A module whose ``forward`` takes a ``mask`` receives it; norms, pools and nn.Sequential inside it are swapped too.
+    Swapped modules keep their hooks. Any other module is rejected, with its name and the reason.
 
     Args:
         model: an nn.Sequential, a norm, a pool of output size 1, or a module whose forward takes a ``mask``.

@@ -246,7 +246,7 @@ SYNCED |= {kind: kind for kind in SYNCED.values()}
 
 
 def convert_sync_masked(model: M, group: Group = None) -> M:
-    """Make every masked batch norm of a model one whose statistics are those of all ranks.
+    """Convert every masked batch norm of a model to one that computes its statistics over all ranks.
 
     >>> import torch, maskwise as mw
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), mw.nn.MaskedBatchNorm1d(4))

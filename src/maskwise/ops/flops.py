@@ -49,7 +49,7 @@ def register_formula(op: str, formula: Callable[..., int], skipped: Callable[...
 
 
 class FlopCounter:
-    """Counts the FLOPs that calls compute, beside those of the same calls without masks.
+    """Count the FLOPs that calls compute, and the FLOPs of the same calls without masks.
 
     >>> import torch, maskwise as mw
     >>> layer = mw.nn.SparseLinear.from_linear(torch.nn.Linear(512, 512), torch.eye(512).bool())

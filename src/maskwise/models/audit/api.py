@@ -41,18 +41,18 @@ def audit(model: nn.Module, batch: Any, *, mask: MaskLike | None = None, loss: L
     >>> report.leaks[0].cause, report.leaks[0].operation, report.leaks[0].repair
     ('mean without mask', 'mean', 'mw.mean(x, mask[..., None], dim=1)')
 
-    **Leaks.** What is dropped gets other values: other token ids, large values and NaN, more of it, other sequences of
-    a packed row, other values of masked weights; in evaluation and in training, where dropout draws the same numbers.
-    If a kept output, the loss or a parameter's gradient changes, the first module at which kept positions change is
-    reported, with the cause and the line that repairs it. A few rows of the batch are enough for this.
+    **Leaks.** The audit changes dropped values: other token ids, large values and NaN, more padding, other sequences in
+    a packed row, other values of masked weights. It does so in evaluation and in training mode, with the same random
+    numbers for dropout. If a kept output, the loss or a parameter's gradient changes, it reports the first module whose
+    kept outputs change, with the cause and the line that repairs it. It uses a few rows of the batch.
 
-    **Waste.** Time, FLOPs and bytes of every module, and the share that goes into padding, into attention between
-    dropped pairs, into logits without a label, into weights that are zero; activations that are zero are reported too.
-    The rewrites that save it are applied to a copy of the model and measured.
+    **Waste.** Time, FLOPs and bytes of every module, and the share that goes into padding, into masked attention pairs,
+    into logits without a label, and into zero weights; zero activations are reported too. The rewrites that save this
+    work are applied to a copy of the model and measured.
 
     **Denominator.** The loss and its gradients for several splits of the batch into micro-batches.
 
-    The model, its buffers, gradients and modes, and all random number generators are as before, also if this fails.
+    The model, its buffers, gradients and training mode, and the RNG state are restored, even if the audit raises.
 
     Args:
         model: any module. It is not changed.

@@ -85,15 +85,15 @@ class Incremental:
     0                                box         0.4 %
     2                                box         0.9 %
 
-    ``inc(x)`` runs the model and caches the maps between its layers, channels last. ``inc.update(x_new, changed)``
-    overwrites the part of them that the edit reaches: through a convolution or a pooling layer, that is the edit and
-    the reach of the kernel. What lies between works on the same positions: activations, batch norms in evaluation,
-    sums, concatenated channels. Layers that read the whole map, such as a GroupNorm, are computed as a whole when
-    their input has changed, and so is all that follows; `report` says which, and why. Results equal those of the model
-    to rounding, and are copies: a later update does not write into them. There are no gradients.
+    ``inc(x)`` runs the model and caches its feature maps, channels last. ``inc.update(x_new, changed)`` overwrites the
+    positions that the edit reaches: a convolution or a pooling layer extends them by its kernel; activations, batch
+    norms, sums and concatenated channels keep them. A layer that reads the whole map, such as a GroupNorm, is
+    recomputed in full when its input has changed, and so are all layers after it; `report` lists them with the reason.
+    Results equal those of the model up to rounding. They are copies: a later update does not modify them. There are no
+    gradients.
 
-    The model is not changed, and must be in evaluation mode. When its parameters or buffers change, the next update
-    computes everything. When a call or an update raises, what is cached stays as it was.
+    The model is not modified, and must be in evaluation mode. When its parameters or buffers change, the next update
+    recomputes everything. If a call or an update raises, the cache is unchanged.
 
     Args:
         model: a module that torch.fx can trace, in evaluation mode.

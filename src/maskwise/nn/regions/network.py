@@ -28,7 +28,7 @@ _OP = "Regions"
 
 
 class Regions(nn.Module):
-    """A network on regions: positions that a mask drops are not computed, and reach nothing.
+    """Run a network on regions: dropped positions are not computed, and have no influence.
 
     >>> import torch, maskwise as mw
     >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU(), torch.nn.MaxPool2d(2))
@@ -39,14 +39,15 @@ class Regions(nn.Module):
     >>> y.shape, int(regions.outputs(mask).count()), int((y != 0).any(1).sum())
     (torch.Size([1, 8, 8, 8]), 4, 4)
 
-    Masks flow along: a layer wants the positions whose centre is valid in its input (see `mw.conv2d`), and everything
-    else counts as zero for the layers that follow. Pooling reduces what is valid in a window. Activations, batch norms,
-    sums, concatenated channels and resampling work on the positions of their inputs; of inputs with different masks,
-    on those of either. Pooling of the whole map, such as ``AdaptiveAvgPool2d(1)``, reduces what is valid; what
-    follows it is torch's own.
+    The mask propagates from layer to layer: each layer computes the positions whose centre is valid in its input (see
+    `mw.conv2d`), and all others count as zero for the next layer. Pooling reduces the valid positions of a window.
+    Activations, batch norms, sums, concatenated channels and resampling compute the positions of their inputs, or the
+    union of them for inputs with different masks. Global pooling, such as ``AdaptiveAvgPool2d(1)``, reduces valid
+    positions; the layers after it are torch's own.
 
-    Without gradients and in evaluation, every layer runs with what follows it on the tiles that have something valid.
-    With gradients, it runs layer by layer; in training, batch norms take the statistics of valid positions.
+    In evaluation mode without grad, each convolution and the pointwise layers after it run together, on tiles with a
+    valid position. With grad, the network runs layer by layer. In training mode, batch norms compute statistics over
+    valid positions.
 
     Args:
         model: a module that torch.fx can trace, with one map as its input. Its parameters stay where they are:

@@ -90,7 +90,7 @@ def attention(
     dropout_p: float = 0.0,
     scale: float | None = None,
 ) -> Tensor | Packed:
-    """Scaled dot product attention over the keys that are kept, and no work for the others.
+    """Scaled dot product attention over kept keys; dropped keys have no influence.
 
     >>> import torch, maskwise as mw
     >>> q, k = torch.zeros(2, 1, 1, 1), torch.zeros(2, 1, 3, 1)
@@ -131,11 +131,11 @@ def attention(
             not positive.
         DtypeError, DeviceError: dtypes or devices differ, a mask is not bool, or a bias not floating.
 
-    A key that no query keeps is not read, or has no influence: it may be NaN. What is not finite in a key that some
-    queries keep reaches only those, on the CPU outside of compiled graphs. A query takes no part in the backward pass
-    where the gradient of its result is all zero: padding of q may be NaN, too, if the loss does not read it, and on the
-    CPU outside of compiled graphs any finite value. With ``query_mask`` the loss may read it, and its gradient may be
-    anything.
+    A key that no query keeps may be NaN: it has no influence. A non-finite key that some queries keep affects only
+    those queries (on the CPU, outside compiled graphs). A query whose output gradient is all zero is excluded from the
+    backward pass, so padded queries may be NaN if the loss ignores their outputs; on the CPU, outside compiled graphs,
+    they may also have any finite value. With ``query_mask``, dropped queries may have any value on every device, and
+    the loss may read their outputs.
     """
     if not 0.0 <= dropout_p <= 1.0:
         raise ArgumentError(say(OP, "dropout_p", must="be between 0 and 1", got=dropout_p, hint="dropout_p=0.1"))

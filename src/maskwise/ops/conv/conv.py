@@ -26,7 +26,7 @@ def conv1d(
     outputs: MaskLike | None = None,
     other: float | Tensor | None = None,
 ) -> Tensor:
-    """``torch.nn.functional.conv1d`` of what a mask keeps: nothing else is read into a result, or computed.
+    """``torch.nn.functional.conv1d`` of valid input positions, computed at wanted output positions only.
 
     >>> import torch, maskwise as mw
     >>> x = torch.tensor([[[1.0, 2.0, float("nan")]]])
@@ -45,7 +45,7 @@ def conv1d(
             others count as zero. By default, all are valid.
         outputs: which positions of the result are wanted, in the same form. By default, those whose position under the
             central tap is valid; where that lies in the padding, the nearest one decides.
-        other: a number, or a tensor that broadcasts to the result, for what is not wanted; 0 by default.
+        other: the value of unwanted positions: a number, or a tensor that broadcasts to the result; 0 by default.
 
     Returns:
         (B, out, L_out), or without B. Gradients go to x where it is valid, and to weight, bias and ``other``; they are
@@ -73,7 +73,7 @@ def conv2d(
     outputs: MaskLike | None = None,
     other: float | Tensor | None = None,
 ) -> Tensor:
-    """``torch.nn.functional.conv2d`` of what a mask keeps: nothing else is read into a result, or computed.
+    """``torch.nn.functional.conv2d`` of valid input positions, computed at wanted output positions only.
 
     >>> import torch, maskwise as mw
     >>> x = torch.tensor([[[[1.0, float("nan")], [2.0, 3.0]]]])
@@ -97,7 +97,7 @@ def conv2d(
             keep. The others count as zero. By default, all are valid.
         outputs: which positions of the result are wanted, in the same form. By default, those whose position under the
             central tap is valid; where that lies in the padding, the nearest one decides.
-        other: a number, or a tensor that broadcasts to the result, for what is not wanted; 0 by default.
+        other: the value of unwanted positions: a number, or a tensor that broadcasts to the result; 0 by default.
 
     Returns:
         (B, out, H_out, W_out), or without B. Gradients go to x where it is valid, and to weight, bias and ``other``;
@@ -126,7 +126,7 @@ def conv_transpose1d(
     outputs: MaskLike | None = None,
     other: float | Tensor | None = None,
 ) -> Tensor:
-    """``torch.nn.functional.conv_transpose1d`` of what a mask keeps: nothing else is read into a result, or computed.
+    """``torch.nn.functional.conv_transpose1d`` of valid input positions, computed at wanted output positions only.
 
     >>> import torch, maskwise as mw
     >>> x = torch.tensor([[[1.0, 2.0, float("nan")]]])
@@ -146,7 +146,7 @@ def conv_transpose1d(
             others count as zero. By default, all are valid.
         outputs: which positions of the result are wanted. By default, those that valid positions are expanded to: each
             to as many as the stride says.
-        other: a number, or a tensor that broadcasts to the result, for what is not wanted; 0 by default.
+        other: the value of unwanted positions: a number, or a tensor that broadcasts to the result; 0 by default.
 
     Returns:
         (B, out, L_out), or without B; with gradients as those of `conv1d`.
@@ -175,7 +175,7 @@ def conv_transpose2d(
     outputs: MaskLike | None = None,
     other: float | Tensor | None = None,
 ) -> Tensor:
-    """``torch.nn.functional.conv_transpose2d`` of what a mask keeps: nothing else is read into a result, or computed.
+    """``torch.nn.functional.conv_transpose2d`` of valid input positions, computed at wanted output positions only.
 
     >>> import torch, maskwise as mw
     >>> x, mask = torch.tensor([[[[1.0, float("nan")]]]]), torch.tensor([[True, False]])
@@ -196,7 +196,7 @@ def conv_transpose2d(
             keep. The others count as zero. By default, all are valid.
         outputs: which positions of the result are wanted. By default, those that valid positions are expanded to: each
             to as many as the stride says.
-        other: a number, or a tensor that broadcasts to the result, for what is not wanted; 0 by default.
+        other: the value of unwanted positions: a number, or a tensor that broadcasts to the result; 0 by default.
 
     Returns:
         (B, out, H_out, W_out), or without B; with gradients as those of `conv2d`.

@@ -26,7 +26,7 @@ def fill(
     mask: MaskLike,  # broadcasts to x
     value: float | complex | Tensor,  # a number, or broadcasts to x
 ) -> Tensor:
-    """Replace what the mask drops by a value.
+    """Replace dropped elements by a value.
 
     >>> import torch, maskwise as mw
     >>> x = torch.tensor([1.0, float("nan"), 3.0])

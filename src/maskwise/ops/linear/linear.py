@@ -43,7 +43,7 @@ def linear(
     mask: MaskLike,  # (outputs, inputs)
     bias: Tensor | None = None,  # (outputs,)
 ) -> Tensor:
-    """``torch.nn.functional.linear`` with the weights that a mask keeps; the others are never multiplied.
+    """``torch.nn.functional.linear`` with kept weights only; NaN in dropped weights has no effect.
 
     >>> import torch, maskwise as mw
     >>> weight = torch.tensor([[1.0, float("nan")], [2.0, 3.0]])

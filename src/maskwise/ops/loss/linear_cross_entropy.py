@@ -45,10 +45,10 @@ def linear_cross_entropy(
     reduction: str = "mean",
     denominator: Denominator | None = None,
 ) -> Tensor:
-    """``F.cross_entropy(F.linear(hidden, weight, bias), target)`` over kept rows: no others are multiplied.
+    """``F.cross_entropy(F.linear(hidden, weight, bias), target)`` computed for kept rows only.
 
-    The logits are computed, used and overwritten some rows at a time, forward and backward in one pass: they are never
-    held whole.
+    Logits are computed, used and overwritten in chunks of rows, forward and backward in one pass: the full logits are
+    never in memory.
 
     >>> import torch, maskwise as mw
     >>> hidden, weight = torch.zeros(2, 3, 8), torch.ones(4, 8)     # 2 sequences of 3 tokens, 4 classes

@@ -44,7 +44,7 @@ def loss(
     denominator: Denominator | None = None,
     **kwargs: Any,
 ) -> Tensor:
-    """Any loss of torch.nn.functional, or your own, over what the mask keeps.
+    """Compute any loss of torch.nn.functional, or your own, over kept elements.
 
     Dropped elements are replaced before the loss is computed: neither a NaN nor an out-of-range class under the mask
     reaches the loss or a gradient.
@@ -84,12 +84,11 @@ def loss(
             "sequence" is the mean of each row, which is an index of dim 0 with all further dims, and then the mean of
             the rows that keep something. kl_div has "batchmean" as well, as in torch: the sum divided by the number of
             rows, here of those that keep something.
-        denominator: by what the un-normalised sum is divided instead of by the count of this call, where the call is
-            one of several micro-batches or ranks: a window of `mw.accumulate`, which counted all of them; a number; or
-            a 0-d tensor, which is not read on the host. The sum, which a window gets as ``total``, is that of the kept
-            elements for "mean" and "batchmean" (weighted, where there are weights), and that of the means of rows for
-            "sequence". A window divides "mean" by its kept elements, the others by its rows that keep something. Half
-            precision comes back as float32.
+        denominator: the divisor of the unnormalized sum, instead of the count of this call; for a call on one of
+            several micro-batches or ranks. A window of `mw.accumulate`, which has counted all of them; a number; or a
+            0-d tensor, which is not read on the host. The sum is over kept elements for "mean" and "batchmean"
+            (weighted, if there are weights), and over the means of rows for "sequence". A window divides "mean" by its
+            kept elements, the others by its rows with a kept element. Half precision returns float32.
         **kwargs: go to ``fn``, with torch's meaning. Where ``ignore_index`` is met, the element is dropped too. One
             with a value for each element of the loss, such as ``var`` of gaussian_nll_loss, is under the mask also;
             for your own functions, hand such tensors over in ``input``.

@@ -82,40 +82,44 @@ HEAD = """# On the GPU
 
 *Made by `make gpu-page`; the tests fail when it is stale.*
 
-On CUDA and ROCm every fused function is a [Triton](https://triton-lang.org) kernel: one launch forward, one or two
-backward, one more where a few long rows are split between programs, and no host-device sync. Masks that are intervals
-(lengths, causal, windows, segments) are read as starts and ends where they are a range of each row, or keep whole rows:
-loops run from start to end, in vectors of 16 bytes. Any other mask is read as bytes, broadcast by their strides, at the
-same time as x. bfloat16 and float16 accumulate in float32. The same guarantees hold as on the CPU; they are tested by
-Triton's interpreter (`make test-gpu`). Every kernel is compiled ahead of time, in each tile that its launcher can
-choose, for sm_80, sm_90, sm_100 and gfx942, and loops over rows are checked to have no barriers (`make
-test-gpu-compile`). No kernel has been timed on a GPU by the developers, who have none: `python -m benchmarks --device
-cuda`, in a clone, times them on yours.
+On CUDA and ROCm, every fused function is a [Triton](https://triton-lang.org) kernel: one launch forward, one or two
+backward, one more where a few long rows are split between programs, and no host-device sync. bfloat16 and float16
+accumulate in float32. Masks reach a kernel in one of two forms:
+
+- Intervals (lengths, causal, windows, segments) are read as a start and an end for each row, if they are a range of
+  each row or keep whole rows. Loops run from start to end, in vectors of 16 bytes.
+- Any other mask is read as bytes, broadcast by their strides, at the same time as x.
+
+**The kernels have not been timed on a GPU**, because the developers have none: `python -m benchmarks --device cuda`, in
+a clone, times them on yours. The guarantees are the same as on the CPU, and are tested under Triton's interpreter
+(`make test-gpu`). Every kernel is compiled ahead of time for sm_80, sm_90, sm_100 and gfx942, in each tile size that
+its launcher can choose, and loops over rows are checked to have no barriers (`make test-gpu-compile`).
 
 - Without Triton (`pip install triton`), and on other devices, plain torch operations run; `mw.explain()` reports it.
 - Inside `torch.compile` on a GPU, reductions, softmax, scans, fill and losses are traced as plain torch operations,
-  which Inductor fuses with their neighbours; pack and segments stay ops of their own. They are no
-  `torch.library.triton_op`: the kernels take sizes and strides as tuples, so that one kernel serves any number of dims,
-  and Inductor of torch {torch} lowers no Triton kernel with a tuple among its arguments (a TypeError).
-- Epsilons, corrections, label smoothing and the parameters of losses are arguments of kernels, in double precision: an
-  annealed one compiles nothing anew. Neither do numbers of rows, tiles and splits.
+  which Inductor fuses with their neighbours; pack and segment reductions are custom ops. They are not a
+  `torch.library.triton_op`: the kernels take sizes and strides as tuples, so that one kernel supports any number of
+  dims, and Inductor of torch {torch} raises a TypeError for a Triton kernel with a tuple among its arguments.
+- Epsilons, corrections, label smoothing and the parameters of losses are kernel arguments, in double precision: a new
+  value, as in annealing, does not recompile. Nor do other numbers of rows, tiles and splits.
 - Scans of a few long rows and their gradients first reduce parts of a row in parallel, then scan them in parallel.
 - `mw.pack(x, mask, capacity=n)` needs no count; `mw.pack(x, mask)` syncs to count, unless the mask has its count.
 - `pack` and `unpack` with a mask of more than 65,536 positions take two launches. The first counts per 4,096
   positions of the mask. Below that, every program of the single launch counts on its own. In a single pass over a
   longer mask, programs would wait for each other, and rows beyond the last kept one would be written twice.
 - Sparse layers of 16 x 16 blocks multiply kept blocks only; other layouts, and `mw.linear` with a mask, are dense.
-- `topk` and `median` are one radix selection of torch, `sort`, `argsort` and `quantile` one sort of integers that sort
-  as the values do: leak-proof and without a host-device sync, but not in one launch.
-- `attention` delegates to torch, after one pass over keys and values by the mask of keys. A run of keys for each batch
-  entry (lengths, left padding) and `Packed` tokens go to `torch.nn.attention.varlen`, in half precision; a `Mask` of
-  other pairs, from 65,536 pairs a head on, to `flex_attention` with the blocks of the mask, which it caches; causal
-  attention alone to SDPA's `is_causal`; a bias, dropout and bool tensors to SDPA with a mask. None causes a sync.
-- A repeated call, with operands of the same shapes, strides and alignment, starts the launches of the first one: 6
-  to 22 µs of Python instead of 60 to 150 on the developers' CPU with stand-ins for the compiled kernels.
-- An out-of-range class makes a cross entropy NaN on a GPU, and the gradient of its row; the CPU raises. A check would
-  take a host-device sync, and torch's own loss, which asserts on the device, leaves the CUDA context unusable. With
-  `TRITON_DEBUG=1` in the environment the kernel asserts too, with a message.
+- `topk` and `median` are one radix selection of torch. `sort`, `argsort` and `quantile` are one sort of integers that
+  have the order of the values. They do not leak and cause no host-device sync, but take more than one launch.
+- `attention` zeroes keys and values that no query keeps, in one pass, and then calls torch. In half precision, one
+  interval of keys per batch entry (lengths, left padding) and `Packed` tokens go to `torch.nn.attention.varlen`. Any
+  other `Mask` of 65,536 or more pairs per head goes to `flex_attention`, with the mask's blocks, which are cached.
+  Causal attention without a mask goes to SDPA's `is_causal`; a bias, dropout and bool tensors go to SDPA with a mask.
+  None causes a sync.
+- A repeated call, with operands of the same shapes, strides and alignment, reuses the launch parameters of the first
+  one: 6 to 22 µs of Python instead of 60 to 150, on the developers' CPU with stand-ins for the compiled kernels.
+- An out-of-range class makes the cross entropy and the gradient of its row NaN on a GPU; the CPU raises. A check would
+  cause a host-device sync, and torch's own loss, which asserts on the device, leaves the CUDA context unusable. With
+  `TRITON_DEBUG=1` in the environment, the kernel asserts too, with a message.
 - The variance of values beyond 1e19 overflows float32, as in torch on a GPU.
 """
 

@@ -61,6 +61,11 @@ def test_the_readme_shows_code_with_its_output():
     assert any(block["output"] for block in BLOCK.finditer((ROOT / "README.md").read_text()))
 
 
+def test_the_first_block_of_the_gpu_quick_start_has_five_lines():
+    first = BLOCK.search((ROOT / "docs" / "gpu-quick-start.md").read_text())
+    assert len([line for line in first["code"].splitlines() if line.strip()]) == 5
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_relative_links_lead_somewhere(document):
     links = re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", document.read_text())

@@ -75,7 +75,8 @@ CALLS = {f.name: caller(f) for f in UNDER_LAW} | others()
 #: What is neither a function of a mask nor computed on a device, or is made of modules, which are made of functions.
 NO_FUNCTIONS = {
     "AlibiBias", "FlopCounter", "Mask", "MaskwiseError", "Packed", "RelativeBias", "TokenBudgetSampler",
-    "__version__", "accumulate", "audit", "compress", "distributed", "explain", "force", "models", "nn", "optimize", "plan", "testing", "unpad",
+    "__version__", "accumulate", "audit", "compress", "distributed", "explain", "force",
+    "models", "nn", "optimize", "plan", "testing", "unpad",
 }  # fmt: skip
 #: The same function under another name: in place.
 SAME = {"apply_": "apply"}

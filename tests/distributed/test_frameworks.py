@@ -24,8 +24,10 @@ def world():
     started = {}
 
     def start(size):
-        # One process more for each size: trainers leave a state of their own behind.
-        return started.setdefault(size, Ranks(size))
+        # Processes of its own for each size: trainers leave a state of their own behind.
+        if size not in started:
+            started[size] = Ranks(size)
+        return started[size]
 
     yield start
     for each in started.values():

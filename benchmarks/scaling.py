@@ -155,7 +155,7 @@ def communication() -> dict[str, list[Message]]:
     exchanged = [Message(BROADCAST, 8 * (kept - round(0.3 * kept) + kept), 100)]
     check = [Message(BROADCAST, 16, 100), Message(ALL_REDUCE, 8, 100)]
     return {
-        "`mw.accumulate`, one window": [Message(ALL_REDUCE, 48), Message(ALL_REDUCE, 24)],
+        "`mw.accumulate`, one window": [Message(ALL_REDUCE, 64), Message(ALL_REDUCE, 24)],
         "SyncMaskedBatchNorm, 256 channels": [
             Message(ALL_REDUCE, 2 * 8 * channels),
             Message(ALL_REDUCE, 8 * channels),

@@ -57,6 +57,19 @@ def one_bad_average():
     return told(lambda: enter([KEEP], average="mean" if dist.get_rank() == 3 else "ranks"))
 
 
+def different_averages(averages):
+    return told(lambda: enter([KEEP], average=averages[dist.get_rank()]))
+
+
+def loaders_of_different_averages():
+    def run():
+        average = "none" if dist.get_rank() == 1 else "ranks"
+        for window, _ in mw.distributed.Windows([KEEP], 1, torch.as_tensor, average=average):
+            window.__enter__()
+
+    return told(run)
+
+
 def outside_of_the_group():
     return told(lambda: enter([KEEP], group(3), "none"))
 

@@ -37,6 +37,33 @@ def test_an_average_that_does_not_exist_on_one_rank_is_an_error_on_every_rank(ra
     assert all("an error on 1 of 4" in text for text in found[:3])
 
 
+@pytest.mark.parametrize(
+    ("averages", "factors"),
+    [
+        (("ranks", "ranks", "none", "ranks"), (4, 4, 1, 4)),
+        (("none", "none", "none", 2), (1, 1, 1, 2)),
+        ((2, 1, 1, 2), (2, 1, 1, 2)),
+        ((2**24 - 1, 2**24 - 2, 2**24 - 1, 2**24 - 1), (16777215, 16777214, 16777215, 16777215)),
+    ],
+)
+def test_ranks_that_disagree_on_a_valid_average_all_raise(averages, factors, ranks):
+    found = ranks.run(mistakes.different_averages, averages)
+    for text, factor in zip(found, factors, strict=True):
+        start = f"ArgumentError: accumulate: `average` must undo the same factor on every rank, got {factor} on this one"
+        assert text.startswith(f'{start}, {sum(factors)} on all 4. Hint: average="ranks" on every rank')
+
+
+def test_loaders_that_disagree_on_an_average_raise_on_every_rank(ranks):
+    found = ranks.run(mistakes.loaders_of_different_averages)
+    assert all("`average` must undo the same factor on every rank" in text for text in found)
+
+
+def test_an_average_of_another_name_and_the_same_factor_is_accepted(ranks):
+    # Totals 0 to 3, of two kept elements each.
+    assert ranks.run(mistakes.different_averages, ("ranks", 4, 4, "ranks")) == [0.75] * 4
+    assert ranks.run(mistakes.different_averages, ("none", 1, 1, "none")) == [0.75] * 4
+
+
 def test_a_process_outside_of_the_group_raises_and_the_group_counts_without_it(ranks):
     found = ranks.run(mistakes.outside_of_the_group)
     # Totals 0, 1 and 2, of two kept elements each.

@@ -80,6 +80,7 @@ ROWS = [
     Row("mw.accumulate", counting([BITS.to("meta")]), DeviceError, "masks on the device of the micro-batches"),
     Row("mw.accumulate", counting([X.long()], ignore_index=0.5), DtypeError, "ignore_index=-100"),
     Row("mw.accumulate", counting([BITS], average="mean"), ArgumentError, 'average="ranks"'),
+    Row("mw.accumulate", counting([BITS], average=2**24), ArgumentError, 'average="ranks"'),
     # -- groups
     Row("mw.accumulate", counting([BITS], group=object()), ArgumentError, "group=None"),
     Row("mw.accumulate", of_group([0, 1]), DtypeError, "torch.distributed.new_group(ranks)"),

@@ -26,10 +26,12 @@ Average: TypeAlias = Literal["ranks", "none"] | int
 _Batch = TypeVar("_Batch")
 
 #: What the ranks sum up, as int64: kept elements, rows that keep something, micro-batches and their square, ranks that
-#: failed, micro-batches of which rows are not known. The sum of squares shows whether all numbers are equal, so one
-#: all-reduce serves for the counts and for the checks.
-_TOKENS, _ROWS, _BATCHES, _SQUARES, _FAILED, _ROWLESS = range(6)
+#: failed, micro-batches of which rows are not known, factors and their square. A sum of squares shows whether all
+#: numbers are equal, so one all-reduce serves for the counts and for the checks.
+_TOKENS, _ROWS, _BATCHES, _SQUARES, _FAILED, _ROWLESS, _FACTORS, _FACTOR_SQUARES = range(8)
 _KINDS = {"token": _TOKENS, "sequence": _ROWS}
+#: Above any factor: the squares of 2**15 ranks add up to an int64.
+_FACTOR_LIMIT = 2**24
 #: In the sums of what was scaled: after those of the kinds, what was divided by a number.
 _CONSTANT = 2
 
@@ -69,7 +71,7 @@ def accumulate(
             of tensor parallelism, must not be in it together.
         average: the number by which the engine divides gradients after the backward pass; ``window.factor`` undoes it.
             "ranks" is the size of the group, as for DistributedDataParallel and fully_shard; "none" is for summed
-            gradients; an int is any other number.
+            gradients; an int is any other number below 2**24.
         ignore_index: the label that is not kept. Integer tensors are accepted as labels with it only.
 
     Returns:
@@ -81,7 +83,7 @@ def accumulate(
         DeviceError: an entry is on the device meta.
         ArgumentError: a count is negative; a tensor is nested or sparse; ``average`` is not one of the above; the
             process is not in the group, or there are no groups. On entering the window, on every rank: ranks have
-            different numbers of micro-batches, or one of them raised.
+            different numbers of micro-batches, or an ``average`` of different factors, or one of them raised.
     """
     entries = (masks,) if isinstance(masks, (Mask, Tensor, int)) else masks
     window = Window._start(entries, _process_group(group), average, ignore_index)
@@ -120,7 +122,7 @@ class Window:
         self._state: Literal["new", "open", "closed"] = "new"
         # Of all ranks, as soon as it is known.
         self._rowless = tally.rowless
-        self._counts = tally.to_tensor(_device_of(group, tally), failed=error is not None)
+        self._counts = tally.to_tensor(_device_of(group, tally), factor, failed=error is not None)
         self._work = None if group is None else distributed.all_reduce(self._counts, group=group, async_op=True)
         self._readback: _Readback | None = None
         self._agreed = group is None
@@ -364,6 +366,12 @@ class Window:
             got = f"{self.micro_batches} on this one, {values[_BATCHES]} on all {self._ranks}"
             hint = "fill up with micro-batches of which nothing is kept: masks.append(Mask.none((1, 1)))"
             raise ArgumentError(say("accumulate", "masks", must=must, got=got, hint=hint))
+        if values[_FACTOR_SQUARES] * self._ranks != values[_FACTORS] ** 2:
+            self._state = "closed"
+            must = "undo the same factor on every rank"
+            got = f"{self.factor} on this one, {values[_FACTORS]} on all {self._ranks}"
+            hint = 'average="ranks" on every rank, under DDP and fully_shard'
+            raise ArgumentError(say("accumulate", "average", must=must, got=got, hint=hint))
 
 
 class Windows(Generic[_Batch]):
@@ -491,10 +499,11 @@ class _Tally:
         rows = count(entry, tuple(dims)) if dims else (entry.to_bool() if isinstance(entry, Mask) else entry)
         self.found.append(torch.stack((rows.sum(), (rows != 0).sum())))
 
-    def to_tensor(self, device: torch.device, failed: bool) -> Tensor:
+    def to_tensor(self, device: torch.device, factor: int, failed: bool) -> Tensor:
         """What is sent: see `_TOKENS` and the others. No host-device sync."""
         n = self.batches
-        sent = _moved(torch.tensor([self.tokens, 0, n, n * n, int(failed), self.rowless]), device)
+        numbers = [self.tokens, 0, n, n * n, int(failed), self.rowless, factor, factor * factor]
+        sent = _moved(torch.tensor(numbers), device)
         if self.found:
             sent[: _ROWS + 1] += torch.stack([_moved(each, device) for each in self.found]).sum(0)
         return sent
@@ -563,9 +572,9 @@ def _factor(average: object, group: Any) -> int:
         return 1 if group is None else distributed.get_world_size(group)
     if average == "none":
         return 1
-    if isinstance(average, int) and not isinstance(average, bool) and average > 0:
+    if isinstance(average, int) and not isinstance(average, bool) and 0 < average < _FACTOR_LIMIT:
         return average
-    must, hint = 'be "ranks", "none" or a positive int', 'average="ranks", under DDP and fully_shard'
+    must, hint = 'be "ranks", "none" or a positive int below 2**24', 'average="ranks", under DDP and fully_shard'
     raise ArgumentError(say("accumulate", "average", must=must, got=repr(average), hint=hint))
 
 

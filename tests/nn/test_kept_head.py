@@ -101,6 +101,22 @@ def test_evaluation_and_calls_without_labels_are_unchanged_to_the_last_bit(name)
     assert torch.equal(found[0].loss, expected[0].loss)
 
 
+@pytest.mark.parametrize("options", [{}, {"num_beams": 2}, {"use_cache": False}], ids=str)
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2"])
+def test_generated_tokens_are_the_same_in_both_modes_and_after_full_head(name, options):
+    model, ids = build(name), batch()["input_ids"][:2]
+
+    def tokens():
+        settings = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, **options}
+        return [model.train(training).generate(ids, **settings).tolist() for training in (True, False)]
+
+    expected = tokens()
+    mw.nn.kept_head(model)
+    assert tokens() == expected
+    mw.nn.full_head(model)
+    assert tokens() == expected
+
+
 def test_full_head_leaves_nothing_behind():
     model = build("llama")
     before = {module: set(vars(module)) for module in model.modules()}

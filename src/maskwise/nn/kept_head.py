@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import torch
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from maskwise.distributed.group import whole
 from maskwise.errors import ArgumentError, DtypeError, say
 from maskwise.nn.binding import bind, is_bound, unbind
 from maskwise.ops.loss import linear_cross_entropy
@@ -158,7 +160,12 @@ def _give_loss(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], 
     if call is None or output is None:
         return None
     values = {field.name: getattr(output, field.name) for field in dataclasses.fields(output)}
-    return type(output)(**{**values, "loss": call.loss, "logits": None})
+    loss = call.loss
+    if loss is not None and isinstance(values["logits"], Tensor):
+        # Through what the head returned, a sum of no elements: fully_shard gathers the head's weight once its gradient
+        # arrives, before that of the loss is computed.
+        loss = loss + values["logits"].sum().to(loss)
+    return type(output)(**{**values, "loss": loss, "logits": None})
 
 
 def _forward(head: Any, hidden: Tensor) -> Tensor:
@@ -167,7 +174,8 @@ def _forward(head: Any, hidden: Tensor) -> Tensor:
     if call is None:
         return F.linear(hidden, head.weight, head.bias)
     call.loss = _loss(head, hidden, call.labels, call.items, call.state)
-    return hidden.new_empty((*hidden.shape[:-1], 0))
+    # A node of the graph after the loss.
+    return hidden.new_empty((*hidden.shape[:-1], 0)) + call.loss.to(hidden.dtype)
 
 
 def _loss(head: Any, hidden: Tensor, labels: Tensor, items: Any, state: _State) -> Tensor:
@@ -231,12 +239,16 @@ class _Probe:
     def state(self) -> _State:
         """What the model does, or raise where that is something else than what the head can compute."""
         with _evaluated(self.model):
+            # Outside of its call, a head of fully_shard has a part of its weight alone.
+            head = SimpleNamespace(
+                weight=whole(self.head.weight), bias=None if self.head.bias is None else whole(self.head.bias)
+            )
             softcap, scale = self._after_head()
             hidden, own = self._hidden(), self._own_loss()
             if own is None:
                 raise _unsupported("return a loss for labels", f"{self.name}, which returns none")
             losses = {
-                shifts: _loss(self.head, hidden, self.labels, None, _State(shifts, False, softcap, scale))
+                shifts: _loss(head, hidden, self.labels, None, _State(shifts, False, softcap, scale))
                 for shifts in (False, True)
             }
             shifts = min(losses, key=lambda each: float((losses[each] - own).abs()))
@@ -252,7 +264,7 @@ class _Probe:
             if counted is None or _is_close(own, counted):
                 return state
             state.counts_items = True
-            if not _is_close(_loss(self.head, hidden, self.labels, items, state), counted):
+            if not _is_close(_loss(head, hidden, self.labels, items, state), counted):
                 raise _unsupported("divide its summed loss by num_items_in_batch", f"{self.name}, which does not")
             return state
 

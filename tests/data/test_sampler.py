@@ -315,6 +315,15 @@ def test_the_state_of_another_dataset_or_budget_is_refused_and_nothing_changes()
         sampler.state_dict(batches=len(sampler) + 1)
 
 
+@pytest.mark.parametrize("state", [None, {}, {"epoch": 3}, {"epoch": 3, "steps": [], "arguments": {}}], ids=str)
+def test_what_is_no_state_is_refused_and_nothing_changes(state):
+    sampler = mw.TokenBudgetSampler(lengths(), 256)
+    before = list(sampler)
+    with pytest.raises(DtypeError, match=r"`state` must be a dict of TokenBudgetSampler.state_dict"):
+        sampler.load_state_dict(state)
+    assert (sampler.epoch, list(sampler)) == (0, before)
+
+
 SCRIPT = """
 import torch, maskwise as mw, tempfile, os
 store = torch.distributed.FileStore(os.path.join(tempfile.mkdtemp(), "store"), 1)

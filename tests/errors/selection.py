@@ -317,6 +317,12 @@ ROWS = [
     Row("mw.TokenBudgetSampler.state_dict", lambda: sampler([3])().state_dict(9), ArgumentError, "len(sampler)"),
     Row(
         "mw.TokenBudgetSampler.load_state_dict",
+        lambda: sampler([3])().load_state_dict({}),
+        DtypeError,
+        "sampler.load_state_dict(other.state_dict())",
+    ),
+    Row(
+        "mw.TokenBudgetSampler.load_state_dict",
         lambda: sampler([3])().load_state_dict(sampler([4])().state_dict()),
         ArgumentError,
         "num_replicas and rank may differ",

@@ -395,8 +395,13 @@ class TokenBudgetSampler(Sampler[list[int]]):
         another number, new batches of the sequences that were. ``set_epoch`` of the same epoch changes nothing.
 
         Raises:
+            DtypeError: the state is not a dict of `state_dict`.
             ArgumentError: the state is that of a sampler with other lengths or arguments.
         """
+        if not isinstance(state, Mapping) or not {"epoch", "steps", "arguments"} <= state.keys() or not state["steps"]:
+            must, hint = "be a dict of TokenBudgetSampler.state_dict", "sampler.load_state_dict(other.state_dict())"
+            got = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+            raise DtypeError(say(f"{_OP}.load_state_dict", "state", must=must, got=got, hint=hint))
         theirs, ours = state["arguments"], self._arguments()
         for name, value in ours.items():
             if theirs.get(name) != value:

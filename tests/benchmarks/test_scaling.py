@@ -1,10 +1,15 @@
 """The page about ranks has the figures of the committed simulation, and the simulation is deterministic."""
 
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
+import torch
+from torch import distributed
 
+import maskwise as mw
 from benchmarks import scaling
+from tests.ranks import ranks  # noqa: F401, a fixture
 
 PAGE = Path(__file__).parents[2] / "docs" / "distributed.md"
 
@@ -30,6 +35,34 @@ def test_budgets_balance_ranks_on_real_text():
     for row in scaling.read():
         if row.method == "first_fit":
             assert row.imbalance <= 1.05
+
+
+def sent():
+    """The bytes of every collective of a window, and of a layer's training step."""
+    found, collectives = [], {"all_reduce": distributed.all_reduce, "broadcast": distributed.broadcast}
+
+    def counted(collective):
+        def call(x, *args, **kwargs):
+            found[-1].append(x.numel() * x.element_size())
+            return collective(x, *args, **kwargs)
+
+        return call
+
+    norm, x = mw.nn.SyncMaskedBatchNorm1d(256), torch.randn(2, 256, 3, requires_grad=True)
+    with patch.multiple(distributed, **{name: counted(each) for name, each in collectives.items()}):
+        found.append([])
+        with mw.accumulate([2, 1]) as window:
+            window.scale(torch.ones(()))
+        window.value()
+        found.append([])
+        norm(x, mw.Mask.from_lengths([3, 1])).sum().backward()
+    return found
+
+
+def test_ranks_send_what_the_model_of_communication_says(ranks):  # noqa: F811
+    names = ("`mw.accumulate`, one window", "SyncMaskedBatchNorm, 256 channels")
+    expected = [[message.size for message in scaling.communication()[name]] for name in names]
+    assert ranks.run(sent) == [expected] * 3
 
 
 def test_time_grows_with_ranks_and_bytes():

@@ -67,6 +67,6 @@ def test_ranks_send_what_the_model_of_communication_says(ranks):  # noqa: F811
 
 def test_time_grows_with_ranks_and_bytes():
     network = scaling.Network()
-    times = [network.all_reduce(1024, ranks) for ranks in scaling.SIZES]
+    times = [network.all_reduce(1024, size) for size in scaling.SIZES]
     assert times == sorted(times)
     assert network.all_reduce(1 << 20, 8) > network.all_reduce(1 << 10, 8) > network.broadcast(1 << 10, 8)

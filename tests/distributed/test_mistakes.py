@@ -49,8 +49,8 @@ def test_an_average_that_does_not_exist_on_one_rank_is_an_error_on_every_rank(ra
 def test_ranks_that_disagree_on_a_valid_average_all_raise(averages, factors, ranks):
     found = ranks.run(mistakes.different_averages, averages)
     for text, factor in zip(found, factors, strict=True):
-        start = f"ArgumentError: accumulate: `average` must undo the same factor on every rank, got {factor} on this one"
-        assert text.startswith(f'{start}, {sum(factors)} on all 4. Hint: average="ranks" on every rank')
+        start = f"ArgumentError: accumulate: `average` must undo the same factor on every rank, got {factor} on this"
+        assert text.startswith(f'{start} one, {sum(factors)} on all 4. Hint: average="ranks" on every rank')
 
 
 def test_loaders_that_disagree_on_an_average_raise_on_every_rank(ranks):

@@ -314,7 +314,13 @@ def test_importing_maskwise_models_imports_no_transformers():
     assert done.returncode == 0, done.stderr
 
 
-def test_unpad_refuses_it_with_what_to_do():
-    _, ours = both(ENCODERS["bert"](), transformers.AutoModel)
-    with pytest.raises(mw.models.UnsupportedModelError, match="set_attn_implementation"):
-        mw.unpad(ours)
+def test_unpad_serves_it_token_wise():
+    padded, ours = both(ENCODERS["bert"](), transformers.AutoModel)
+    keep = torch.tensor([[1, 1, 1, 1, 0, 0], [1, 1, 0, 0, 0, 0]])
+    ids = torch.randint(1, 9, keep.shape)
+    mw.unpad(ours)
+    with torch.no_grad(), mw.explain() as log:
+        found = ours(input_ids=ids, attention_mask=keep).last_hidden_state
+        wanted = padded(input_ids=ids, attention_mask=keep).last_hidden_state
+    assert "tokenwise" in {call.route for call in log}
+    torch.testing.assert_close(found[keep.bool()], wanted[keep.bool()], rtol=1e-4, atol=1e-5)

@@ -206,7 +206,9 @@ SliceMoments moments_of(const char* x, const std::vector<MomentRun>& runs, int64
   SliceMoments found{static_cast<double>(centre) + rest.total / count,
                      std::max(0.0, squares.total - rest.total * rest.total / count) / count};
   if constexpr (std::is_same_v<A, float>) {
-    if (found.var > 1e-30 && found.var <= std::numeric_limits<double>::max()) return found;
+    // Where every square is 0, as in a channel of zeros, so is the variance in float32.
+    const bool in_range = found.var > 1e-30 && found.var <= std::numeric_limits<double>::max();
+    if (in_range || squares.total == 0) return found;
     const auto each = [&](const auto& add) {
       for (const MomentRun& run : runs)
         for (int64_t i = 0; i < run.n; ++i)

@@ -314,13 +314,18 @@ def test_importing_maskwise_models_imports_no_transformers():
     assert done.returncode == 0, done.stderr
 
 
-def test_unpad_serves_it_token_wise():
+def test_unpad_serves_it_token_wise_beside_a_packed_model_of_the_same_class():
     padded, ours = both(ENCODERS["bert"](), transformers.AutoModel)
     keep = torch.tensor([[1, 1, 1, 1, 0, 0], [1, 1, 0, 0, 0, 0]])
-    ids = torch.randint(1, 9, keep.shape)
-    mw.unpad(ours)
-    with torch.no_grad(), mw.explain() as log:
-        found = ours(input_ids=ids, attention_mask=keep).last_hidden_state
-        wanted = padded(input_ids=ids, attention_mask=keep).last_hidden_state
-    assert "tokenwise" in {call.route for call in log}
-    torch.testing.assert_close(found[keep.bool()], wanted[keep.bool()], rtol=1e-4, atol=1e-5)
+    given = {"input_ids": torch.randint(1, 9, keep.shape), "attention_mask": keep}
+    packed = copy.deepcopy(padded)
+    packed.set_attn_implementation("sdpa")
+    with torch.no_grad():
+        wanted = padded(**given).last_hidden_state
+        # Either may be called first.
+        for model, route in ((packed, "packed"), (ours, "tokenwise"), (packed, "packed")):
+            mw.unpad(model)
+            with mw.explain() as log:
+                found = model(**given).last_hidden_state
+            assert [call.route for call in log if call.op.startswith("unpad")] == [route]
+            torch.testing.assert_close(found[keep.bool()], wanted[keep.bool()], rtol=1e-4, atol=1e-5)

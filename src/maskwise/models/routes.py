@@ -82,8 +82,9 @@ def dispatch(module: nn.Module, routes: Routes, x: Tensor, mask: Any, padded: Pa
     if is_tracing():
         run = decide_in_graph(Facts(op, (), x.dtype, x.device.type, traced=True, detail=padded), routes)
     else:
-        # Nothing else of a call, its shape for one, decides anything.
-        key = (op, type(module), padded, x.dtype, x.device.type, is_any_forced() and forced())
+        # Nothing else of a call, its shape for one, decides anything. A class may be served by one adapter in one model
+        # and by another in the next: the routes are a part of the key.
+        key = (op, type(module), routes[0].run, padded, x.dtype, x.device.type, is_any_forced() and forced())
         decision = cache.get(key)
         if decision is None:
             decision = cache[key] = decide(Facts(op, (), x.dtype, x.device.type, detail=padded), routes)

@@ -152,7 +152,9 @@ def headline(results: Path) -> str:
     """The few lines of figures that the README shows, with the machine and the commands; real models first."""
     lines = ["| work | times faster than the best peer | best peer |", "|---|---|---|"]
     kept = results / f"{KEPT}.csv"
-    where, commands = "", [shown_command(read(kept)[0])] if kept.exists() else []
+    commands = [shown_command(read(kept)[0])] if kept.exists() else []
+    #: Where each file was taken: they are of several days, and may be of several machines.
+    places: dict[str, list[str]] = {read(kept)[0].where: [KEPT]} if kept.exists() else {}
     for name, shown in SHOWN.items():
         path = results / f"{name}.csv"
         rows = {row.case: row for row in read(path)} if path.exists() else {}
@@ -166,10 +168,12 @@ def headline(results: Path) -> str:
             if len(leaky) == len(chosen):
                 ratios = " / ".join(f"{ratio:.1f}" for ratio in leaky)
                 lines.append(f"| the same, beside an idiom that lets NaN through | {ratios} | `{LEAKY}` |")
-            where = chosen[-1].where
-        commands += [shown_command(next(iter(rows.values())))] if rows else []
-    note = f"Medians, {where}; float32. Taken with:"
-    return "\n".join([*lines, "", note, "", "```sh", *commands, "```"])
+        if rows:
+            one = next(iter(rows.values()))
+            commands.append(shown_command(one))
+            places.setdefault(one.where, []).append(name)
+    notes = [f"- {', '.join(names)}: {where}" for where, names in places.items()]
+    return "\n".join([*lines, "", "Medians, float32:", "", *notes, "", "```sh", *commands, "```"])
 
 
 def first(results: Path) -> str:

@@ -44,7 +44,7 @@ inline bool zero_pages(const Tensor& fresh, bool scattered) {
   char* begin = data + (page - reinterpret_cast<uintptr_t>(data) % page) % page;
   char* end = data + bytes - (reinterpret_cast<uintptr_t>(data) + bytes) % page;
   if (bytes <= kKeptByMalloc && is_resident(begin, end, page)) return false;
-  // An allocator may hand out memory that is not private, and locked pages stay: one byte tells. The last page is seldom
+  // An allocator may hand out memory that is not private, and locked pages stay: one byte shows it. The last page is seldom
   // a part of a huge one, which would be cleared as a whole.
   volatile char* probe = end - page;
   *probe = 1;

@@ -314,6 +314,12 @@ def test_torchs_counter_counts_what_our_ops_compute():
     assert counter.get_total_flops() == 3 * 2 * 32 * layer.values.numel()
 
 
+def test_flop_counter_counts_neither_kept_nor_skipped_elements_of_a_sum():
+    with mw.FlopCounter() as counter:
+        mw.sum(torch.ones(8, 64), mw.Mask.from_lengths([64, 8, 8, 8, 8, 8, 8, 8]), dim=1)
+    assert (counter.kept, counter.dense) == (0, 0)
+
+
 def test_flop_counter_has_dense_work_beside_kept_work():
     q, keep = torch.randn(2, 2, 64, 16), mw.Mask.from_lengths([64, 16])
     with mw.FlopCounter() as counter:

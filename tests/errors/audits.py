@@ -46,6 +46,8 @@ ROWS = [
     Row("mw.audit", lambda: mw.audit(LINEAR, X, loss=lambda out, x: out), ArgumentError, "F.cross_entropy(output,"),
     Row("mw.optimize", lambda: mw.optimize(nn.Linear, X), DtypeError, "Linear(...)"),
     Row("mw.optimize", lambda: mw.optimize(LINEAR, iter([])), ArgumentError, "next(iter(loader))"),
+    Row("mw.optimize", lambda: mw.optimize(LINEAR, X, mask=X), DtypeError, "mask != 0"),
+    Row("mw.optimize", lambda: mw.optimize(LINEAR, X, mask=KEEP), ShapeError, "mask[:, 0, 0]"),
     Row("mw.testing.assert_no_leak", padded, AssertionError, "mw.mean(x, mask[..., None], dim=1)"),
     Row(
         "mw.testing.assert_no_leak",
@@ -60,6 +62,7 @@ ROWS = [
         ArgumentError,
         "a batch of several sequences",
     ),
+    Row("mw.models.TrainerAudit.attach", lambda: mw.models.TrainerAudit().attach(LINEAR), DtypeError, "LightningAudit"),
     Row("TrainerAudit", lambda: mw.models.TrainerAudit().leeks, AttributeError, "an event, such as on_log, or leak"),
     # -- the command
     Row("maskwise audit", command("model"), typer.BadParameter, "training.py:example"),

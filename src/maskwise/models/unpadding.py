@@ -181,7 +181,7 @@ def _refusal(model: nn.Module, refused: dict[str, str]) -> str:
     places = {path: (place, part) for place, (path, part) in enumerate(model.named_modules(remove_duplicate=False))}
     ordered = sorted(refused, key=lambda path: (path != "" and not _takes_padding(places[path][1]), places[path][0]))
     found = [f"  {path or kind}: {refused[path]}" for path in ordered[:8]]
-    listed = "\n".join(found) if found else f"  no part of it is of a kind that {', '.join(adapters())} know"
+    listed = "\n".join(found) if found else f"  no adapter knows a part of it; there are {'; '.join(adapters())}"
     return (
         f"unpad: no adapter serves this {kind}.\n{listed}\n"
         "Hint: write an adapter (help(maskwise.models.Adapter) shows one) and maskwise.models.register(it)."

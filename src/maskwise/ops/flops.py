@@ -25,6 +25,8 @@ from maskwise.plan.explain import explain
 __all__ = ["FORMULAS", "FlopCounter", "count_kept", "register_formula"]
 
 COUNTER = "torch.utils.flop_counter"
+#: The calls that torch's counter counts: a sum, for example, has none.
+PRODUCTS = ("linear", "conv", "attention")
 #: By the name of the op.
 FORMULAS: dict[str, Callable[..., int]] = {}
 #: What dropped rows would add, for ops whose calls no log of `mw.explain` has.
@@ -94,7 +96,8 @@ class FlopCounter:
         counts = self._counter.get_flop_counts().get("Global", {})
         self.by_op = {str(op): count for op, count in counts.items()}
         self.kept = sum(self.by_op.values())
-        self.skipped = self._extra.flops + sum(call.skipped_flops or 0 for call in self._log)
+        products = [call for call in self._log if any(name in call.op.lower() for name in PRODUCTS)]
+        self.skipped = self._extra.flops + sum(call.skipped_flops or 0 for call in products)
 
     def __repr__(self) -> str:
         share = 1.0 if not self.dense else self.kept / self.dense

@@ -53,6 +53,11 @@ def test_the_operation_and_its_line_are_named():
     [
         (lambda h: h.amax(1), "right", "maximum without mask"),
         (lambda h: h[:, -1], "right", "fixed position"),
+        (lambda h: h.min(1).values, "right", "minimum without mask"),
+        (lambda h: h.sum(1), "right", "sum without mask"),
+        (lambda h: h.logsumexp(1), "right", "logsumexp without mask"),
+        (lambda h: h.topk(3, dim=1).values, "right", "topk without mask"),
+        (lambda h: F.normalize(h, dim=1), "right", "normalize without mask"),
         (lambda h: h.cumsum(1), "left", "scan over padding"),
         (lambda h: h.flip(1).roll(1, 1), "right", "mixes positions"),
     ],
@@ -68,6 +73,108 @@ def test_other_causes_are_named(pool, side, cause):
             return pool(self.embed(input_ids))
 
     assert leaks_of(Model(), tokens(side))[0].cause == cause
+
+
+@pytest.mark.parametrize(
+    ("pool", "repair"),
+    [
+        (lambda h: h.mean(1), "mw.mean(x, mask[..., None], dim=1)"),
+        (lambda h: h - h.mean(), "mw.mean(x, mask[..., None], dim=None)"),
+        (lambda h: h.transpose(1, 2).sum(-1), "mw.sum(x, mask[..., None], dim=-1)"),
+        (lambda h: h.topk(3, dim=1).values, "mw.topk(x, mask[..., None], k, dim=1)"),
+    ],
+)
+def test_the_repair_calls_the_same_function_over_the_same_dims(pool, repair):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(50, D)
+
+        def forward(self, input_ids, attention_mask):
+            return pool(self.embed(input_ids))
+
+    assert leaks_of(Model(), tokens())[0].repair == repair
+
+
+class Attending(nn.Module):
+    """nn.MultiheadAttention with a mask of the user's making."""
+
+    def __init__(self, make_mask):
+        super().__init__()
+        self.attend, self.make_mask = nn.MultiheadAttention(D, 2, batch_first=True), make_mask
+
+    def forward(self, x, mask):
+        return self.attend(x, x, x, key_padding_mask=self.make_mask(mask))[0]
+
+
+@pytest.mark.parametrize(
+    ("make_mask", "cause"),
+    [(lambda keep: keep, "inverted mask"), (lambda keep: None, "attention without mask"), (lambda keep: ~keep, None)],
+)
+def test_a_mask_of_the_wrong_convention_is_told_from_none(make_mask, cause):
+    found = [leak for leak in leaks_of(Attending(make_mask), (floats(), keep_mask())) if not leak.only_nan]
+    assert [leak.cause for leak in found] == ([] if cause is None else [cause])
+    assert all(leak.repair == "model.attend(..., key_padding_mask=~mask)" for leak in found)
+
+
+def test_an_inverted_mask_of_scaled_dot_product_attention_is_named():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q = nn.Linear(D, D)
+
+        def forward(self, x, mask):
+            return F.scaled_dot_product_attention(self.q(x), x, x, ~mask[:, None, :])
+
+    leak = leaks_of(Model(), (floats(), keep_mask()))[0]
+    assert (leak.cause, leak.operation) == ("inverted mask", "scaled_dot_product_attention")
+
+
+def test_the_last_state_of_a_recurrence_leaks_in_the_recurrence():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn = nn.GRU(D, D, num_layers=2, batch_first=True)
+
+        def forward(self, x, mask):
+            return self.rnn(x)[1][-1]
+
+    leak = leaks_of(Model(), (floats(), keep_mask()))[0]
+    assert (leak.module, leak.cause) == ("rnn", "recurrence over padding")
+
+
+def test_a_batch_norm_over_positions_first_is_found():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(D)
+
+        def forward(self, x, mask):
+            h = x.transpose(0, 1)
+            return self.norm(h.reshape(-1, D)).view(h.shape).transpose(0, 1)
+
+    leak = leaks_of(Model(), (floats(), keep_mask()))[0]
+    assert (leak.module, leak.cause, leak.modes) == ("norm", "BatchNorm over padding", ("train",))
+
+
+def test_the_first_label_of_a_left_padded_row_is_predicted_from_padding():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.head = nn.Embedding(50, D), nn.Linear(D, 50)
+
+        def forward(self, input_ids, attention_mask, labels):
+            logits = self.head(self.embed(input_ids))
+            return {"loss": F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()), "logits": logits}
+
+    batch = tokens("left")
+    keep = batch["attention_mask"].bool()
+    batch["labels"] = batch["input_ids"].masked_fill(~keep, -100)
+    leak = leaks_of(Model(), batch)[0]
+    assert (leak.module, leak.cause) == ("loss", "label predicted from padding")
+    assert leak.repair == "labels[mask.cumsum(1) <= 1] = -100, the first label of every row"
+    batch["labels"][keep.cumsum(1) <= 1] = -100
+    assert [leak for leak in leaks_of(Model(), batch) if not leak.only_nan] == []
 
 
 def test_dropout_noise_is_no_leak():

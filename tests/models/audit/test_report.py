@@ -222,6 +222,8 @@ def test_the_callback_of_lightning_logs_through_the_module():
     assert logged["maskwise/padding"] == pytest.approx(1 - 29 / 48)
     callback.on_train_end(None, module)
     assert (callback.state_key, callback.state_dict()) == ("maskwise.LightningAudit", {})
+    # What Lightning reads when it resumes.
+    assert callback._legacy_state_key is mw.models.LightningAudit
     with pytest.raises(AttributeError, match="there is no attribute 'leeks'"):
         callback.leeks
 
@@ -236,8 +238,66 @@ def test_the_trainer_takes_the_callback():
     handler.on_train_begin(None, state, control)
     model(**tokens())
     logs = {}
+    state.log_history.append({"step": 1})
     handler.on_log(None, state, control, logs)
     assert logs["maskwise/leaks"] == 1.0
+    assert state.log_history == [{"step": 1, **logs}]
+
+
+def test_a_callback_that_is_attached_runs_before_the_reporters():
+    transformers = pytest.importorskip("transformers")
+    from transformers.trainer_callback import CallbackHandler
+
+    class Reporter(transformers.TrainerCallback):
+        reported = None
+
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            self.reported = dict(logs)
+
+    reporter, model = Reporter(), Pooled(False).train()
+    handler = CallbackHandler([reporter], model, None, None, None)
+    trainer = SimpleNamespace(callback_handler=handler)
+    callback = mw.models.TrainerAudit().attach(trainer)
+    assert callback.attach(trainer) is callback
+    assert handler.callbacks == [callback, reporter]
+    state, control = transformers.TrainerState(), transformers.TrainerControl()
+    handler.on_train_begin(None, state, control)
+    model(**tokens())
+    handler.on_log(None, state, control, {})
+    assert reporter.reported["maskwise/leaks"] == 1.0
+
+
+@pytest.mark.filterwarnings("default")
+def test_lightning_trains_and_resumes_with_the_callback(tmp_path):
+    lightning = pytest.importorskip("lightning", reason="lightning is not installed")
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = Pooled(False)
+
+        def training_step(self, batch, index):
+            return self.net(**batch).square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    def fit(epochs, checkpoint=None):
+        callback = mw.models.LightningAudit(lambda module: module.net, every=2)
+        trainer = lightning.Trainer(
+            max_epochs=epochs, accelerator="cpu", callbacks=[callback], logger=False, enable_progress_bar=False,
+            default_root_dir=tmp_path,
+        )  # fmt: skip
+        data = torch.utils.data.DataLoader([tokens() for _ in range(4)], batch_size=None)
+        trainer.fit(Module(), data, ckpt_path=checkpoint)
+        return trainer, callback
+
+    trainer, callback = fit(1)
+    assert callback.leak.cause == "mean without mask"
+    assert float(trainer.callback_metrics["maskwise/padding"]) == pytest.approx(1 - 29 / 48)
+    trainer.save_checkpoint(tmp_path / "saved.ckpt")
+    again, _ = fit(2, tmp_path / "saved.ckpt")
+    assert again.global_step == 8
 
 
 # -- FLOPs -------------------------------------------------------------------------------------------------------------
@@ -252,6 +312,12 @@ def test_torchs_counter_counts_what_our_ops_compute():
         layer(x).sum().backward()
     # Forward, the gradient of x and that of the values.
     assert counter.get_total_flops() == 3 * 2 * 32 * layer.values.numel()
+
+
+def test_flop_counter_counts_neither_kept_nor_skipped_elements_of_a_sum():
+    with mw.FlopCounter() as counter:
+        mw.sum(torch.ones(8, 64), mw.Mask.from_lengths([64, 8, 8, 8, 8, 8, 8, 8]), dim=1)
+    assert (counter.kept, counter.dense) == (0, 0)
 
 
 def test_flop_counter_has_dense_work_beside_kept_work():

@@ -250,6 +250,29 @@ def test_optimize_in_training_compares_gradients():
     assert {step.mode for step in report.steps} <= {"train"}
 
 
+def test_optimize_tries_the_attention_of_maskwise_where_a_mask_drops_pairs():
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = transformers.MistralConfig(vocab_size=50, sliding_window=16, num_key_value_heads=4, **sizes)
+    model = transformers.MistralModel(config).eval()
+    batch = {"input_ids": torch.randint(50, (2, 512)), "attention_mask": torch.ones(2, 512, dtype=torch.long)}
+    better, report = mw.optimize(model, batch)
+    tried = {step.name: step for step in (*report.steps, *report.refused)}
+    assert tried.keys() == {"mw.attention"}
+    assert tried["mw.attention"].agrees
+    assert tried["mw.attention"].line == 'model.set_attn_implementation("maskwise")'
+    used = "maskwise" if report.steps else "sdpa"
+    assert (better.config._attn_implementation, model.config._attn_implementation) == (used, "sdpa")
+    torch.testing.assert_close(better(**batch)[0], model(**batch)[0], rtol=1e-4, atol=1e-4)
+
+
+def test_optimize_takes_a_mask_that_the_batch_does_not_have():
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 2, 64, batch_first=True), 1).eval()
+    x, keep = torch.randn(4, 16, 32), mw.Mask.from_lengths([16, 2, 2, 2])
+    _, report = mw.optimize(model, x, mask=keep)
+    assert "mw.unpad" in {step.name for step in (*report.steps, *report.refused)}
+    assert mw.optimize(model, x)[1].refused == ()
+
+
 def test_optimize_leaves_what_does_not_pay():
     model = nn.Linear(D, 3).eval()
     same, report = mw.optimize(model, torch.randn(4, D))

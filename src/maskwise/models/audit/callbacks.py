@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from typing_extensions import Self
 
-from maskwise.errors import MaskwiseError
+from maskwise.errors import DtypeError, MaskwiseError, say
 from maskwise.models.audit.batch import Batch, find_tokens
 from maskwise.models.audit.leaks import Leak, find_leaks
 from maskwise.models.audit.subject import preserved
@@ -108,6 +109,9 @@ class TrainerAudit(_Silent):
     ``maskwise/padding``, the share of positions that is padding, and ``maskwise/leaks``, 1 if kept positions depend on
     dropped ones. The first batch with padding is tested, on a copy of the model; ``callback.leak`` has the `Leak`.
 
+    The Trainer calls its reporters (TensorBoard, Weights & Biases, ...) before the callbacks of a user, so they do not
+    see these values; ``TrainerAudit().attach(trainer)`` puts the callback before them.
+
     Args:
         check_leaks: whether to test the model.
     """
@@ -120,14 +124,36 @@ class TrainerAudit(_Silent):
         """The first leak, or None."""
         return self._meter.leak
 
+    def attach(self, trainer: Any) -> Self:
+        """Add it to a Trainer, before its reporters.
+
+        Args:
+            trainer: a ``transformers.Trainer``.
+
+        Returns:
+            The callback.
+
+        Raises:
+            DtypeError: ``trainer`` has no callbacks.
+        """
+        handler = getattr(trainer, "callback_handler", None)
+        if handler is None:
+            must, hint = "be a transformers.Trainer", "LightningAudit for Lightning"
+            raise DtypeError(say("TrainerAudit", "trainer", must=must, got=type(trainer).__name__, hint=hint))
+        handler.callbacks = [self, *(each for each in handler.callbacks if each is not self)]
+        return self
+
     def on_train_begin(self, args: Any, state: Any, control: Any, model: nn.Module, **kwargs: Any) -> None:
         """Count the tokens of the model's calls from here on."""
         self._meter.attach(model)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
-        """Add what was counted to the logs."""
+        """Add what was counted to the logs, and to the history, whose entry is a copy made before."""
+        found = {} if logs is None else self._meter.take()
         if logs is not None:
-            logs.update(self._meter.take())
+            logs.update(found)
+        if history := getattr(state, "log_history", None):
+            history[-1].update(found)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop counting."""
@@ -157,6 +183,11 @@ class LightningAudit(_Silent):
     def leak(self) -> Leak | None:
         """The first leak, or None."""
         return self._meter.leak
+
+    @property
+    def _legacy_state_key(self) -> type[LightningAudit]:
+        """Lightning looks for the state of old checkpoints by it, whenever it resumes."""
+        return type(self)
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing is saved."""

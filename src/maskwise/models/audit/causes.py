@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
+from maskwise.models.audit.batch import IGNORED, Batch
 from maskwise.models.audit.tracing import Place
 
-__all__ = ["Cause", "cause_of"]
+__all__ = ["Cause", "cause_of", "cause_of_loss"]
 
 
 @dataclass(frozen=True)
@@ -27,18 +28,21 @@ class Cause:
 
 
 _CONV = ("conv1d", "conv2d", "conv_transpose1d", "conv_transpose2d", "conv3d", "_conv_forward")
-_MEAN = (
-    "mean",
-    "sum",
-    "adaptive_avg_pool1d",
-    "adaptive_avg_pool2d",
-    "avg_pool1d",
-    "avg_pool2d",
-    "logsumexp",
-    "var",
-    "std",
-)
-_MAX = ("max", "amax", "min", "amin", "adaptive_max_pool1d", "adaptive_max_pool2d", "max_pool1d", "argmax")
+#: Functions over positions: what they do, and the function of Maskwise that does it over kept ones.
+_REDUCTIONS = {
+    **dict.fromkeys(("mean", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "avg_pool1d", "avg_pool2d"), "mean"),
+    **dict.fromkeys(("max", "amax", "adaptive_max_pool1d", "adaptive_max_pool2d", "max_pool1d"), "amax"),
+    **dict.fromkeys(("min", "amin"), "amin"),
+    **{name: name for name in ("sum", "prod", "logsumexp", "var", "std", "norm", "argmax", "argmin")},
+    **{name: name for name in ("median", "quantile", "sort", "topk", "normalize")},
+}
+_WORDS = {
+    "mean": ("mean", "dropped positions are averaged in"),
+    "amax": ("maximum", "a dropped position may be the largest"),
+    "argmax": ("maximum", "a dropped position may be the largest"),
+    "amin": ("minimum", "a dropped position may be the smallest"),
+    "argmin": ("minimum", "a dropped position may be the smallest"),
+}
 _ATTENTION = ("scaled_dot_product_attention", "multi_head_attention_forward", "softmax", "_native_multi_head_attention")
 _MIXES = ("matmul", "bmm", "baddbmm", "einsum", "__matmul__", "linear")
 _TIME = "its statistics run over time, dropped positions included"
@@ -71,7 +75,7 @@ def cause_of(place: Place, kind: str) -> Cause:
     """The cause of a leak that begins at a place."""
     path = f"model.{place.path}" if place.path else "model"
     operation = place.operation or next((name for each, name in _OF_MODULE if isinstance(place.module, each)), "")
-    if place.is_input or (kind == "amount" and operation not in (*_CONV, *_MEAN, *_MAX, *_ATTENTION, *_NORMS)):
+    if place.is_input or (kind == "amount" and operation not in (*_CONV, *_REDUCTIONS, *_ATTENTION, *_NORMS)):
         return Cause(
             "position ids from padding",
             "positions are counted from the start of the padded row, so they change with the amount of padding",
@@ -103,17 +107,19 @@ def cause_of(place: Place, kind: str) -> Cause:
                 "attention crosses the boundaries of sequences in a row",
                 "mw.attention(q, k, v, mw.Mask.from_segments(segment_ids), is_causal=...)",
             )
-        return Cause(
-            "attention without mask",
-            "kept queries attend to dropped keys",
-            "mw.attention(q, k, v, mask[:, None, None, :])",
-        )
-    if operation in _MEAN:
-        return Cause("mean without mask", "dropped positions are averaged in", "mw.mean(x, mask[..., None], dim=1)")
-    if operation in _MAX:
-        return Cause(
-            "maximum without mask", "a dropped position may be the largest", "mw.amax(x, mask[..., None], dim=1)"
-        )
+        is_layer = isinstance(place.module, nn.MultiheadAttention)
+        repair = f"{path}(..., key_padding_mask=~mask)" if is_layer else "mw.attention(q, k, v, mask[:, None, None, :])"
+        if place.is_inverted:
+            reason = (
+                "its mask keeps dropped keys alone: True means drop in a key_padding_mask, and keep in an attn_mask"
+            )
+            return Cause("inverted mask", reason, repair)
+        return Cause("attention without mask", "kept queries attend to dropped keys", repair)
+    if operation in _REDUCTIONS:
+        function = _REDUCTIONS[operation]
+        word, reason = _WORDS.get(function, (function, "dropped positions are counted in"))
+        given = {"topk": "k, ", "quantile": "q, "}.get(function, "")
+        return Cause(f"{word} without mask", reason, f"mw.{function}(x, mask[..., None], {given}{_dim(place)})")
     if operation in ("__getitem__", "select", "narrow", "getitem"):
         return Cause(
             "fixed position",
@@ -133,6 +139,34 @@ def cause_of(place: Place, kind: str) -> Cause:
         f"`{operation}` reads dropped positions" if operation else "its forward reads dropped positions",
         "mw.fill(x, mask[..., None]) before it, or a masked function of mw in its place",
     )
+
+
+def cause_of_loss(batch: Batch, keep: Tensor) -> Cause:
+    """The cause of a loss that changes while kept outputs do not."""
+    found = batch.labels()
+    if found is not None and found[1].shape == keep.shape:
+        labels = found[1]
+        counted = labels != IGNORED
+        from_padding = counted[:, 1:] & ~keep[:, :-1].to(labels.device)
+        if bool(from_padding.any()) and not bool((counted & ~keep.to(labels.device)).any()):
+            return Cause(
+                "label predicted from padding",
+                "the loss shifts labels by one, so the first label of a left-padded row belongs to a dropped position",
+                f"{found[0]}[mask.cumsum(1) <= 1] = {IGNORED}, the first label of every row",
+            )
+    return Cause(
+        "loss over dropped positions",
+        "kept outputs stay as they are and the loss changes: it counts dropped positions or their labels",
+        f"mw.loss(F.cross_entropy, logits, labels, mask), or labels.masked_fill(~mask, {IGNORED})",
+    )
+
+
+def _dim(place: Place) -> str:
+    """The argument ``dim`` of a function, as it was called: most often the one of the positions."""
+    found = [each for each in place.arguments if isinstance(each, int | tuple | list) and not isinstance(each, bool)]
+    if place.operation in ("mean", "sum", "prod", "std", "var") and not found:
+        return "dim=None"
+    return f"dim={found[0]}" if place.operation in ("mean", "sum", "logsumexp", "amax") and found else "dim=1"
 
 
 def _dims(module: nn.Module) -> int:

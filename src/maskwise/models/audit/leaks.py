@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from maskwise.models.audit.batch import Batch, Tokens
-from maskwise.models.audit.causes import Cause, cause_of
+from maskwise.models.audit.causes import Cause, cause_of, cause_of_loss
 from maskwise.models.audit.perturb import Probe, change_masked_weights, probes
 from maskwise.models.audit.positions import Positions, difference
 from maskwise.models.audit.subject import Mode, Result, Subject
@@ -219,12 +219,7 @@ def _leak(subject: Subject, probe: Probe, change: _Change, training: Mode, noise
     gradient, parameter = change.gradient, change.parameter
     if place is None or (not change.output and change.loss):
         if change.loss and not change.output:
-            cause = Cause(
-                "loss over dropped positions",
-                "kept outputs stay as they are and the loss changes: it counts dropped positions or their labels",
-                "mw.loss(F.cross_entropy, logits, labels, mask), or labels.masked_fill(~mask, -100)",
-            )
-            return _of(cause, "loss", "loss", None, probe, mode, change)
+            return _of(cause_of_loss(probe.before, probe.checked), "loss", "loss", None, probe, mode, change)
         name = (parameter or "").rpartition(".")[0]
         cause = Cause(
             "gradient of dropped positions",

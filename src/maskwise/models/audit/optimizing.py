@@ -13,8 +13,8 @@ from torch import nn
 
 from maskwise.errors import MaskwiseError
 from maskwise.models.audit.api import SMALL, bound
-from maskwise.models.audit.batch import Batch, Tokens
-from maskwise.models.audit.rewrites import MARGIN, Rewrite, compare, compare_training, compressed
+from maskwise.models.audit.batch import Batch, MaskLike, Tokens
+from maskwise.models.audit.rewrites import ATTENTION, MARGIN, Rewrite, attending, compare, compare_training, compressed
 from maskwise.models.audit.subject import Loss, Subject, preserved
 from maskwise.models.audit.waste import profile
 from maskwise.models.compress.surgery import clone_model
@@ -79,7 +79,9 @@ class Optimization(Tabular):
         return table
 
 
-def optimize(model: nn.Module, batch: Any, *, loss: Loss | None = None) -> tuple[nn.Module, Optimization]:
+def optimize(
+    model: nn.Module, batch: Any, *, mask: MaskLike | None = None, loss: Loss | None = None
+) -> tuple[nn.Module, Optimization]:
     """Apply the rewrites that pay for this model and batch, and check that results agree.
 
     >>> import torch, maskwise as mw
@@ -91,22 +93,26 @@ def optimize(model: nn.Module, batch: Any, *, loss: Loss | None = None) -> tuple
 
     A model in evaluation gets `mw.compress`, where weights are zero, and `mw.unpad`, where positions are padding, in
     the order that is measured to be faster. A model in training gets `mw.nn.kept_head`, where rows have no label, and
-    `mw.unpad`; its loss and gradients are compared too. A rewrite that does not pay or does not agree is left out.
+    `mw.unpad`; its loss and gradients are compared too. A Hugging Face model whose mask drops pairs gets
+    ``attn_implementation="maskwise"`` where that is faster than `mw.unpad`. A rewrite that does not pay or does not
+    agree is left out.
 
     Args:
         model: any module. It is not changed, which is how to go back; the result is a copy, so an optimizer is made
             from its parameters.
         batch: what the model is called with, as for `mw.audit`, of typical sizes.
+        mask: as for `mw.audit`.
         loss: as for `mw.audit`; for a model in training.
 
     Returns:
         The new model, and an Optimization: print it for a table.
 
     Raises:
-        DtypeError: ``model`` is not a module, or ``batch`` nothing that a model is called with.
+        DtypeError: ``model`` is not a module, ``batch`` nothing that a model is called with, or ``mask`` no mask.
+        ShapeError: ``mask`` does not have the positions of the batch.
         ArgumentError: ``batch`` is empty, or a lazy module has no parameters yet.
     """
-    found, tokens = bound(OP, model, batch, None, loss)
+    found, tokens = bound(OP, model, batch, mask, loss)
     training = model.training
     with preserved(model, loss) as subject:
         report, result = _search(subject, found, tokens, training)
@@ -117,6 +123,8 @@ def optimize(model: nn.Module, batch: Any, *, loss: Loss | None = None) -> tuple
 
 
 Step = Callable[[nn.Module], nn.Module]
+#: Both replace a model's attention: one of them is applied.
+ALTERNATIVES = {"mw.unpad", ATTENTION[0]}
 
 
 def _search(subject: Subject, batch: Batch, tokens: list[Tokens], training: bool) -> tuple[Optimization, nn.Module]:
@@ -129,12 +137,16 @@ def _search(subject: Subject, batch: Batch, tokens: list[Tokens], training: bool
         steps["mw.nn.kept_head"] = kept_head
     if padded:
         steps["mw.unpad"] = _unpadded
+    if measured.share("attention") >= SMALL:
+        steps[ATTENTION[0]] = attending
     lines = {
         "mw.compress": "model, report = mw.compress(model, batch)",
         "mw.nn.kept_head": "model = mw.nn.kept_head(model)",
         "mw.unpad": "model = mw.unpad(model)",
+        ATTENTION[0]: ATTENTION[1],
     }
-    orders = [list(steps), list(reversed(steps))] if len(steps) > 1 and not training else [list(steps)]
+    both = len(steps) > 1 and (not training or steps.keys() >= ALTERNATIVES)
+    orders = [list(steps), list(reversed(steps))] if both else [list(steps)]
     best: tuple[float, list[Rewrite], nn.Module] | None = None
     refused: dict[str, Rewrite] = {}
     for order in orders:
@@ -142,6 +154,8 @@ def _search(subject: Subject, batch: Batch, tokens: list[Tokens], training: bool
         current = clone_model(subject.model)
         fastest: float | None = None
         for name in order:
+            if name in ALTERNATIVES and ALTERNATIVES & {step.name for step in done}:
+                continue
             try:
                 candidate = steps[name](clone_model(current))
                 rewrite = _measured(name, lines[name], subject, candidate, batch, tokens, training)

@@ -15,6 +15,8 @@ __all__ = ["Positions", "difference", "tolerance_of"]
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 #: With more padding, products have other sizes, and add in another order, layer by layer.
 ACROSS_SHAPES = 100.0
+#: The most layers, times two where they run in both directions, of a recurrence.
+LAYERS = 16
 #: The layers that change the number of positions: their kernel sizes, strides, paddings and dilations are known.
 STRIDED = (
     nn.Conv1d, nn.Conv2d, nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d,
@@ -47,10 +49,14 @@ class Positions:
         found: list[Tensor] = []
         for length, keep in self.by_length.items():
             found += self._aligned(x, length, keep.to(x.device))
-        if not found and x.shape[0] == self.batch:
+        if not found and self.batch in (x.shape[0], self._rows_of_state(x)):
             some = next(iter(self.by_length.values())).any(1).to(x.device)
-            found.append(x[some])
+            found.append(x[some] if x.shape[0] == self.batch else x[:, some])
         return found
+
+    def _rows_of_state(self, x: Tensor) -> int | None:
+        """The rows of the last state of a recurrence: (layers, B, features)."""
+        return x.shape[1] if x.dim() == 3 and x.shape[0] <= LAYERS and x.shape[0] not in self.by_length else None
 
     def _aligned(self, x: Tensor, length: int, keep: Tensor) -> list[Tensor]:
         shape, batch, kept = x.shape, self.batch, int(keep.sum())
@@ -66,7 +72,9 @@ class Positions:
         if x.dim() >= 2 and shape[:2] == (length, batch):
             found.append(x.transpose(0, 1)[keep])
         if shape[0] == batch * length and length > 1:
+            # Flattened, with the rows or with the positions first.
             found.append(x[keep.flatten()])
+            found.append(x[keep.t().flatten()])
         heads = shape[0] // batch
         if x.dim() == 3 and heads > 1 and shape[0] == heads * batch and length in shape[1:]:
             # Heads among the rows.

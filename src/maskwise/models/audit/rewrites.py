@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from maskwise.errors import MaskwiseError
+from maskwise.errors import ArgumentError, MaskwiseError, say
 from maskwise.mask import Mask
 from maskwise.models.audit.batch import Batch, Tokens
 from maskwise.models.audit.positions import Positions
@@ -20,13 +20,23 @@ from maskwise.models.audit.subject import Subject
 from maskwise.models.compress import compress
 from maskwise.models.compress.example import tensors_of
 from maskwise.models.compress.surgery import clone_model
+from maskwise.models.hugging_face.interface import NAME
 from maskwise.models.routes import PaddedRunWarning
 from maskwise.models.unpadding import unpad
 from maskwise.nn.kept_head import kept_head
 from maskwise.ops.attention import attention
 from maskwise.plan.measure import measure, synced_timer
 
-__all__ = ["MARGIN", "Rewrite", "compare", "compare_training", "compressed", "measure_rewrites"]
+__all__ = [
+    "ATTENTION",
+    "MARGIN",
+    "Rewrite",
+    "attending",
+    "compare",
+    "compare_training",
+    "compressed",
+    "measure_rewrites",
+]
 
 #: A rewrite pays if it takes less than this share of the time: less is noise.
 MARGIN = 0.97
@@ -217,8 +227,34 @@ class _Attention(TorchFunctionMode):
         return attention(q, k, v, mask, bias=bias, **given)
 
 
+ATTENTION = "mw.attention", 'model.set_attn_implementation("maskwise")'
+
+
+def attending(model: nn.Module) -> nn.Module:
+    """A Hugging Face model with the attention of Maskwise; others are refused: only their code can call it."""
+    switch = getattr(model, "set_attn_implementation", None)
+    if switch is None:
+        raise ArgumentError(
+            say(
+                "attention", "model", must="be a Hugging Face model", got=type(model).__name__,
+                hint="mw.attention(q, k, v, mask) in its code",
+            )
+        )  # fmt: skip
+    try:
+        switch(NAME)
+    except (ValueError, ImportError) as error:
+        must, hint = "have an attention that can be replaced", "mw.attention(q, k, v, mask) in its code"
+        raise ArgumentError(say("attention", "model", must=must, got=_first_line(error), hint=hint)) from error
+    return model
+
+
 def _try_attention(subject: Subject, batch: Batch, tokens: list[Tokens]) -> Rewrite:
-    name, line = "mw.attention", "mw.attention(q, k, v, mask)"
+    """`mw.attention` in the place of torch's, on a copy: by the model's own switch, or in each call."""
+    name, line = ATTENTION
+    try:
+        return compare(name, line, subject, subject.of(attending(clone_model(subject.model))), batch, tokens)
+    except MaskwiseError:
+        line = "mw.attention(q, k, v, mask)"
 
     class Other(Subject):
         def forward(self, batch: Batch, *, training: Any, grad: bool = False) -> Any:

@@ -61,7 +61,8 @@ class Place:
         difference: of its output at kept positions.
         route: the modules by which the change reaches the output, in order.
         is_input: whether what the module gets differs already, before any module has computed something.
-        arguments: of the operation.
+        arguments: of the operation, other than tensors.
+        is_inverted: whether a mask of the operation keeps just what is dropped.
     """
 
     path: str
@@ -73,6 +74,7 @@ class Place:
     route: tuple[str, ...]
     is_input: bool = False
     arguments: tuple[Any, ...] = ()
+    is_inverted: bool = False
 
 
 class _Recorder:
@@ -142,10 +144,11 @@ def locate(subject: Subject, probe: Probe, *, training: Mode, noise: float) -> P
         return None
     event = before[culprit]
     skipped = {index for index in range(len(before)) if not changed[index][1] and index != culprit}
-    operation, line, arguments = _first_operation(subject, probe, training, culprit, skipped, noise)
+    found = _first_operation(subject, probe, training, culprit, skipped, noise)
+    operation, line, arguments, masks = (None, None, (), ()) if found is None else found
     return Place(
         event.path, type(event.module).__name__, event.module, operation, line, changed[culprit][1], route,
-        arguments=arguments,
+        arguments=arguments, is_inverted=any(_keeps_what_is_dropped(mask, probe.checked) for mask in masks),
     )  # fmt: skip
 
 
@@ -177,6 +180,27 @@ class _Operation:
     inputs: Rows
     outputs: Rows
     arguments: tuple[Any, ...]
+    masks: tuple[Tensor, ...]
+
+
+def _masks(values: Any) -> tuple[Tensor, ...]:
+    """The masks among the arguments of a function, as bools: True where they keep; additive ones are 0 there."""
+    found: list[Tensor] = []
+    for each in values:
+        if not isinstance(each, Tensor) or each.dim() < 2:
+            continue
+        if each.dtype is torch.bool:
+            found.append(each)
+        elif each.is_floating_point() and bool(((each == 0) | (each < -1e3)).all()):
+            found.append(each == 0)
+    return tuple(found)
+
+
+def _keeps_what_is_dropped(mask: Tensor, keep: Tensor) -> bool:
+    """Whether a mask of keys or of pairs keeps the dropped keys alone."""
+    while mask.dim() > 2:
+        mask = mask.any(1)
+    return mask.shape == keep.shape and bool((~keep).any()) and torch.equal(mask, ~keep.to(mask.device))
 
 
 class _Watch(TorchFunctionMode):
@@ -194,8 +218,9 @@ class _Watch(TorchFunctionMode):
         with suppress(RuntimeError):
             inputs = self.recorder.rows((list(args), dict(kwargs)))
             out = func(*args, **kwargs)
-            settings = tuple(each for each in (*args, *kwargs.values()) if not isinstance(each, Tensor))
-            self.found.append(_Operation(name, _line(), inputs, self.recorder.rows(out), settings))
+            values = (*args, *kwargs.values())
+            settings = tuple(each for each in values if not isinstance(each, Tensor))
+            self.found.append(_Operation(name, _line(), inputs, self.recorder.rows(out), settings, _masks(values)))
             return out
         return func(*args, **kwargs)
 
@@ -212,7 +237,7 @@ def _line() -> str | None:
 
 def _first_operation(
     subject: Subject, probe: Probe, training: Mode, culprit: int, skipped: set[int], noise: float
-) -> tuple[str | None, str | None, tuple[Any, ...]]:
+) -> tuple[str, str | None, tuple[Any, ...], tuple[Tensor, ...]] | None:
     """The first function in a call whose kept inputs agree and whose output does not."""
     runs = []
     for batch, positions in zip((probe.before, probe.after), probe.positions(), strict=True):
@@ -246,5 +271,5 @@ def _first_operation(
             (difference(a, b, **options) for a, b in zip(old.outputs, new.outputs, strict=False)), default=0.0
         )
         if outputs and not inputs:
-            return old.name, old.line, old.arguments
-    return None, None, ()
+            return old.name, old.line, old.arguments, old.masks
+    return None

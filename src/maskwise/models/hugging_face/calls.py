@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from maskwise.models.hugging_face.layout import Layout, pack_arguments
 from maskwise.models.packing import Packing
+from maskwise.models.quantized import QuantizedLayers
 from maskwise.models.routes import Padded
 
 __all__ = [
@@ -57,6 +58,7 @@ class State:
         routers: whether router logits do.
         kinds: the layout of its packed outputs, by their paths.
         checked: whether it was compared with the padded model; a model without weights is, at its first call.
+        quantized: which layers were quantized then; with others it is compared again.
     """
 
     implementation: str
@@ -71,6 +73,7 @@ class State:
     routers: bool = True
     kinds: dict[str, str] = field(default_factory=dict)
     checked: bool = False
+    quantized: QuantizedLayers = field(default_factory=QuantizedLayers)
 
     def __setstate__(self, values: dict[str, Any]) -> None:
         vars(self).update(values)

@@ -184,14 +184,18 @@ def _is_named(module: nn.Module, *endings: str) -> bool:
 
 
 def check_once(module: nn.Module) -> bool:
-    """Compare a model that was unpadded without weights with its padded self, now that it has some.
+    """Compare a model with its padded self that has weights only now, or layers that were quantized after `unpad`.
 
     Returns:
         Whether it can be packed. If not, it is as it was before `unpad`, and its caller is warned.
     """
     state = state_of(module)
-    if state.checked or running() is not None or any(each.device.type == "meta" for each in module.parameters()):
+    if running() is not None or (state.checked and not state.quantized.is_changed(module)):
         return True
+    if any(each.device.type == "meta" for each in module.parameters()):
+        return True
+    for part in packed_parts(module):
+        state_of(part).checked = False
     reason = check(module)
     if reason is None:
         return True

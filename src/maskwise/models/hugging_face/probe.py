@@ -27,6 +27,7 @@ from maskwise.models.hugging_face.calls import (
     state_of,
 )
 from maskwise.models.hugging_face.layout import OTHER, Layout, kind_of, leaves, takes, unpacked
+from maskwise.models.quantized import replace_quantized, stands_in
 from maskwise.models.routes import Padded
 from maskwise.ops.torch_private import TorchDispatchMode
 from maskwise.plan.dispatch import force
@@ -38,7 +39,6 @@ __all__ = [
     "difference",
     "masks",
     "mixing_module",
-    "quantized_module",
     "unchanged",
     "with_random_weights",
 ]
@@ -84,7 +84,9 @@ def check(module: Any) -> str | None:
             torch.autocast(module.device.type, enabled=False),
         ):
             module.eval()
-            found = with_random_weights(module, compare)
+            found = replace_quantized(module, partial(_run_text, module))
+            if found is None:
+                found = with_random_weights(module, compare)
             if isinstance(found, NoReference):
                 found = compare(module)
     except BaseException:
@@ -101,6 +103,7 @@ def check(module: Any) -> str | None:
             )
         found = None
     state.checked = found is None
+    state.quantized.record(module)
     return found
 
 
@@ -205,6 +208,13 @@ def _compare_call(model: Any, named: dict[str, Any], keep: Tensor) -> str | None
     return kinds if isinstance(kinds, str) else _difference_of(padded, packed, keep)
 
 
+def _run_text(model: Any) -> None:
+    """Call a model, padded, with the batch of the comparison."""
+    if (named := batch_of_text(model, masks(model.device))) is not None:
+        with call(Frame(padded=PROBE)):
+            original(model, **named)
+
+
 # -- running ----------------------------------------------------------------------------------------------------------
 def _reference(model: Any, named: dict[str, Any]) -> Any:
     """What the padded model gives, or a `NoReference`."""
@@ -250,7 +260,8 @@ class _Caller(nn.Module):
 
 def with_random_weights(module: nn.Module, compare: Callable[[Any], str | None]) -> str | None:
     """Compare with random weights, whose products are about as large as what they multiply, where that is possible."""
-    parameters = dict(module.named_parameters())
+    unused = set(stands_in(module))
+    parameters = {name: each for name, each in module.named_parameters() if name not in unused}
     plain = all(type(each) is nn.Parameter and each.is_floating_point() for each in parameters.values())
     if not plain or sum(each.numel() for each in parameters.values()) > SCALED_PARAMETERS:
         return NoReference("no random weights")
@@ -438,12 +449,4 @@ def mixing_module(model: nn.Module, inner: tuple[str, ...] = ()) -> str | None:
         wide = isinstance(module, (nn.Conv1d, nn.ConvTranspose1d)) and module.kernel_size != (1,)
         if wide or isinstance(module, (nn.RNNBase, nn.BatchNorm1d, nn.InstanceNorm1d)):
             return f"{path}, a {type(module).__name__}, mixes tokens"
-    return None
-
-
-def quantized_module(model: nn.Module) -> str | None:
-    """The module whose inputs are quantized by the largest of a batch, so that all tokens count; None without one."""
-    for path, module in model.named_modules():
-        if type(module).__module__.startswith(("torch.ao.nn.quantized", "torch.ao.quantization")):
-            return f"{path}, a {type(module).__name__}, quantizes a token by the largest of all"
     return None

@@ -26,6 +26,7 @@ from maskwise.models.hugging_face.calls import (
     run_packed,
     state_of,
 )
+from maskwise.models.hugging_face.generation import cached, new_cache
 from maskwise.models.hugging_face.layout import OTHER, Layout, kind_of, leaves, takes, unpacked
 from maskwise.models.quantized import replace_quantized, stands_in
 from maskwise.models.routes import Padded
@@ -156,6 +157,8 @@ def _compare_base(base: Any) -> str | None:
     state.computes_first = not state.causal and _is_first_same(padded, packed, state)
     if _accepts(base, "output_router_logits") and hasattr(base.config, "output_router_logits"):
         state.routers = _are_routers_same(base, {**named, "output_router_logits": True}, layout, keep)
+    if state.causal and "use_cache" in named:
+        state.prefills = _is_cache_same(base, {**named, "use_cache": True}, layout, keep)
     return None
 
 
@@ -164,6 +167,18 @@ def _is_first_same(padded: Any, packed: Any, state: State) -> bool:
     first = torch.zeros(4, LENGTH, dtype=torch.bool)
     first[:, 0] = True
     return _difference_of(padded, packed, first) is None and not state.empty_windows
+
+
+def _is_cache_same(base: Any, named: dict[str, Any], layout: Layout, keep: Tensor) -> bool:
+    """Whether a packed call fills a cache with the keys and values of a padded one."""
+    padded = _reference(base, named)
+    if isinstance(padded, NoReference) or type(getattr(padded, "past_key_values", None)) is not type(new_cache(base)):
+        return False
+    packed, why = _packed(partial(run_packed, base, named, layout, fill=True))
+    if why is not None:
+        return False
+    wanted, found = (cached(each.past_key_values, keep) for each in (padded, packed))
+    return bool(wanted) and wanted.keys() == found.keys() and _difference_of(wanted, found, keep) is None
 
 
 def _are_routers_same(base: Any, named: dict[str, Any], layout: Layout, keep: Tensor) -> bool:

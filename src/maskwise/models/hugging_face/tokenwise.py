@@ -26,6 +26,7 @@ from maskwise.models.adapter import (
     adapters,
 )
 from maskwise.models.hugging_face.calls import COVERED, original
+from maskwise.models.hugging_face.generation import fills_cache, prefill_reason
 from maskwise.models.hugging_face.layout import arguments, leaves, takes, tokens_of
 from maskwise.models.hugging_face.probe import (
     HALF_TOLERANCE,
@@ -242,6 +243,11 @@ def _padded(module: Any, named: dict[str, Any]) -> Padded | None:
         return Padded("encoder_hidden_states is not known to have an entry for each token", change)
     if not _packings(named):
         return Padded("nothing is dropped")
+    is_decoder = not getattr(module.config, "is_encoder_decoder", False) and takes(module, "past_key_values")
+    if is_decoder and fills_cache(module, named, labelled=named.get("labels") is not None):
+        padded = prefill_reason(named, prefills=True)
+        if padded is not None:
+            return padded
     return _read_dropped(module, named)
 
 

@@ -515,16 +515,6 @@ def test_targets_of_any_name_that_count_dropped_tokens_run_padded():
     assert torch.equal(found, expected)
 
 
-def test_generation_is_as_before_and_says_that_its_cache_is_why_it_runs_padded():
-    model = larger(transformers.LlamaForCausalLM(config("Llama", **SIZE, pad_token_id=0)))
-    given = {"input_ids": TOKENS, "attention_mask": SIDES["left"].long(), "max_new_tokens": 3, "do_sample": False}
-    expected = model.generate(**given)
-    mw.unpad(model)
-    with pytest.warns(PaddedRunWarning, match="it returns a cache of keys and values"):
-        found = model.generate(**given)
-    assert torch.equal(found, expected)
-
-
 def clip():
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
     text = {**sizes, "vocab_size": 99, "bos_token_id": 97, "eos_token_id": 98, "max_position_embeddings": 16}

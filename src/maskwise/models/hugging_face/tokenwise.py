@@ -26,7 +26,7 @@ from maskwise.models.adapter import (
     adapters,
 )
 from maskwise.models.hugging_face.calls import COVERED, original
-from maskwise.models.hugging_face.generation import fills_cache, prefill_reason
+from maskwise.models.hugging_face.generation import fills_cache, padding_of, prefill_reason
 from maskwise.models.hugging_face.layout import arguments, leaves, takes, tokens_of
 from maskwise.models.hugging_face.probe import (
     HALF_TOLERANCE,
@@ -193,6 +193,8 @@ def model_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
     if not _check_once(module):
         return module.forward(*args, **kwargs)
     named = arguments(module, args, kwargs)
+    if _is_decoder(module) and (keep := padding_of(module, named)) is not None:
+        named["attention_mask"] = keep
     run = dispatch(module, ROUTES, tokens_of(named), named.get("attention_mask"), _padded(module, named))
     return run(module, named, args, kwargs)
 
@@ -243,12 +245,14 @@ def _padded(module: Any, named: dict[str, Any]) -> Padded | None:
         return Padded("encoder_hidden_states is not known to have an entry for each token", change)
     if not _packings(named):
         return Padded("nothing is dropped")
-    is_decoder = not getattr(module.config, "is_encoder_decoder", False) and takes(module, "past_key_values")
-    if is_decoder and fills_cache(module, named, labelled=named.get("labels") is not None):
-        padded = prefill_reason(named, prefills=True)
-        if padded is not None:
-            return padded
+    fills = _is_decoder(module) and fills_cache(module, named, labelled=named.get("labels") is not None)
+    if fills and (padded := prefill_reason(named, prefills=True)) is not None:
+        return padded
     return _read_dropped(module, named)
+
+
+def _is_decoder(module: Any) -> bool:
+    return takes(module, "past_key_values") and not getattr(module.config, "is_encoder_decoder", False)
 
 
 def _read_dropped(module: Any, named: dict[str, Any]) -> Padded | None:

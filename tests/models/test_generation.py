@@ -77,7 +77,41 @@ def test_right_padded_prompts_give_the_same_tokens_and_the_reason_to_run_padded(
     found, calls = generate(mw.unpad(model), "right", **options)
     assert torch.equal(found, expected)
     if not name.startswith("gemma2"):
-        assert calls[0].reason == "it returns a cache, and generation goes on from a last token that is dropped"
+        # With a static cache the mask is one of pairs, which only the model itself reads.
+        assert calls[0].reason == (
+            "it returns a cache, and generation goes on from a last token that is dropped"
+            if cache == "static"
+            else "the logits of dropped tokens are requested"
+        )
+
+
+@pytest.mark.filterwarnings("ignore::maskwise.models.PaddedRunWarning")
+@pytest.mark.parametrize("side", KEEP)
+def test_generation_without_a_cache_gives_the_same_tokens(side):
+    model = build("llama")
+    expected, _ = generate(model, side, do_sample=False, use_cache=False)
+    found, calls = generate(mw.unpad(model), side, do_sample=False, use_cache=False)
+    assert torch.equal(found, expected)
+    assert [each.route for each in calls[1:]] == ["packed"] * (len(calls) - 1)
+
+
+@pytest.mark.parametrize("side", KEEP)
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_a_call_without_options_runs_packed_and_returns_its_cache(name, side):
+    model, inputs, keep = build(name), prompts(side), KEEP[side]
+    with torch.no_grad():
+        wanted = model(**inputs)
+        with mw.explain() as log:
+            found = mw.unpad(model)(**inputs)
+    assert [each.route for each in log if each.op.startswith("unpad")] == ["packed"]
+    torch.testing.assert_close(found.logits[keep], wanted.logits[keep], rtol=1e-4, atol=1e-4)
+    assert found.past_key_values.get_seq_length() == 11
+
+
+def test_a_cache_of_the_callers_own_and_a_dropped_last_token_run_padded():
+    model, inputs = mw.unpad(build("llama")), prompts("right")
+    with pytest.warns(PaddedRunWarning, match="generation goes on from a last token that is dropped"):
+        model(**inputs, past_key_values=transformers.DynamicCache(config=model.config))
 
 
 def test_right_padded_prompts_warn_with_what_to_change():
@@ -125,6 +159,7 @@ def test_what_is_dropped_never_reaches_the_cache_of_a_prefill():
     assert torch.equal(clean.logits, dirty.logits)
 
 
+@pytest.mark.filterwarnings("ignore::maskwise.models.PaddedRunWarning")
 def test_a_mask_of_pairs_that_is_not_made_of_padding_runs_padded():
     model, inputs = build("llama"), prompts("left")
     pairs = (KEEP["left"][:, None, None] & torch.ones(11, 11, dtype=torch.bool).tril()).clone()

@@ -152,6 +152,8 @@ def _read_dropped(module: Any, named: dict[str, Any]) -> Padded | None:
     if not isinstance(mask, Tensor) or mask.dim() != 2:
         return None
     dropped = mask == 0
+    if isinstance(last := named.get("logits_to_keep"), int) and last and bool(dropped[:, -last:].any()):
+        return Padded("the logits of dropped tokens are requested", "padding on the left, or no logits_to_keep")
     if _is_named(module, "ForSequenceClassification"):
         causal = any(state_of(each).causal for each in packed_parts(module))
         if causal and bool(dropped.gather(1, last_token(module, named, mask)).any()):

@@ -43,7 +43,8 @@ def prefill_reason(named: dict[str, Any], *, prefills: bool) -> Padded | None:
     if not prefills:
         change = "use_cache=False, or model.config.use_cache = False"
         return Padded("it returns a cache that does not hold keys and values for each token", change)
-    if not bool(named["attention_mask"][:, -1].all()):
+    # Generation hands its own cache to the prefill.
+    if named.get("past_key_values") is not None and not bool(named["attention_mask"][:, -1].all()):
         reason = "it returns a cache, and generation goes on from a last token that is dropped"
         return Padded(reason, "padding on the left, or use_cache=False where nothing is generated")
     return None

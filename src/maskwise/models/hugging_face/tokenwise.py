@@ -246,13 +246,19 @@ def _padded(module: Any, named: dict[str, Any]) -> Padded | None:
     if not _packings(named):
         return Padded("nothing is dropped")
     fills = _is_decoder(module) and fills_cache(module, named, labelled=named.get("labels") is not None)
-    if fills and (padded := prefill_reason(named, prefills=True)) is not None:
+    # The last column is computed, dropped or not; behind a window it may find no key, and then reads dropped ones.
+    if fills and _has_windows(module) and (padded := prefill_reason(named, prefills=True)) is not None:
         return padded
     return _read_dropped(module, named)
 
 
 def _is_decoder(module: Any) -> bool:
     return takes(module, "past_key_values") and not getattr(module.config, "is_encoder_decoder", False)
+
+
+def _has_windows(module: Any) -> bool:
+    config = module.config.get_text_config()
+    return any(getattr(config, each, None) for each in ("sliding_window", "local_attention"))
 
 
 def _read_dropped(module: Any, named: dict[str, Any]) -> Padded | None:

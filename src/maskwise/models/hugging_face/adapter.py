@@ -12,7 +12,6 @@ from maskwise.models.hugging_face.attention import ORIGINALS, family_of, of_home
 from maskwise.models.hugging_face.calls import PREFIX, STATE, State, packed_parts, state_of
 from maskwise.models.hugging_face.forwards import cover, uncover
 from maskwise.models.hugging_face.layout import padding_aware_embeddings, takes
-from maskwise.models.hugging_face.linear import cover_linear, uncover_linear
 from maskwise.models.hugging_face.probe import check, mixing_module
 
 __all__ = ["HuggingFaceAdapter"]
@@ -71,7 +70,6 @@ class HuggingFaceAdapter:
                 raise UnsupportedModelError(reason)
             if module is not base:
                 self.enclose(module)
-            cover_linear(base)
         except BaseException:
             self.undo(module)
             raise
@@ -104,7 +102,6 @@ class HuggingFaceAdapter:
                 family.unpatch(each)
         for each in module.modules():
             uncover(each)
-        uncover_linear(module)
 
 
 def is_pretrained(module: nn.Module) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from maskwise.models.hugging_face.generation import new_cache, packed_cache
 from maskwise.models.hugging_face.layout import Layout, pack_arguments
+from maskwise.models.linear import fast_linear
 from maskwise.models.packing import Packing
 from maskwise.models.quantized import QuantizedLayers
 from maskwise.models.routes import Padded
@@ -122,7 +123,7 @@ def run_packed(module: nn.Module, named: dict[str, Any], layout: Layout, *, fill
     cache = (new_cache(module) if given is None else given) if fill else None
     if cache is not None:
         packed |= {"past_key_values": packed_cache(cache, layout), "use_cache": True}
-    with call(Frame(layout)):
+    with call(Frame(layout)), fast_linear(tokens=layout.tokens):
         output = original(module, **packed)
     if cache is not None:
         output["past_key_values"] = cache

@@ -28,7 +28,8 @@ ROWS = 64
 def is_onednn_faster() -> bool:
     """Whether this is a processor with AVX-512 that is not Intel's."""
     is_wide = "AVX512" in torch.backends.cpu.get_cpu_capability()
-    return onednn_linear is not None and is_wide and torch.backends.mkl.is_available() and "Intel" not in cpu_model()
+    has_mkl = bool(torch.backends.mkl.is_available())  # type: ignore[no-untyped-call]
+    return onednn_linear is not None and is_wide and has_mkl and "Intel" not in cpu_model()
 
 
 def fast_linear(*, tokens: int) -> AbstractContextManager[Any]:
@@ -52,7 +53,7 @@ class _OneDNN(TorchFunctionMode):
 
 
 def _is_plain(x: Any, weight: Any, bias: Any = None) -> bool:
-    return (
+    return bool(
         type(x) is Tensor
         and type(weight) in (Tensor, nn.Parameter)
         and type(bias) in (Tensor, nn.Parameter, type(None))

@@ -86,7 +86,8 @@ class QuantizedLayers:
         if self.slots is not None:
             for parent, name, kind, weight in self.slots:
                 layer: Any = parent._modules.get(name)
-                if type(layer) is not kind or type(layer._parameters.get("weight")) is not weight:
+                own = None if layer is None else layer._parameters.get("weight")
+                if type(layer) is not kind or type(own) is not weight:
                     break
             else:
                 return False

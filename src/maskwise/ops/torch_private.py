@@ -183,7 +183,7 @@ flash_attention_for_cpu_backward = _aten("_scaled_dot_product_flash_attention_fo
 
 
 def _onednn_linear() -> Callable[..., torch.Tensor] | None:
-    if not torch.backends.mkldnn.is_available():
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return None
     op = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
     if op is None:

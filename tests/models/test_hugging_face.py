@@ -156,15 +156,19 @@ def test_what_cannot_be_packed_runs_padded_and_says_why(reason):
         assert all(torch.equal(*pair) for pair in zip(found.attentions, expected.attentions, strict=True))
 
 
-def test_a_cache_is_made_as_before_and_continued_from():
-    model, given = build("llama").eval(), inputs(masks())
+def test_a_cache_is_filled_by_a_packed_call_as_by_a_padded_one():
+    keep = masks()
+    model, given = build("llama").eval(), inputs(keep)
     expected = model(**given)
     mw.unpad(model)
-    with mw.explain() as log, pytest.warns(PaddedRunWarning, match="use_cache=False"):
+    with mw.explain() as log:
         found = model(**given)
-    assert routes(log) == ["padded"]
-    assert torch.equal(found.last_hidden_state, expected.last_hidden_state)
-    assert found.past_key_values.get_seq_length() == 11
+    assert routes(log) == ["packed"]
+    tolerance = {"rtol": 1e-4, "atol": TOLERANCE}
+    torch.testing.assert_close(found.last_hidden_state[keep], expected.last_hidden_state[keep], **tolerance)
+    for mine, theirs in zip(found.past_key_values.layers, expected.past_key_values.layers, strict=True):
+        torch.testing.assert_close(mine.keys.transpose(1, 2)[keep], theirs.keys.transpose(1, 2)[keep], **tolerance)
+        torch.testing.assert_close(mine.values.transpose(1, 2)[keep], theirs.values.transpose(1, 2)[keep], **tolerance)
 
 
 @pytest.mark.parametrize("return_dict", [True, False])

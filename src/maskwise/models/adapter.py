@@ -12,6 +12,8 @@ __all__ = [
     "MARK",
     "Adapter",
     "MixesTokens",
+    "QuantizesBatch",
+    "QuantizesBatchError",
     "ReadsDroppedError",
     "UnsupportedModelError",
     "adapters",
@@ -29,6 +31,12 @@ class MixesTokens(str):
     __slots__ = ()
 
 
+class QuantizesBatch(MixesTokens):
+    """A reason of that kind that holds whatever adapter is tried: layers quantize by one range for a whole batch."""
+
+    __slots__ = ()
+
+
 class UnsupportedModelError(MaskwiseError, TypeError):
     """No adapter serves the model; the message holds each one's reason."""
 
@@ -40,6 +48,14 @@ class UnsupportedModelError(MaskwiseError, TypeError):
 
 class ReadsDroppedError(UnsupportedModelError):
     """A model was compared with its padded self, and differs: it reads the outputs of dropped tokens."""
+
+    kind: type[MixesTokens] = MixesTokens
+
+
+class QuantizesBatchError(ReadsDroppedError):
+    """A layer of a model quantizes by one range for a whole batch."""
+
+    kind = QuantizesBatch
 
 
 @runtime_checkable

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from maskwise.models.adapter import MixesTokens
+from maskwise.models.linear import fast_linear
 from maskwise.models.packing import PackedMask, Packing
 from maskwise.models.routes import Padded, dispatch, routes
 from maskwise.nn.binding import bind, is_bound, unbind
@@ -379,7 +380,8 @@ def layer_forward(
 
 def _packed_layer(self: nn.TransformerEncoderLayer, mask: PackedMask, src: Tensor, *rest: Any) -> Tensor:
     batch_first, packing = self.self_attn.batch_first, mask.packing
-    out = packing.unpack(_run_layer(self, packing.pack(src if batch_first else src.transpose(0, 1)), mask))
+    with fast_linear(tokens=packing.tokens):
+        out = packing.unpack(_run_layer(self, packing.pack(src if batch_first else src.transpose(0, 1)), mask))
     return out if batch_first else out.transpose(0, 1)
 
 
@@ -421,8 +423,9 @@ def encoder_forward(
 def _packed_encoder(self: nn.TransformerEncoder, mask: PackedMask, src: Tensor, *rest: Any) -> Tensor:
     batch_first = self.layers[0].self_attn.batch_first
     x = mask.packing.pack(src if batch_first else src.transpose(0, 1))
-    for layer in self.layers:
-        x = layer(x, src_mask=mask, is_causal=mask.is_causal, src_key_padding_mask=None)
+    with fast_linear(tokens=len(x)):
+        for layer in self.layers:
+            x = layer(x, src_mask=mask, is_causal=mask.is_causal, src_key_padding_mask=None)
     if self.norm is not None:
         x = self.norm(x)
     out = mask.packing.unpack(x)

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, TypeVar
 from torch import nn
 
 from maskwise.errors import ArgumentError, say
-from maskwise.models.adapter import MARK, Adapter, MixesTokens, ReadsDroppedError, UnsupportedModelError, adapters
+from maskwise.models.adapter import (
+    MARK,
+    Adapter,
+    MixesTokens,
+    QuantizesBatch,
+    ReadsDroppedError,
+    UnsupportedModelError,
+    adapters,
+)
 from maskwise.models.routes import Padded, clear_warnings, warn_once, warnings_of
 from maskwise.nn.arguments import check_module
 from maskwise.plan.explain import Tabular
@@ -66,7 +74,8 @@ def unpad(model: Model) -> Model:
         others: dict[str, str] = {}
         served = _install(model, "", others, is_fallback=True)
         # The reason of the adapter that serves more is the first, and those of the other stand where it has none.
-        refused = others if served else {**others, **refused}
+        batches = {path: reason for path, reason in others.items() if isinstance(reason, QuantizesBatch)}
+        refused = others if served else {**others, **refused, **batches}
     if not any(hasattr(each, MARK) for each in model.modules()):
         raise UnsupportedModelError(_refusal(model, refused))
     for path, reason in refused.items():
@@ -112,7 +121,7 @@ def _install(module: nn.Module, path: str, refused: dict[str, str], *, is_fallba
             adapter.install(module)
         except UnsupportedModelError as error:
             # A model that reads what is dropped would read it of its parts, too.
-            kind = MixesTokens if is_fallback and isinstance(error, ReadsDroppedError) else str
+            kind = error.kind if is_fallback and isinstance(error, ReadsDroppedError) else str
             refused[path] = kind(f"{adapter.name}: {error.reason}")
         else:
             setattr(module, MARK, adapter.name)

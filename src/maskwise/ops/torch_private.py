@@ -38,6 +38,7 @@ __all__ = [
     "is_transformed",
     "is_vmapped_or_functional",
     "mark_constant_in_graphs",
+    "onednn_linear",
     "register_pytree_node",
     "untransformed_apply",
 ]
@@ -179,3 +180,17 @@ def _aten(name: str) -> Callable[..., Any] | None:
 #: without it: attention then takes one call for all keys.
 flash_attention_for_cpu = _aten("_scaled_dot_product_flash_attention_for_cpu")
 flash_attention_for_cpu_backward = _aten("_scaled_dot_product_flash_attention_for_cpu_backward")
+
+
+def _onednn_linear() -> Callable[..., torch.Tensor] | None:
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return None
+    op = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    if op is None:
+        return None
+    return lambda x, weight, bias: op(x, weight, bias, "none", [], "")
+
+
+#: A linear layer by oneDNN, as Inductor's graphs call it, without a gradient. functional.linear takes MKL for float32.
+#: None without it: layers then run as they are.
+onednn_linear = _onednn_linear()

@@ -12,7 +12,7 @@ from maskwise.models.hugging_face.attention import ORIGINALS, family_of, of_home
 from maskwise.models.hugging_face.calls import PREFIX, STATE, State, packed_parts, state_of
 from maskwise.models.hugging_face.forwards import cover, uncover
 from maskwise.models.hugging_face.layout import padding_aware_embeddings, takes
-from maskwise.models.hugging_face.probe import check, mixing_module, quantized_module
+from maskwise.models.hugging_face.probe import check, mixing_module
 
 __all__ = ["HuggingFaceAdapter"]
 
@@ -64,9 +64,8 @@ class HuggingFaceAdapter:
         if (family := family_of(base)) is not None:
             family.patch(base)
         try:
-            if (reason := quantized_module(base)) is None:
-                cover(base, _state(base))
-                reason = _why_mixing(base) if base.device.type == "meta" else check(base)
+            cover(base, _state(base))
+            reason = _why_mixing(base) if base.device.type == "meta" else check(base)
             if reason is not None:
                 raise UnsupportedModelError(reason)
             if module is not base:

@@ -10,8 +10,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from maskwise.models.hugging_face.generation import new_cache, packed_cache
 from maskwise.models.hugging_face.layout import Layout, pack_arguments
+from maskwise.models.linear import fast_linear
 from maskwise.models.packing import Packing
+from maskwise.models.quantized import QuantizedLayers
 from maskwise.models.routes import Padded
 
 __all__ = [
@@ -55,8 +58,10 @@ class State:
         empty_windows: whether there are windows in which a query may find none.
         computes_first: whether a dropped first token, which heads read all the same, comes out as it does padded.
         routers: whether router logits do.
+        prefills: whether a cache that a packed call fills does.
         kinds: the layout of its packed outputs, by their paths.
         checked: whether it was compared with the padded model; a model without weights is, at its first call.
+        quantized: which layers were quantized then; with others it is compared again.
     """
 
     implementation: str
@@ -69,8 +74,10 @@ class State:
     empty_windows: bool = False
     computes_first: bool = True
     routers: bool = True
+    prefills: bool = False
     kinds: dict[str, str] = field(default_factory=dict)
     checked: bool = False
+    quantized: QuantizedLayers = field(default_factory=QuantizedLayers)
 
     def __setstate__(self, values: dict[str, Any]) -> None:
         vars(self).update(values)
@@ -102,11 +109,25 @@ def layout_for(state: State, mask: Tensor) -> Layout:
     return Layout.of(Packing.of(mask != 0, watch_first=not state.causal), limit=state.limit, spare=state.spare)
 
 
-def run_packed(module: nn.Module, named: dict[str, Any], layout: Layout) -> Any:
-    """The output of a packed call as it comes, packed."""
+def run_packed(module: nn.Module, named: dict[str, Any], layout: Layout, *, fill: bool = False) -> Any:
+    """The output of a packed call as it comes, packed.
+
+    Args:
+        module: the base model.
+        named: the arguments of the padded call.
+        layout: the positions of its tokens.
+        fill: whether a cache is filled: the one that is given, or a new one.
+    """
     packed = pack_arguments(module, named, layout, state_of(module).embeddings)
-    with call(Frame(layout)):
-        return original(module, **packed)
+    given = named.get("past_key_values")
+    cache = (new_cache(module) if given is None else given) if fill else None
+    if cache is not None:
+        packed |= {"past_key_values": packed_cache(cache, layout), "use_cache": True}
+    with call(Frame(layout)), fast_linear(tokens=layout.tokens):
+        output = original(module, **packed)
+    if cache is not None:
+        output["past_key_values"] = cache
+    return output
 
 
 # -- the running calls: one frame for each, one stack for each thread --------------------------------------------------

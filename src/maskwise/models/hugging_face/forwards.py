@@ -28,11 +28,11 @@ from maskwise.models.hugging_face.calls import (
     running,
     state_of,
 )
+from maskwise.models.hugging_face.generation import fills_cache, padding_of, prefill_reason
 from maskwise.models.hugging_face.layout import (
     BY_TOKEN,
     arguments,
     padded_reason,
-    returns_cache,
     tokens_of,
     unpacked,
 )
@@ -57,8 +57,10 @@ def base_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
         return original(module, *args, **kwargs)
     if not check_once(module):
         return module.forward(*args, **kwargs)
-    named = arguments(module, args, kwargs)
-    padded = _padded(module, state_of(module), named)
+    named, state = arguments(module, args, kwargs), state_of(module)
+    if state.causal and (keep := padding_of(module, named)) is not None:
+        named["attention_mask"] = keep
+    padded = _padded(module, state, named)
     if is_recorded():
         run = _run_packed if padded is None else _run_padded
     else:
@@ -73,7 +75,7 @@ def _run_packed(module: Any, named: dict[str, Any], args: Any, kwargs: Any) -> A
         named["return_dict"] = True
     state = state_of(module)
     layout = layout_for(state, named["attention_mask"])
-    output = unpacked(run_packed(module, named, layout), layout, state.kinds)
+    output = unpacked(run_packed(module, named, layout, fill=_fills(module, state, named)), layout, state.kinds)
     return output.to_tuple() if as_tuple and hasattr(output, "to_tuple") else output
 
 
@@ -94,7 +96,7 @@ def _padded(module: Any, state: State, named: dict[str, Any]) -> Padded | None:
         return Padded("its attention implementation was changed after unpad", "mw.unpad(mw.models.repad(model))")
     if (padded := padded_reason(module, named)) is not None:
         return padded
-    if state.causal and (padded := returns_cache(module, named, labelled=outer is not None and outer.labelled)):
+    if _fills(module, state, named) and (padded := prefill_reason(named, prefills=state.prefills)) is not None:
         return padded
     if state.eager and not state.causal and not bool((named["attention_mask"] != 0).any(1).all()):
         return Padded(
@@ -105,6 +107,12 @@ def _padded(module: Any, state: State, named: dict[str, Any]) -> Padded | None:
             "a row drops its first token, which heads read, and computes it from dropped ones", "padding on the right"
         )
     return _routers(module, state, named)
+
+
+def _fills(module: Any, state: State, named: dict[str, Any]) -> bool:
+    """Whether the call fills a cache."""
+    outer = running()
+    return state.causal and fills_cache(module, named, labelled=outer is not None and outer.labelled)
 
 
 def _routers(module: Any, state: State, named: dict[str, Any]) -> Padded | None:
@@ -144,6 +152,8 @@ def _read_dropped(module: Any, named: dict[str, Any]) -> Padded | None:
     if not isinstance(mask, Tensor) or mask.dim() != 2:
         return None
     dropped = mask == 0
+    if isinstance(last := named.get("logits_to_keep"), int) and last and bool(dropped[:, -last:].any()):
+        return Padded("the logits of dropped tokens are requested", "padding on the left, or no logits_to_keep")
     if _is_named(module, "ForSequenceClassification"):
         causal = any(state_of(each).causal for each in packed_parts(module))
         if causal and bool(dropped.gather(1, last_token(module, named, mask)).any()):
@@ -184,14 +194,18 @@ def _is_named(module: nn.Module, *endings: str) -> bool:
 
 
 def check_once(module: nn.Module) -> bool:
-    """Compare a model that was unpadded without weights with its padded self, now that it has some.
+    """Compare a model with its padded self that has weights only now, or layers that were quantized after `unpad`.
 
     Returns:
         Whether it can be packed. If not, it is as it was before `unpad`, and its caller is warned.
     """
     state = state_of(module)
-    if state.checked or running() is not None or any(each.device.type == "meta" for each in module.parameters()):
+    if running() is not None or (state.checked and not state.quantized.is_changed(module)):
         return True
+    if any(each.device.type == "meta" for each in module.parameters()):
+        return True
+    for part in packed_parts(module):
+        state_of(part).checked = False
     reason = check(module)
     if reason is None:
         return True

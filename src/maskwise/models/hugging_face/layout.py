@@ -28,7 +28,6 @@ __all__ = [
     "pack_arguments",
     "padded_reason",
     "padding_aware_embeddings",
-    "returns_cache",
     "takes",
     "tokens_of",
     "unpacked",
@@ -220,19 +219,6 @@ def padded_reason(module: Any, named: dict[str, Any]) -> Padded | None:
         return Padded("nothing is dropped")
     if not bool(mask.any()):
         return Padded("nothing is kept")
-    return None
-
-
-def returns_cache(module: Any, named: dict[str, Any], *, labelled: bool) -> Padded | None:
-    """Why a decoder must run padded for the sake of its cache, or None.
-
-    A cache that no argument requests is left out where nothing reads it: in training, and beside a loss.
-    """
-    requested = named.get("use_cache")
-    # A model around this one may hand it an empty cache to fill.
-    by_default = named.get("past_key_values") is not None or getattr(module.config, "use_cache", False)
-    if requested or (requested is None and by_default and not (labelled or module.training)):
-        return Padded("it returns a cache of keys and values", "use_cache=False, or model.config.use_cache = False")
     return None
 
 

@@ -26,7 +26,9 @@ from maskwise.models.hugging_face.calls import (
     run_packed,
     state_of,
 )
+from maskwise.models.hugging_face.generation import cached, new_cache
 from maskwise.models.hugging_face.layout import OTHER, Layout, kind_of, leaves, takes, unpacked
+from maskwise.models.quantized import replace_quantized, stands_in
 from maskwise.models.routes import Padded
 from maskwise.ops.torch_private import TorchDispatchMode
 from maskwise.plan.dispatch import force
@@ -38,7 +40,6 @@ __all__ = [
     "difference",
     "masks",
     "mixing_module",
-    "quantized_module",
     "unchanged",
     "with_random_weights",
 ]
@@ -84,7 +85,9 @@ def check(module: Any) -> str | None:
             torch.autocast(module.device.type, enabled=False),
         ):
             module.eval()
-            found = with_random_weights(module, compare)
+            found = replace_quantized(module, partial(_run_text, module))
+            if found is None:
+                found = with_random_weights(module, compare)
             if isinstance(found, NoReference):
                 found = compare(module)
     except BaseException:
@@ -101,6 +104,7 @@ def check(module: Any) -> str | None:
             )
         found = None
     state.checked = found is None
+    state.quantized.record(module)
     return found
 
 
@@ -153,6 +157,8 @@ def _compare_base(base: Any) -> str | None:
     state.computes_first = not state.causal and _is_first_same(padded, packed, state)
     if _accepts(base, "output_router_logits") and hasattr(base.config, "output_router_logits"):
         state.routers = _are_routers_same(base, {**named, "output_router_logits": True}, layout, keep)
+    if state.causal and "use_cache" in named:
+        state.prefills = _is_cache_same(base, {**named, "use_cache": True}, layout, keep)
     return None
 
 
@@ -161,6 +167,18 @@ def _is_first_same(padded: Any, packed: Any, state: State) -> bool:
     first = torch.zeros(4, LENGTH, dtype=torch.bool)
     first[:, 0] = True
     return _difference_of(padded, packed, first) is None and not state.empty_windows
+
+
+def _is_cache_same(base: Any, named: dict[str, Any], layout: Layout, keep: Tensor) -> bool:
+    """Whether a packed call fills a cache with the keys and values of a padded one."""
+    padded = _reference(base, named)
+    if isinstance(padded, NoReference) or type(getattr(padded, "past_key_values", None)) is not type(new_cache(base)):
+        return False
+    packed, why = _packed(partial(run_packed, base, named, layout, fill=True))
+    if why is not None:
+        return False
+    wanted, found = (cached(each.past_key_values, keep) for each in (padded, packed))
+    return bool(wanted) and wanted.keys() == found.keys() and _difference_of(wanted, found, keep) is None
 
 
 def _are_routers_same(base: Any, named: dict[str, Any], layout: Layout, keep: Tensor) -> bool:
@@ -203,6 +221,13 @@ def _compare_call(model: Any, named: dict[str, Any], keep: Tensor) -> str | None
         return "a batch of padded text runs padded: its parts get masks that are made elsewhere"
     kinds = _kinds(padded, packed, None)
     return kinds if isinstance(kinds, str) else _difference_of(padded, packed, keep)
+
+
+def _run_text(model: Any) -> None:
+    """Call a model, padded, with the batch of the comparison."""
+    if (named := batch_of_text(model, masks(model.device))) is not None:
+        with call(Frame(padded=PROBE)):
+            original(model, **named)
 
 
 # -- running ----------------------------------------------------------------------------------------------------------
@@ -250,7 +275,8 @@ class _Caller(nn.Module):
 
 def with_random_weights(module: nn.Module, compare: Callable[[Any], str | None]) -> str | None:
     """Compare with random weights, whose products are about as large as what they multiply, where that is possible."""
-    parameters = dict(module.named_parameters())
+    unused = set(stands_in(module))
+    parameters = {name: each for name, each in module.named_parameters() if name not in unused}
     plain = all(type(each) is nn.Parameter and each.is_floating_point() for each in parameters.values())
     if not plain or sum(each.numel() for each in parameters.values()) > SCALED_PARAMETERS:
         return NoReference("no random weights")
@@ -438,12 +464,4 @@ def mixing_module(model: nn.Module, inner: tuple[str, ...] = ()) -> str | None:
         wide = isinstance(module, (nn.Conv1d, nn.ConvTranspose1d)) and module.kernel_size != (1,)
         if wide or isinstance(module, (nn.RNNBase, nn.BatchNorm1d, nn.InstanceNorm1d)):
             return f"{path}, a {type(module).__name__}, mixes tokens"
-    return None
-
-
-def quantized_module(model: nn.Module) -> str | None:
-    """The module whose inputs are quantized by the largest of a batch, so that all tokens count; None without one."""
-    for path, module in model.named_modules():
-        if type(module).__module__.startswith(("torch.ao.nn.quantized", "torch.ao.quantization")):
-            return f"{path}, a {type(module).__name__}, quantizes a token by the largest of all"
     return None

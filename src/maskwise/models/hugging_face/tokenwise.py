@@ -11,13 +11,22 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from maskwise.models.adapter import MARK, ReadsDroppedError, UnsupportedModelError, adapters
+from maskwise.models.adapter import (
+    MARK,
+    QuantizesBatch,
+    QuantizesBatchError,
+    ReadsDroppedError,
+    UnsupportedModelError,
+    adapters,
+)
 from maskwise.models.hugging_face.calls import COVERED, original
+from maskwise.models.hugging_face.generation import fills_cache, padding_of, prefill_reason
 from maskwise.models.hugging_face.layout import arguments, leaves, takes, tokens_of
 from maskwise.models.hugging_face.probe import (
     HALF_TOLERANCE,
@@ -26,11 +35,11 @@ from maskwise.models.hugging_face.probe import (
     batch_of_text,
     difference,
     masks,
-    quantized_module,
     unchanged,
     with_random_weights,
 )
 from maskwise.models.packing import Packing
+from maskwise.models.quantized import QuantizedLayers, is_quantized, own_forward, replace_quantized
 from maskwise.models.routes import Padded, dispatch, routes, warn_once
 from maskwise.nn.binding import bind, unbind
 from maskwise.ops.torch_private import is_tracing, is_transformed
@@ -55,10 +64,12 @@ class State:
     Attributes:
         checked: whether it was compared with its padded self, which takes weights.
         sequences: the layers that read one row for each token, by path, with the sequence that they read.
+        quantized: which layers were quantized when it was compared; with others it is compared again.
     """
 
     checked: bool = False
     sequences: dict[str, str] = field(default_factory=dict)
+    quantized: QuantizedLayers = field(default_factory=QuantizedLayers)
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,9 +126,9 @@ class TokenwiseAdapter:
         try:
             if any(isinstance(each, BATCH_NORMS) for each in module.modules()):
                 raise ReadsDroppedError("a norm of a batch counts all tokens")
-            if (reason := quantized_module(module)) is not None:
-                raise ReadsDroppedError(reason)
             if not _is_meta(module) and (reason := _check(module)) is not None:
+                if isinstance(reason, QuantizesBatch):
+                    raise QuantizesBatchError(reason)
                 raise ReadsDroppedError(reason) if "changes when" in reason else UnsupportedModelError(reason)
         except BaseException:
             self.undo(module)
@@ -152,8 +163,10 @@ def _is_meta(module: nn.Module) -> bool:
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:
-    """The linear layers that may be packed: those of torch and of transformers, and nothing that extends them."""
-    return [each for each in model.modules() if type(each) is nn.Linear or _is_of_transformers(each)]
+    """The linear layers that may be packed: those of torch and of transformers, and quantized ones."""
+    return [
+        each for each in model.modules() if type(each) is nn.Linear or _is_of_transformers(each) or is_quantized(each)
+    ]
 
 
 def _is_of_transformers(layer: nn.Module) -> bool:
@@ -166,7 +179,7 @@ def _is_of_transformers(layer: nn.Module) -> bool:
 def linear_forward(self: Any, x: Tensor) -> Tensor:
     """A linear layer on the kept tokens of the running call; 0 for the others."""
     packing = _stack.calls[-1].packings.get(vars(self)[SEQUENCE]) if _stack.calls else None
-    forward = type(self).forward
+    forward = own_forward(self)
     if packing is None or x.dim() < 3 or x.shape[:2] != packing.keep.shape:
         out: Tensor = forward(self, x)
         return out
@@ -180,6 +193,8 @@ def model_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
     if not _check_once(module):
         return module.forward(*args, **kwargs)
     named = arguments(module, args, kwargs)
+    if _is_decoder(module) and (keep := padding_of(module, named)) is not None:
+        named["attention_mask"] = keep
     run = dispatch(module, ROUTES, tokens_of(named), named.get("attention_mask"), _padded(module, named))
     return run(module, named, args, kwargs)
 
@@ -230,7 +245,20 @@ def _padded(module: Any, named: dict[str, Any]) -> Padded | None:
         return Padded("encoder_hidden_states is not known to have an entry for each token", change)
     if not _packings(named):
         return Padded("nothing is dropped")
+    fills = _is_decoder(module) and fills_cache(module, named, labelled=named.get("labels") is not None)
+    # The last column is computed, dropped or not; behind a window it may find no key, and then reads dropped ones.
+    if fills and _has_windows(module) and (padded := prefill_reason(named, prefills=True)) is not None:
+        return padded
     return _read_dropped(module, named)
+
+
+def _is_decoder(module: Any) -> bool:
+    return takes(module, "past_key_values") and not getattr(module.config, "is_encoder_decoder", False)
+
+
+def _has_windows(module: Any) -> bool:
+    config = module.config.get_text_config()
+    return any(getattr(config, each, None) for each in ("sliding_window", "local_attention"))
 
 
 def _read_dropped(module: Any, named: dict[str, Any]) -> Padded | None:
@@ -264,8 +292,9 @@ def _read_dropped(module: Any, named: dict[str, Any]) -> Padded | None:
 
 
 def _check_once(module: nn.Module) -> bool:
-    """Compare a model that was unpadded without weights, now that it has some; whether it is still served."""
-    if vars(module)[STATE].checked or _is_meta(module):
+    """Compare a model that has weights only now, or layers that were quantized since; whether it is still served."""
+    state: State = vars(module)[STATE]
+    if (state.checked and not state.quantized.is_changed(module)) or _is_meta(module):
         return True
     reason = _check(module)
     if reason is None:
@@ -283,7 +312,10 @@ def _check(module: Any) -> str | None:
     try:
         with unchanged(module), force(None), torch.autocast(module.device.type, enabled=False):
             module.eval()
-            found = with_random_weights(module, _compare)
+            with torch.no_grad():
+                found = replace_quantized(module, partial(_run_text, module))
+            if found is None:
+                found = with_random_weights(module, _compare)
             if isinstance(found, NoReference):
                 found = _compare(module)
     except BaseException:
@@ -292,25 +324,39 @@ def _check(module: Any) -> str | None:
     if isinstance(found, NoReference):
         found = f"a small batch of text, padded, raised {found}"
     state.checked = found is None
+    state.quantized.record(module)
     if found is None:
         # Here, since the comparison leaves modules as they were.
         _hold(module, state.sequences)
     return found
 
 
-def _compare(module: Any) -> str | None:
-    keep = masks(module.device)
-    named = batch_of_text(module, keep)
-    if named is None:
-        return "it has no vocabulary, so that no text could be tried"
-    decoder = keep
-    if takes(module, "decoder_input_ids"):
+def _text(module: Any, keep: Tensor) -> tuple[dict[str, Any] | None, Tensor]:
+    """A batch of text, for the decoder as well where there is one, and what the decoder's keeps."""
+    named, decoder = batch_of_text(module, keep), keep
+    if named is not None and takes(module, "decoder_input_ids"):
         decoder = keep[:, :DECODER_LENGTH].clone()
         named["decoder_input_ids"] = named["input_ids"][:, :DECODER_LENGTH].clone()
         if takes(module, "decoder_attention_mask"):
             named["decoder_attention_mask"] = decoder.long()
         else:
             decoder = torch.ones_like(decoder)
+    return named, decoder
+
+
+def _run_text(module: Any) -> None:
+    """Call a model, padded, with the batch of the comparison."""
+    named, _ = _text(module, masks(module.device))
+    if named is not None:
+        with _call(Tokens()):
+            original(module, **named)
+
+
+def _compare(module: Any) -> str | None:
+    keep = masks(module.device)
+    named, decoder = _text(module, keep)
+    if named is None:
+        return "it has no vocabulary, so that no text could be tried"
     try:
         wanted = _with_gradients(module, named, (keep, decoder), Tokens())
         if not all(bool(each.isfinite().all()) for path, each in wanted[0].items() if "hidden" in path):

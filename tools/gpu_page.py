@@ -107,7 +107,10 @@ its launcher can choose, and loops over rows are checked to have no barriers (`m
 - `pack` and `unpack` with a mask of more than 65,536 positions take two launches. The first counts per 4,096
   positions of the mask. Below that, every program of the single launch counts on its own. In a single pass over a
   longer mask, programs would wait for each other, and rows beyond the last kept one would be written twice.
-- Sparse layers of 16 x 16 blocks multiply kept blocks only; other layouts, and `mw.linear` with a mask, are dense.
+- Sparse layers of 16 x 16 blocks multiply kept blocks only, by our kernel, or by torch's BSR kernel in half precision
+  where torch has tuned it for the device and shape. Single weights are dense unless 5 % or fewer are kept (`csr`, by
+  cuSPARSE). Weights of which two of each four are kept go to the sparse tensor cores in evaluation and half precision
+  (`semi_structured`, by cuSPARSELt or CUTLASS). `mw.linear` with a mask is dense: counting a mask would be a sync.
 - `topk` and `median` are one radix selection of torch. `sort`, `argsort` and `quantile` are one sort of integers that
   have the order of the values. They do not leak and cause no host-device sync, but take more than one launch.
 - `attention` zeroes keys and values that no query keeps, in one pass, and then calls torch. In half precision, one

@@ -7,6 +7,7 @@ removes falls back to its public counterpart where there is one.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
@@ -27,11 +28,13 @@ __all__ = [
     "TorchDispatchMode",
     "are_saved_tensors_hooks_enabled",
     "assert_async",
+    "bsr_dense_addmm",
     "default_collate_fn_map",
     "flash_attention_for_cpu",
     "flash_attention_for_cpu_backward",
     "has_dispatch_modes",
     "has_output_hooks",
+    "is_bsr_tuned",
     "is_exporting",
     "is_forward_ad",
     "is_tracing",
@@ -179,3 +182,40 @@ def _aten(name: str) -> Callable[..., Any] | None:
 #: without it: attention then takes one call for all keys.
 flash_attention_for_cpu = _aten("_scaled_dot_product_flash_attention_for_cpu")
 flash_attention_for_cpu_backward = _aten("_scaled_dot_product_flash_attention_for_cpu_backward")
+
+
+def bsr_dense_addmm() -> Callable[..., torch.Tensor]:
+    """Torch's Triton kernel of block-sparse weights: ``input + bsr @ dense``.
+
+    The public torch.nn.functional.linear reaches it for batches of some sizes only. Imported when it is first used: its
+    module imports the compiler.
+    """
+    from torch.sparse._triton_ops import bsr_dense_addmm
+
+    found: Callable[..., torch.Tensor] = bsr_dense_addmm
+    return found
+
+
+def is_bsr_tuned(outputs: int, inputs: int, batch: int, side: int, dtype: torch.dtype) -> bool:
+    """Whether torch has tuned `bsr_dense_addmm` for the current device and such a product.
+
+    There is no public name; without it, torch's kernel is not used unless it is forced.
+    """
+    return _is_bsr_tuned(_device_name(), outputs, inputs, batch, side, dtype)
+
+
+def _device_name() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+
+
+@lru_cache(256)
+def _is_bsr_tuned(device: str, outputs: int, inputs: int, batch: int, side: int, dtype: torch.dtype) -> bool:
+    try:
+        from torch.sparse._triton_ops_meta import get_meta
+    except ImportError:
+        return False
+    # The sizes, whether the bias is left out, whether it is added as it is, and the product too.
+    key = (outputs, inputs, "*", side, side, False, True, True)
+    found: Any = get_meta("bsr_dense_addmm", key, device, version=(0, dtype, 0.5))
+    # Of another batch, the tile is taken where it divides this one.
+    return any(each[2] <= batch and batch % (each[2] // meta["SPLIT_N"]) == 0 for each, meta in (found or {}).items())

@@ -97,9 +97,10 @@ its launcher can choose, and loops over rows are checked to have no barriers (`m
 
 - Without Triton (`pip install triton`), and on other devices, plain torch operations run; `mw.explain()` reports it.
 - Inside `torch.compile` on a GPU, reductions, softmax, scans, fill and losses are traced as plain torch operations,
-  which Inductor fuses with their neighbours; pack and segment reductions are custom ops. They are not a
-  `torch.library.triton_op`: the kernels take sizes and strides as tuples, so that one kernel supports any number of
-  dims, and Inductor of torch {torch} raises a TypeError for a Triton kernel with a tuple among its arguments.
+  which Inductor fuses with their neighbours. Sparse products and `pack` and `unpack` with a capacity are traced as
+  launches, as of a `torch.library.triton_op`, where sizes are static: Inductor and AOTInductor compile the kernels into
+  their own code. Inductor takes no kernel with tuples of sizes and strides, so one that takes their elements is
+  generated around it. Segment reductions are custom ops.
 - Epsilons, corrections, label smoothing and the parameters of losses are kernel arguments, in double precision: a new
   value, as in annealing, does not recompile. Nor do other numbers of rows, tiles and splits.
 - Scans of a few long rows and their gradients first reduce parts of a row in parallel, then scan them in parallel.

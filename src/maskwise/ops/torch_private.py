@@ -7,6 +7,7 @@ removes falls back to its public counterpart where there is one.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -42,6 +43,7 @@ __all__ = [
     "is_vmapped_or_functional",
     "mark_constant_in_graphs",
     "register_pytree_node",
+    "trace_launches",
     "untransformed_apply",
 ]
 
@@ -132,6 +134,29 @@ def untransformed_apply(function: Any) -> Callable[..., Any]:
     return getattr(super(torch.autograd.Function, function), "apply", function.apply)  # type: ignore[no-any-return]
 
 
+def trace_launches(op: str, rule: Callable[..., Any], library: torch.library.Library) -> None:
+    """Trace calls of an op into graphs of torch.compile and AOTInductor by a rule, as torch.library.triton_op does.
+
+    The rule takes (mode, op, types, args, kwargs). triton_op itself defines an op with one implementation for all
+    devices. There is no public name of the mode in which AOTAutograd traces; without it, the op is a call in graphs.
+    As for triton_op, an exported program keeps the op.
+    """
+    try:
+        from torch._subclasses.functional_tensor import FunctionalTensorMode
+    except ImportError:
+        return
+
+    def traced(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        is_exported: Callable[[], bool] = is_exporting
+        with suppress(ImportError):
+            from torch.export._trace import custom_triton_ops_decomposition_disabled as is_exported
+        if is_exported():
+            return mode.__torch_dispatch__(func, types, args, kwargs)
+        return rule(mode, func, types, args, kwargs)
+
+    torch.library.register_torch_dispatch(op, FunctionalTensorMode, traced, lib=library)
+
+
 def has_dispatch_modes() -> bool:
     """Whether a TorchDispatchMode is active: tensors must then not come from a cache.
 
@@ -211,9 +236,10 @@ def _device_name() -> str:
 @lru_cache(256)
 def _is_bsr_tuned(device: str, outputs: int, inputs: int, batch: int, side: int, dtype: torch.dtype) -> bool:
     try:
-        from torch.sparse._triton_ops_meta import get_meta
+        from torch.sparse import _triton_ops_meta
     except ImportError:
         return False
+    get_meta: Callable[..., Any] = _triton_ops_meta.get_meta
     # The sizes, whether the bias is left out, whether it is added as it is, and the product too.
     key = (outputs, inputs, "*", side, side, False, True, True)
     found: Any = get_meta("bsr_dense_addmm", key, device, version=(0, dtype, 0.5))

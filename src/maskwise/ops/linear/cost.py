@@ -86,8 +86,8 @@ def copy_on_gpu(facts: Facts, rates: Rates) -> float:
     """What it takes to make x contiguous, which all but the dense product require."""
     if facts.contiguous:
         return 0.0
-    moved = 2 * facts.dtype.itemsize * facts.detail.batch * facts.detail.inputs
-    return rates.plain_call + moved / rates.streamed
+    product: Product = facts.detail
+    return rates.plain_call + 2 * facts.dtype.itemsize * product.batch * product.inputs / rates.streamed
 
 
 def _plain_on_gpu(facts: Facts, rates: Rates) -> float:

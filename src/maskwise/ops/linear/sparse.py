@@ -64,6 +64,7 @@ define(
     fake=lambda x, values, starts, columns, bias, outputs, rows, width: x.new_empty(x.shape[0], outputs),
     gpu=ON_GPU,
     gpu_from="maskwise.ops.linear.gpu:product",
+    traces=True,
     flops=_product_flops,
 )
 define(
@@ -73,6 +74,7 @@ define(
     fake=lambda grad, x, starts, columns, rows, width: x.new_empty(columns.shape[0] * rows * width),
     gpu=ON_GPU,
     gpu_from="maskwise.ops.linear.gpu:sampled",
+    traces=True,
     flops=_sampled_flops,
 )
 define(
@@ -136,6 +138,7 @@ define(
     _SPARSE,
     reference=run_sparse,
     fake=lambda x, *rest: x.new_empty(x.shape[0], rest[7]),
+    traces=True,
     flops=_product_flops,
 )
 differentiate("linear_sparse", sparse_backward, sparse_setup)

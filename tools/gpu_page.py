@@ -112,6 +112,8 @@ its launcher can choose, and loops over rows are checked to have no barriers (`m
   where torch has tuned it for the device and shape. Single weights are dense unless 5 % or fewer are kept (`csr`, by
   cuSPARSE). Weights of which two of each four are kept go to the sparse tensor cores in evaluation and half precision
   (`semi_structured`, by cuSPARSELt or CUTLASS). `mw.linear` with a mask is dense: counting a mask would be a sync.
+- `mw.conv1d` and `mw.conv2d` gather, convolve and scatter active tiles where the `Mask` lies on the host, such as that
+  of `Mask.from_lengths` of a list; with a mask on the device they are dense: finding its tiles would be a sync.
 - `topk` and `median` are one radix selection of torch. `sort`, `argsort` and `quantile` are one sort of integers that
   have the order of the values. They do not leak and cause no host-device sync, but take more than one launch.
 - `attention` zeroes keys and values that no query keeps, in one pass, and then calls torch. In half precision, one

@@ -73,8 +73,9 @@ def flatten(kernel: Any, arguments: Mapping[str, Any]) -> tuple[Any, dict[str, A
 @lru_cache(512)
 def _flat(kernel: Any, sizes: tuple[tuple[str, int], ...]) -> Any:
     """The kernel of these sizes of tuples: a function that makes the tuples and calls the other."""
-    import triton
+    from maskwise.ops.gpu import triton as kernels
 
+    triton = kernels.triton
     of = dict(sizes)
     constants = {p.name for p in kernel.params if p.is_constexpr}
     untouched = {p.name for p in kernel.params if p.do_not_specialize}

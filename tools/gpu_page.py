@@ -97,9 +97,10 @@ its launcher can choose, and loops over rows are checked to have no barriers (`m
 
 - Without Triton (`pip install triton`), and on other devices, plain torch operations run; `mw.explain()` reports it.
 - Inside `torch.compile` on a GPU, reductions, softmax, scans, fill and losses are traced as plain torch operations,
-  which Inductor fuses with their neighbours; pack and segment reductions are custom ops. They are not a
-  `torch.library.triton_op`: the kernels take sizes and strides as tuples, so that one kernel supports any number of
-  dims, and Inductor of torch {torch} raises a TypeError for a Triton kernel with a tuple among its arguments.
+  which Inductor fuses with their neighbours. Sparse products and `pack` and `unpack` with a capacity are traced as
+  launches, as of a `torch.library.triton_op`, where sizes are static: Inductor and AOTInductor compile the kernels into
+  their own code. Inductor takes no kernel with tuples of sizes and strides, so one that takes their elements is
+  generated around it. Segment reductions are custom ops.
 - Epsilons, corrections, label smoothing and the parameters of losses are kernel arguments, in double precision: a new
   value, as in annealing, does not recompile. Nor do other numbers of rows, tiles and splits.
 - Scans of a few long rows and their gradients first reduce parts of a row in parallel, then scan them in parallel.
@@ -107,7 +108,12 @@ its launcher can choose, and loops over rows are checked to have no barriers (`m
 - `pack` and `unpack` with a mask of more than 65,536 positions take two launches. The first counts per 4,096
   positions of the mask. Below that, every program of the single launch counts on its own. In a single pass over a
   longer mask, programs would wait for each other, and rows beyond the last kept one would be written twice.
-- Sparse layers of 16 x 16 blocks multiply kept blocks only; other layouts, and `mw.linear` with a mask, are dense.
+- Sparse layers of 16 x 16 blocks multiply kept blocks only, by our kernel, or by torch's BSR kernel in half precision
+  where torch has tuned it for the device and shape. Single weights are dense unless 5 % or fewer are kept (`csr`, by
+  cuSPARSE). Weights of which two of each four are kept go to the sparse tensor cores in evaluation and half precision
+  (`semi_structured`, by cuSPARSELt or CUTLASS). `mw.linear` with a mask is dense: counting a mask would be a sync.
+- `mw.conv1d` and `mw.conv2d` gather, convolve and scatter active tiles where the `Mask` lies on the host, such as that
+  of `Mask.from_lengths` of a list; with a mask on the device they are dense: finding its tiles would be a sync.
 - `topk` and `median` are one radix selection of torch. `sort`, `argsort` and `quantile` are one sort of integers that
   have the order of the values. They do not leak and cause no host-device sync, but take more than one launch.
 - `attention` zeroes keys and values that no query keeps, in one pass, and then calls torch. In half precision, one

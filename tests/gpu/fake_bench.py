@@ -1,4 +1,4 @@
-"""Benchmark cases on fake CUDA tensors: ``python -m tests.gpu.fake_bench FIRST EVERY`` prints what is wrong with them.
+"""Benchmark cases on fake CUDA tensors: ``python -m tests.gpu.fake_bench FIRST EVERY [DEVICE]`` prints what is wrong.
 
 A process of its own, because torch must meet the stand-in for CUDA when it is imported: then gradients run, too. Fake
 tensors know their device, so whatever mixes devices raises; they have no data, so whatever needs some is seen here.
@@ -84,12 +84,12 @@ ANSWERS = {
 }
 
 
-def problems(case):
+def problems(case, device="cuda"):
     """(side, what, why) of whatever is wrong with a case on a device: sides that raise, wait, or work on the host."""
     case = case.shrunk()
     inputs = case.setup(case)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        moved = cuda.moved(inputs, "cuda")
+        moved = cuda.moved(inputs, device)
         for side in case.sides:
             if side.unavailable() is not None:
                 continue
@@ -125,7 +125,7 @@ def cases(first, every):
     return list(alike.values())[first:]
 
 
-def main(first, every):
+def main(first, every, device="cuda"):
     """Print a line a problem, and last how many cases there were."""
     # What is compiled is the idiom, which is shown as it is; and there is nothing to wait for.
     as_it_is = mock.patch.object(torch, "compile", lambda call, **_: call)
@@ -134,10 +134,10 @@ def main(first, every):
     with as_it_is, flex, mock.patch("torch.cuda.synchronize"):
         chosen = cases(first, every)
         for case in chosen:
-            for side, what, why in problems(case):
+            for side, what, why in problems(case, device):
                 print(json.dumps([f"{case.family}: {case.name}", side.name, what, why]), flush=True)
     print(json.dumps(len(chosen)))
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main(*map(int, sys.argv[1:3]), *sys.argv[3:])

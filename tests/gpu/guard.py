@@ -24,6 +24,7 @@ SOURCE = """
 
 struct Guard : c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::CUDA> {
   c10::Device getDevice() const override { return c10::Device(c10::DeviceType::CUDA, 0); }
+  c10::DeviceIndex deviceCount() const noexcept override { return 2; }
   c10::Device exchangeDevice(c10::Device) const override { return getDevice(); }
   c10::Stream getStream(c10::Device) const noexcept override {
     return c10::Stream(c10::Stream::DEFAULT, getDevice());
@@ -45,7 +46,7 @@ struct CUDAHooks : CUDAHooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
   bool hasPrimaryContext(DeviceIndex) const override { return true; }
-  DeviceIndex deviceCount() const override { return 1; }
+  DeviceIndex deviceCount() const override { return 2; }
   DeviceIndex getCurrentDevice() const override { return 0; }
 };
 REGISTER_CUDA_HOOKS(CUDAHooks)

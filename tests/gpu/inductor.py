@@ -104,6 +104,43 @@ def code_of(idiom, *operands):
     return getattr(out, "value", out)
 
 
+def compiled_graph(call, *operands):
+    """The graph that AOTAutograd makes of a call on fake CUDA tensors like the operands, and Inductor's program."""
+    from torch._functorch.aot_autograd import aot_function
+    from torch._inductor.debug import DebugContext
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.fx_passes.post_grad import decompose_triton_kernel_wrapper_functional
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.virtualized import V
+
+    found = []
+
+    def compiler(graph, inputs):
+        found.append((graph, inputs))
+        return graph
+
+    driver = triton.runtime.driver
+    target = SimpleNamespace(get_current_target=lambda: aot.TARGETS[TARGET], get_current_device=lambda: 0)
+    before = driver._active
+    driver.set_active(target)
+    try:
+        with cuda_without_cuda(), FakeTensorMode() as mode, torch.no_grad():
+            fakes = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cuda") for x in operands]
+            aot_function(call, fw_compiler=compiler, decompositions=select_decomp_table())(*fakes)
+        ((module, inputs),) = found
+        text = str(module.code)
+        with _pretending(), cuda_without_cuda(), mode:
+            decompose_triton_kernel_wrapper_functional(module.graph)
+            module.recompile()
+            graph = GraphLowering(module, example_inputs=inputs, shape_env=None, is_inference=True)
+            with V.set_graph_handler(graph), V.set_fake_mode(mode), DebugContext():
+                graph.run(*inputs)
+                out = graph.codegen()[0]
+    finally:
+        driver._active = before
+    return text, getattr(out, "value", out)
+
+
 def _pretending():
     """Patches by which Inductor takes this machine for one with an H100."""
     from torch._inductor import config

@@ -7,7 +7,7 @@ outputs of which nothing is kept; ``sparse`` the kernel, which multiplies kept w
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from typing import Any
 
@@ -33,9 +33,11 @@ from maskwise.ops.linear import (
     dense_cost,
     gpu_cost,
     is_sparse_promising,
+    is_two_of_four,
     linear,
     multiply,
     product_routes,
+    semi_structured,
 )
 from maskwise.ops.torch_private import is_tracing
 from maskwise.plan import dispatch
@@ -69,7 +71,8 @@ class MaskedLinear(nn.Linear):
     the gate drops is 0 whatever an optimizer does to it. Where the weight does not require grad, what depends on
     weight and gate only is cached until one of them changes, and the product takes the fastest exact route: dense on
     the effective weight, a smaller dense product without the inputs and outputs of which nothing is kept, or the sparse
-    kernel. ``mw.explain()`` reports which. In training it is that of `mw.linear`, if the gate holds its mask.
+    kernel; on a GPU, also torch's own sparse products. ``mw.explain()`` reports which. In training it is that of
+    `mw.linear`, if the gate holds its mask.
 
     Args:
         in_features: the size of each input.
@@ -235,6 +238,11 @@ class Parts:
         """The largest block of which whole ones only are kept."""
         return whole_block(self.live) if self.kept else (1, 1)
 
+    @cached_property
+    def is_two_of_four(self) -> bool:
+        """Whether at most two of each four neighbours along the inputs are kept."""
+        return is_two_of_four(self.live)
+
 
 def whole_block(bits: Tensor) -> Block:
     """The largest block that kernels serve of which a mask keeps whole ones only.
@@ -282,6 +290,7 @@ class EffectiveWeight:
         self.bits = bits
         self.parts: Parts | None = None
         self.sparse = DeferredLayout(_PATIENCE)
+        self.semi_structured: Tensor | None = None
         self._is_used = False
         #: What decisions depend on beside the input: no more than the shape, before the weight was looked at.
         self._key: tuple[Any, ...] = (_OP, effective.shape, effective.dtype, effective.device, None)
@@ -297,20 +306,27 @@ class EffectiveWeight:
         if self.parts is None and (self._is_used or required):
             with torch.inference_mode(False), torch.no_grad():
                 parts = Parts.of(self.weight, self.bits)
-            self._key = (*self._key[:4], (parts.kept, None if parts.small is None else parts.small.shape, None))
+            shape = None if parts.small is None else parts.small.shape
+            self._key = (*self._key[:4], (parts.kept, shape, None, self._pattern(parts)))
             self.parts = parts
         self._is_used = True
         has_layout = self.sparse.layout is not None
-        decision: Decision | None = _cached((self._key, x.shape, x.dtype, has_layout, required))
+        of_x = (x.shape, x.dtype, x.is_contiguous(), x.requires_grad and torch.is_grad_enabled())
+        decision: Decision | None = _cached((self._key, of_x, has_layout, required))
         if decision is None:
             decision = decide_product(self._facts(x, has_layout, required), _ROUTES)
             # Not by the key from before: `_facts` may have found the block of the mask.
-            dispatch.cache[self._key, x.shape, x.dtype, has_layout, required] = decision
+            dispatch.cache[self._key, of_x, has_layout, required] = decision
         saving = decision.prepared
         if saving is not None and self.sparse.is_due(saving):
             self.build()
             return self.decide(x)
         return decision
+
+    def _pattern(self, parts: Parts) -> bool:
+        """Whether the sparse tensor cores of a GPU would take the weight; elsewhere, it is not looked at."""
+        is_half = self.weight.dtype in (torch.float16, torch.bfloat16)
+        return is_half and self.weight.device.type == "cuda" and parts.is_two_of_four
 
     def build(self) -> SparseLayout:
         """The layout of what is kept, and the values that go with it."""
@@ -322,21 +338,27 @@ class EffectiveWeight:
         parts, total = self.parts, self.weight.numel()
         if parts is None or route == "plain":
             return 0
-        return total - (parts.kept if parts.small is None or route == "sparse" else parts.small.numel())
+        if route == "semi_structured":
+            return total // 2
+        return total - (parts.small.numel() if route == "units" and parts.small is not None else parts.kept)
 
     def _facts(self, x: Tensor, has_layout: bool, required: object) -> Facts:
         parts, (outputs, inputs) = self.parts, self.weight.shape
         product = Product(prod(x.shape[:-1]), inputs, outputs, BLOCKS[-1], has_layout=has_layout)
         product = product._replace(is_new=parts is None, is_mixed=x.dtype != self.weight.dtype)
-        facts = Facts(_OP, (outputs, inputs), x.dtype, x.device.type, detail=product)
+        grad = x.requires_grad and torch.is_grad_enabled()
+        facts = Facts(
+            _OP, (outputs, inputs), x.dtype, x.device.type, grad=grad, contiguous=x.is_contiguous(), detail=product
+        )
         if parts is None:
             return facts
+        product = product._replace(is_two_of_four=self._pattern(parts))
         if parts.small is not None:
             product = product._replace(live=(parts.small.shape[0], parts.small.shape[1]))
         facts = facts._replace(kept=parts.kept, detail=product)
         # Most masks are decided as if all were in the best of blocks: finding the block takes a look at the mask.
-        if required in ("kernel", "sparse") or is_sparse_promising(facts):
-            self._key = (*self._key[:4], (*self._key[4][:2], parts.block))
+        if required in ("kernel", "sparse", "bsr", "csr") or is_sparse_promising(facts):
+            self._key = (*self._key[:4], (*self._key[4][:2], parts.block, self._key[4][3]))
             facts = facts._replace(detail=product._replace(block=parts.block))
         return facts
 
@@ -379,7 +401,7 @@ def _flops(facts: Facts) -> int:
     return 2 * int(facts.detail.batch)
 
 
-def _run_sparse(found: EffectiveWeight, x: Tensor, bias: Tensor | None) -> Tensor:
+def _run_sparse(found: EffectiveWeight, x: Tensor, bias: Tensor | None, *, is_delegated: bool = False) -> Tensor:
     layout = found.sparse.layout or found.build()
     values = found.sparse.values
     assert values is not None
@@ -387,7 +409,14 @@ def _run_sparse(found: EffectiveWeight, x: Tensor, bias: Tensor | None) -> Tenso
         # As torch's own linear does under autocast: all in the lower precision.
         low = torch.get_autocast_dtype("cpu")
         x, values, bias = x.to(low), values.to(low), None if bias is None else bias.to(low)
-    return multiply(x, values, bias, layout)
+    return multiply(x, values, bias, layout, is_delegated=is_delegated)
+
+
+def _run_semi_structured(found: EffectiveWeight, x: Tensor, bias: Tensor | None) -> Tensor:
+    if found.semi_structured is None:
+        with torch.inference_mode(False), torch.no_grad():
+            found.semi_structured = semi_structured(found.weight)
+    return F.linear(x, found.semi_structured, bias)
 
 
 def _run_units(found: EffectiveWeight, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -423,4 +452,6 @@ _ROUTES = product_routes(
         flops=_flops,
     ),
     skips=Skips.READING,
+    by_torch=partial(_run_sparse, is_delegated=True),
+    semi_structured=_run_semi_structured,
 )

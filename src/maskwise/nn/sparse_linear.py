@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +25,16 @@ from maskwise.nn.topology import (
     seal,
 )
 from maskwise.ops.arguments import MaskLike
-from maskwise.ops.linear import BLOCKS, Block, Product, SparseLayout, multiply, product_routes
+from maskwise.ops.linear import (
+    BLOCKS,
+    Block,
+    Product,
+    SparseLayout,
+    is_two_of_four,
+    multiply,
+    product_routes,
+    semi_structured,
+)
 from maskwise.ops.torch_private import has_dispatch_modes, is_tracing, is_transformed, is_vmapped_or_functional
 from maskwise.plan import dispatch
 from maskwise.plan.dispatch import Decision, Facts, Plan, Skips
@@ -93,6 +104,8 @@ class SparseLinear(nn.Module):
     _topology: tuple[int, ...] | None = None
     _compared: tuple[Tensor, int] | None = None
     _is_moving = False
+    #: Whether two of each four neighbours along the inputs live, or fewer.
+    _is_two_of_four = False
 
     def __init__(
         self,
@@ -395,6 +408,10 @@ class SparseLinear(nn.Module):
         self.register_buffer("_seal", torch.zeros(2, dtype=torch.int64, device=layout.device), persistent=False)
         self._is_moving = False
         self._layout, self._cached = layout, None
+        # Of gates of 2:4 exactly half lives, which is known without looking at the mask.
+        is_half = self.block == (1, 1) and 2 * layout.count == self.in_features * self.out_features > 0
+        can_look = is_half and not layout.columns.is_meta and not _has_no_data()
+        self._is_two_of_four = can_look and is_two_of_four(layout.to_bool())
         self._topology = self._compared = None
         self._check_topology()
 
@@ -422,13 +439,20 @@ class SparseLinear(nn.Module):
             facts = Facts(_OP, (outputs, inputs), input.dtype, device, traced=True, kept=kept)
             run = dispatch.decide_in_graph(facts._replace(detail=Product(0, inputs, outputs, block)), _ROUTES)
         else:
-            key = (_OP, input.shape, input.dtype, device, outputs, kept, block, is_transformed(),
-                   _is_any_forced() and _forced())  # fmt: skip
+            # A compressed weight has no gradient, so what else requires one does not matter.
+            grad = torch.is_grad_enabled() and (input.requires_grad or held.requires_grad)
+            key = (_OP, input.shape, input.dtype, device, outputs, kept, block, input.is_contiguous(),
+                   self._is_two_of_four and (grad,), is_transformed(), _is_any_forced() and _forced())  # fmt: skip
             decision: Decision | None = _cached(key)
             if decision is None:
-                product = Product(math.prod(input.shape[:-1]), inputs, outputs, block)
-                facts = Facts(_OP, (outputs, inputs), input.dtype, device, transformed=key[-2], kept=kept)
-                decision = dispatch.cache[key] = dispatch.decide(facts._replace(detail=product), _ROUTES)
+                product = Product(
+                    math.prod(input.shape[:-1]), inputs, outputs, block, is_two_of_four=self._is_two_of_four
+                )
+                facts = Facts(
+                    _OP, (outputs, inputs), input.dtype, device, grad=grad, transformed=key[-2], kept=kept,
+                    contiguous=key[-4], detail=product,
+                )  # fmt: skip
+                decision = dispatch.cache[key] = dispatch.decide(facts, _ROUTES)
             if _is_any_observing() and (planned := self._report(decision.plan, input)):
                 return planned  # type: ignore[return-value]
             run = decision.run
@@ -444,12 +468,15 @@ class SparseLinear(nn.Module):
 
     def _dense(self, held: Tensor, values: Tensor) -> Tensor:
         """The dense weight; cached as long as the values stay what they are and do not require grad."""
+        return self._derived(held, values, "dense", lambda: self.layout.dense(values))
+
+    def _derived(self, held: Tensor, values: Tensor, kind: str, derive: Callable[[], Tensor]) -> Tensor:
         needed = values.requires_grad and torch.is_grad_enabled()
         if needed or is_tracing() or is_transformed() or values.is_inference():
-            return self.layout.dense(values)
-        key = (held._version, held.data_ptr(), values.dtype)
+            return derive()
+        key = (kind, held._version, held.data_ptr(), values.dtype)
         if self._cached is None or self._cached[0] != key:
-            self._cached = (key, self.layout.dense(values))
+            self._cached = (key, derive())
         return self._cached[1]
 
     # -- copies and files ----------------------------------------------------------------------------------------------
@@ -519,11 +546,24 @@ class SparseLinear(nn.Module):
         )
 
 
-def _run_sparse(layer: SparseLinear, x: Tensor, held: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
+def _run_sparse(
+    layer: SparseLinear,
+    x: Tensor,
+    held: Tensor,
+    values: Tensor,
+    bias: Tensor | None,
+    *,
+    is_delegated: bool = False,
+) -> Tensor:
     # Straight from where the module keeps them: after a product, which empties the caches, every step shows.
     held_by = layer.__dict__["_buffers"]
     indices = (held_by["_starts"], held_by["columns"], held_by["_t_starts"], held_by["_t_columns"], held_by["_t_order"])
-    return multiply(x, values, bias, (indices, layer.out_features, layer.block))
+    return multiply(x, values, bias, (indices, layer.out_features, layer.block), is_delegated=is_delegated)
+
+
+def _run_semi_structured(layer: SparseLinear, x: Tensor, held: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
+    compressed = layer._derived(held, values, "2:4", lambda: semi_structured(layer.layout.dense(values.detach())))
+    return nn.functional.linear(x, compressed, bias)
 
 
 def _run_plain(layer: SparseLinear, x: Tensor, held: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
@@ -531,7 +571,13 @@ def _run_plain(layer: SparseLinear, x: Tensor, held: Tensor, values: Tensor, bia
 
 
 # What is dropped is not stored, so the sparse product does not read it.
-_ROUTES = product_routes(_run_sparse, _run_plain, skips=Skips.READING)
+_ROUTES = product_routes(
+    _run_sparse,
+    _run_plain,
+    skips=Skips.READING,
+    by_torch=partial(_run_sparse, is_delegated=True),
+    semi_structured=_run_semi_structured,
+)
 
 
 def _has_no_data() -> bool:

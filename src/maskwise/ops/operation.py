@@ -17,9 +17,24 @@ import torch
 from maskwise.mask import Mask
 from maskwise.mask.structures import Operand
 from maskwise.ops.arguments import Dim, MaskLike, check, dims_of
-from maskwise.ops.backends import DEVICE, INTERPRETED, INTERVALS_ON, KEY, provide, why_no_triton, why_not_served
+from maskwise.ops.backends import (
+    DEVICE,
+    FLOATING,
+    INTERPRETED,
+    INTERVALS_ON,
+    KEY,
+    provide,
+    why_no_triton,
+    why_not_served,
+)
 from maskwise.ops.flops import register_formula
-from maskwise.ops.torch_private import has_dispatch_modes, is_tracing, is_transformed, untransformed_apply
+from maskwise.ops.torch_private import (
+    has_dispatch_modes,
+    is_tracing,
+    is_transformed,
+    trace_launches,
+    untransformed_apply,
+)
 from maskwise.plan import dispatch
 from maskwise.plan.cost import Work
 from maskwise.plan.dispatch import NOT_APPLICABLE, Decision, Facts, Plan, Route, Skips, decide
@@ -497,10 +512,14 @@ def define(
     fake: Callable[..., Any],
     gpu: Iterable[torch.dtype] = (),
     gpu_from: str | None = None,
+    traces: bool = False,
     flops: Callable[..., int] | None = None,
     skipped_flops: Callable[..., int] | None = None,
 ) -> None:
     """Define one op with its reference, its fake and optionally its Triton kernel, such as that of a backward pass.
+
+    With ``traces``, graphs that are compiled for a GPU contain its launches, as those of a ``torch.library.triton_op``;
+    an op without a kernel of its own is traced as what its reference calls.
 
     ``flops`` and ``skipped_flops`` are for FLOP counters, and for products alone: see `register_formula`.
     """
@@ -513,6 +532,9 @@ def define(
     torch.library.register_fake(f"maskwise::{op}", fake, lib=_library)
     if gpu_from is not None:
         _library.impl(op, on_demand(gpu_from, frozenset(gpu), reference), KEY)
+    if traces and not INTERPRETED:
+        rule = _traced_on_demand(gpu_from, frozenset(gpu) if gpu_from else frozenset(FLOATING), reference)
+        trace_launches(f"maskwise::{op}", rule, _library)
 
 
 def _without_along(schema: str, fake: Callable[..., Any]) -> Callable[..., Any]:
@@ -535,6 +557,22 @@ def on_demand(path: str, dtypes: frozenset[torch.dtype], reference: Callable[...
         if not found:
             found.append(reference if why_no_triton() else _launcher(module, name))
         return found[0](first, *rest)
+
+    return run
+
+
+def _traced_on_demand(
+    path: str | None, dtypes: frozenset[torch.dtype], reference: Callable[..., Any]
+) -> Callable[..., Any]:
+    """How a call of an op is traced into a graph: as the launches of the function at ``path``."""
+
+    def run(mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if why_no_triton():
+            return mode.__torch_dispatch__(op, types, args, kwargs)
+        module, _, name = (path or "").partition(":")
+        launcher = getattr(import_module(module), name) if path else reference
+        in_graph = import_module("maskwise.ops.gpu.traced").in_graph
+        return in_graph(launcher, dtypes, mode, op, types, args, kwargs)
 
     return run
 

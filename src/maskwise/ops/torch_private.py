@@ -7,6 +7,8 @@ removes falls back to its public counterpart where there is one.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
@@ -27,11 +29,13 @@ __all__ = [
     "TorchDispatchMode",
     "are_saved_tensors_hooks_enabled",
     "assert_async",
+    "bsr_dense_addmm",
     "default_collate_fn_map",
     "flash_attention_for_cpu",
     "flash_attention_for_cpu_backward",
     "has_dispatch_modes",
     "has_output_hooks",
+    "is_bsr_tuned",
     "is_exporting",
     "is_forward_ad",
     "is_tracing",
@@ -40,6 +44,7 @@ __all__ = [
     "mark_constant_in_graphs",
     "onednn_linear",
     "register_pytree_node",
+    "trace_launches",
     "untransformed_apply",
 ]
 
@@ -130,6 +135,29 @@ def untransformed_apply(function: Any) -> Callable[..., Any]:
     return getattr(super(torch.autograd.Function, function), "apply", function.apply)  # type: ignore[no-any-return]
 
 
+def trace_launches(op: str, rule: Callable[..., Any], library: torch.library.Library) -> None:
+    """Trace calls of an op into graphs of torch.compile and AOTInductor by a rule, as torch.library.triton_op does.
+
+    The rule takes (mode, op, types, args, kwargs). triton_op itself defines an op with one implementation for all
+    devices. There is no public name of the mode in which AOTAutograd traces; without it, the op is a call in graphs.
+    As for triton_op, an exported program keeps the op.
+    """
+    try:
+        from torch._subclasses.functional_tensor import FunctionalTensorMode
+    except ImportError:
+        return
+
+    def traced(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        is_exported: Callable[[], bool] = is_exporting
+        with suppress(ImportError):
+            from torch.export._trace import custom_triton_ops_decomposition_disabled as is_exported
+        if is_exported():
+            return mode.__torch_dispatch__(func, types, args, kwargs)
+        return rule(mode, func, types, args, kwargs)
+
+    torch.library.register_torch_dispatch(op, FunctionalTensorMode, traced, lib=library)
+
+
 def has_dispatch_modes() -> bool:
     """Whether a TorchDispatchMode is active: tensors must then not come from a cache.
 
@@ -194,3 +222,41 @@ def _onednn_linear() -> Callable[..., torch.Tensor] | None:
 #: A linear layer by oneDNN, as Inductor's graphs call it, without a gradient. functional.linear takes MKL for float32.
 #: None without it: layers then run as they are.
 onednn_linear = _onednn_linear()
+
+
+def bsr_dense_addmm() -> Callable[..., torch.Tensor]:
+    """Torch's Triton kernel of block-sparse weights: ``input + bsr @ dense``.
+
+    The public torch.nn.functional.linear reaches it for batches of some sizes only. Imported when it is first used: its
+    module imports the compiler.
+    """
+    from torch.sparse._triton_ops import bsr_dense_addmm
+
+    found: Callable[..., torch.Tensor] = bsr_dense_addmm
+    return found
+
+
+def is_bsr_tuned(outputs: int, inputs: int, batch: int, side: int, dtype: torch.dtype) -> bool:
+    """Whether torch has tuned `bsr_dense_addmm` for the current device and such a product.
+
+    There is no public name; without it, torch's kernel is not used unless it is forced.
+    """
+    return _is_bsr_tuned(_device_name(), outputs, inputs, batch, side, dtype)
+
+
+def _device_name() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+
+
+@lru_cache(256)
+def _is_bsr_tuned(device: str, outputs: int, inputs: int, batch: int, side: int, dtype: torch.dtype) -> bool:
+    try:
+        from torch.sparse import _triton_ops_meta
+    except ImportError:
+        return False
+    get_meta: Callable[..., Any] = _triton_ops_meta.get_meta
+    # The sizes, whether the bias is left out, whether it is added as it is, and the product too.
+    key = (outputs, inputs, "*", side, side, False, True, True)
+    found: Any = get_meta("bsr_dense_addmm", key, device, version=(0, dtype, 0.5))
+    # Of another batch, the tile is taken where it divides this one.
+    return any(each[2] <= batch and batch % (each[2] // meta["SPLIT_N"]) == 0 for each, meta in (found or {}).items())

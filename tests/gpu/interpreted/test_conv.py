@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import maskwise as mw
 from maskwise.ops.conv import gpu, tiles
 from tests.laws.odd_bytes import odd
 
@@ -44,3 +45,24 @@ def test_nothing_is_moved_for_no_tiles():
     assert batch.shape == (0, 3, 2, 2)
     out = gpu.scatter(batch, none, None, torch.zeros(()), [1, 3, 4, 4], [2, 2], [0, 0], False)
     assert torch.equal(out, torch.zeros(1, 3, 4, 4))
+
+
+# -- from end to end ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("route", ["tiles", "pixels"])
+@pytest.mark.parametrize("last", [False, True])
+def test_a_convolution_and_its_gradients_by_tiles_are_the_dense_ones(route, last):
+    layout = torch.channels_last if last else torch.contiguous_format
+    mask = torch.zeros(2, 19, 17, dtype=torch.bool)
+    mask[0, 2:6, 3:9] = mask[1, 18, 16] = True
+    results = []
+    for name in (route, "plain"):
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(2, 3, 19, 17, generator=generator, dtype=torch.float64).to(memory_format=layout)
+        # What is dropped does not leak.
+        x = torch.where(mask[:, None], x, torch.nan).requires_grad_()
+        weight = torch.randn(4, 3, 3, 3, generator=generator, dtype=torch.float64).requires_grad_()
+        with mw.force(name), mw.explain() as log:
+            out = mw.conv2d(x, weight, padding=1, mask=mask, other=-1.0)
+        assert [each.route for each in log] == [name]
+        results.append((out.detach(), *torch.autograd.grad(out.sin().sum(), (x, weight))))
+    torch.testing.assert_close(*results)

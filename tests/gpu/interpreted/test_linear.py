@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from maskwise.ops.linear import SparseLayout, gpu, sparse_linear
+from maskwise.ops.linear import SparseLayout, delegated, gpu, multiply, sparse_linear
 
 
 def sparse(outputs, inputs, dtype, density=0.5):
@@ -90,3 +90,48 @@ def test_so_many_values_that_their_places_need_64_bits_are_told_by_their_number(
     gpu.product(x, values, starts, columns, None, 48, 16, 16)
     gpu.sampled(grad, x, starts, columns, 16, 16)
     assert told == [wide, wide]
+
+
+# -- torch's own kernel of blocks --------------------------------------------------------------------------------------
+@pytest.fixture
+def torchs_kernel(monkeypatch):
+    """Torch's kernel under the interpreter: it is there where torch finds a device, whose grid is a list."""
+    monkeypatch.setattr("torch.utils._triton.has_triton", lambda: True)
+    from torch.sparse import _triton_ops
+
+    own = _triton_ops.launch_kernel
+    monkeypatch.setattr(
+        _triton_ops,
+        "launch_kernel",
+        lambda kernel, *rest: own(lambda grid, *operands: kernel(tuple(grid), *operands), *rest),
+    )
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("batch", [1, 37, 64])
+def test_torchs_kernel_of_blocks_gives_the_dense_product(batch, has_bias, torchs_kernel):
+    dense, values, starts, columns = sparse(48, 80, torch.float16)
+    x = torch.randn(batch, 80).half()
+    bias = torch.randn(48).half() if has_bias else None
+    out = delegated.product(x, values, starts, columns, bias, 48, 16, 16)
+    assert out.shape == (batch, 48)
+    assert out.is_contiguous()
+    expected = torch.nn.functional.linear(x.double(), dense.double(), None if bias is None else bias.double())
+    torch.testing.assert_close(out, expected.half())
+
+
+def test_the_gradients_around_torchs_kernel_are_those_of_the_dense_product(torchs_kernel):
+    bits = (torch.rand(3, 4) < 0.5).repeat_interleave(16, 0).repeat_interleave(16, 1)
+    layout = SparseLayout.from_mask(bits, (16, 16))
+    weight = torch.randn(48, 64).half()
+    results = []
+    for is_delegated in (True, False):
+        x = torch.linspace(-1, 1, 5 * 64).reshape(5, 64).half().requires_grad_()
+        values = layout.gather(weight).requires_grad_()
+        if is_delegated:
+            out = multiply(x, values, None, layout, is_delegated=True)
+        else:
+            out = torch.nn.functional.linear(x, layout.dense(values))
+        results.append((out.detach(), *torch.autograd.grad(out.sum(), (x, values))))
+    # Sums of up to 64 halves, added up in another order.
+    torch.testing.assert_close(*results, rtol=1e-2, atol=1e-2)

@@ -197,6 +197,11 @@ CALLS = {
     "lengths of the host": (lambda: Mask.from_lengths([3, 512], max_len=512, device="cuda"), {}, "varlen"),
     "lengths of the device": (lengths_on_device, {}, "varlen"),
     "left padding": (lambda: Mask.from_lengths([3, 512], 512, side="left", device="cuda"), {}, "varlen"),
+    "left padding and causal": (
+        lambda: Mask.from_lengths([3, 512], 512, side="left", device="cuda"),
+        {"is_causal": True},
+        "flex",
+    ),
     "causal alone": (lambda: None, {"is_causal": True}, "sdpa"),
     "lengths and causal": (lengths_on_device, {"is_causal": True}, "flex"),
     "a window": (lambda: Mask.window(512, 64, device="cuda")[None, None], {}, "flex"),

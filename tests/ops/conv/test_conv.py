@@ -3,10 +3,13 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import gradcheck, gradgradcheck
 
 import maskwise as mw
-from maskwise.ops.conv import rows, tiles
+from maskwise.ops.conv import routes, rows, tiles
+from maskwise.plan.dispatch import decide
+from tests.gpu.guard import cuda_without_cuda
 from tests.ops.conv.truth import ROUTES, Case, random_case, with_gradients
 
 # Torch's own, of even kernels.
@@ -298,3 +301,45 @@ def test_a_large_result_reads_as_zeros_where_nothing_is_written():
 
 def test_a_case_prints_its_shapes():
     assert str(Case(2, False, X, W, None, None, None, None)) == "conv2d-2x3x20x18-4x3x3x3"
+
+
+# -- on a device -------------------------------------------------------------------------------------------------------
+def on_device(mask, monkeypatch):
+    """The plan of a convolution of a CUDA tensor, and what its tiles are found from."""
+    from maskwise.ops.conv import call
+    from maskwise.ops.conv.arguments import Options
+
+    # Of tensors without data nothing is convolved by tiles; the plan is made as if they had some.
+    monkeypatch.setattr(call, "has_dispatch_modes", lambda: False)
+    options = Options("conv2d", 2, 1, 1, 1, 1)
+    with cuda_without_cuda(), FakeTensorMode(allow_non_fake_inputs=True):
+        x, weight = (torch.empty(shape, device="cuda") for shape in ((8, 64, 256, 256), (64, 64, 3, 3)))
+        found = call._check(options, x, weight, None, mask, None, None)
+    # Outside of the mode, in which even what lies on the host would be fake.
+    return found.facts, call._on_host(options, x, found, mask, None) if found.facts.detail.is_known else None
+
+
+def test_tiles_of_a_mask_of_the_host_are_found_there(monkeypatch):
+    facts, host = on_device(mw.Mask.from_lengths([[9] * 256] * 8, max_len=256, device="cuda"), monkeypatch)
+    job = routes.Job(facts, None, None, host=host)
+    assert routes._serves(facts) is None
+    assert {bits.device.type for bits in host} == {"cpu"}
+    tiling = tiles.tiling_of(facts.detail.geometry, (8, 8), False)
+    # Two of 32 columns of tiles, of which each has 32, for each of 8 maps.
+    assert tiles.find(job.host[1], None, 8, facts.detail.geometry, tiling, False)[0].shape == (8 * 2 * 32, 3)
+    plan = decide(
+        facts._replace(detail=facts.detail._replace(wanted=8 * 9 * 256, tiles=8 * 2 * 32)), routes.ROUTES
+    ).plan
+    assert plan.route == "tiles"
+
+
+def test_a_mask_of_the_device_is_convolved_densely_which_says_why(monkeypatch):
+    with cuda_without_cuda(), FakeTensorMode():
+        bits = torch.empty(8, 256, 256, dtype=torch.bool, device="cuda")
+        facts, host = on_device(bits, monkeypatch)
+    assert host is None
+    plan = decide(facts, routes.ROUTES).plan
+    assert plan.route == "plain"
+    assert "the mask lies on the device, where finding its tiles would be a host-device sync" in {
+        each.reason for each in plan.refused
+    }

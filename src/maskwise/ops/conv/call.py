@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike
 from maskwise.ops.conv import reference
 from maskwise.ops.conv.arguments import Options, check, line_up, seen_through
@@ -52,8 +53,9 @@ def convolve(
         # fmt: off
         key = (
             options, x.shape, weight.shape, of_bias, x.dtype, weight.dtype, x.device, weight.device, x.layout,
-            weight.layout, mask is None, outputs is None, of_other, _is_last(x) or _is_last(weight),
-            _is_grad_enabled() and (x.requires_grad or weight.requires_grad), _is_grad_enabled(),
+            weight.layout, mask is None, outputs is None, _is_known(device, mask, outputs), of_other,
+            _is_last(x) or _is_last(weight), _is_grad_enabled() and (x.requires_grad or weight.requires_grad),
+            _is_grad_enabled(),
             device in ("cpu", "cuda") and torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device),
             is_transformed() or has_dispatch_modes(), _is_any_forced() and _forced(),
         )
@@ -82,6 +84,8 @@ def convolve(
             return planned  # type: ignore[return-value]
         return decision.run(x, weight, bias, valid, wanted, other, options)  # type: ignore[no-any-return]
     job = Job(call.facts, _as_bits(valid, options, x), _as_bits(wanted, options, x))
+    if not x.is_cpu:
+        job = job._replace(host=_on_host(options, x, call, mask, outputs))
     decision, found = decide_by_count(job)
     if _is_any_observing() and (planned := report(decision.plan, call.facts, options, x, wanted)):
         return planned  # type: ignore[return-value]
@@ -137,6 +141,7 @@ def _check(
         _is_last(x) or _is_last(weight),
         mask is not None,
         outputs is not None or mask is not None,
+        _is_known(device, mask, outputs),
     )
     given = (x, weight, bias, other)
     grad = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in given)
@@ -151,6 +156,25 @@ def _check(
         detail=detail,
     )
     return Call(facts, shape, lower)
+
+
+def _is_known(device: str, *masks: MaskLike | None) -> bool:
+    """Whether the bits of masks are known without a host-device sync: on the CPU, or where they lie on the host."""
+    return device == "cpu" or all(each is None or (isinstance(each, Mask) and each.facts.on_host) for each in masks)
+
+
+def _on_host(
+    options: Options, x: Tensor, call: Call, mask: MaskLike | None, outputs: MaskLike | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """What is valid and what is wanted, on the host."""
+    detail: Region = call.facts.detail
+    like = torch.empty(()).expand(x.shape)
+    masks = [each.to("cpu") if isinstance(each, Mask) else each for each in (mask, outputs)]
+    valid = line_up(options.op, "mask", masks[0], like, tuple(x.shape[-options.dims :]), options.dims)
+    wanted = line_up(options.op, "outputs", masks[1], like, call.shape[-options.dims :], options.dims)
+    if wanted is None and valid is not None:
+        wanted = seen_through(valid, detail.geometry, options.dims, options.is_transposed)
+    return _as_bits(valid, options, x), _as_bits(wanted, options, x)
 
 
 def _is_last(x: Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,6 +14,9 @@ from maskwise.ops.torch_private import untransformed_apply
 from maskwise.plan.dispatch import Decision, Facts
 
 __all__ = ["apply"]
+
+#: Both masks of a `Job` on the host.
+Host: TypeAlias = tuple[Tensor | None, Tensor | None] | None
 
 
 def _dense_map(x: Tensor, weight: Tensor, job: Job) -> Tensor:
@@ -63,13 +66,20 @@ class _Convolution(torch.autograd.Function):
         dx = dw = db = dother = None
         if needs[0]:
             step = _step(
-                job.facts, detail.outputs, detail.inputs, job.wanted, job.valid, is_transposed=not detail.is_transposed
+                job.facts,
+                detail.outputs,
+                detail.inputs,
+                job.wanted,
+                job.valid,
+                is_transposed=not detail.is_transposed,
+                host=_exchanged(job.host),
             )
             dx = _differentiable(grad, weight, step)
         if needs[1] or (needs[2] and not detail.is_transposed):
             fine, coarse = (grad, x) if detail.is_transposed else (x, grad)
             bits = (job.wanted, job.valid) if detail.is_transposed else (job.valid, job.wanted)
-            dw, db = _weight_gradient(fine, coarse, _Weight(*bits, job.facts, ctx.route))
+            host = _exchanged(job.host) if detail.is_transposed else job.host
+            dw, db = _weight_gradient(fine, coarse, _Weight(*bits, job.facts, ctx.route, host))
         if needs[2] and detail.is_transposed:
             db = grad.sum((0, 2, 3)) if job.wanted is None else sum_kept(grad, job.wanted[:, None], (0, 2, 3))
         if needs[3]:
@@ -85,6 +95,8 @@ class _Weight(NamedTuple):
     coarse_bits: Tensor | None
     facts: Facts
     route: str
+    #: Both bits on the host, where x is on a device.
+    host: Host = None
 
 
 class _WeightGradient(torch.autograd.Function):
@@ -100,7 +112,8 @@ class _WeightGradient(torch.autograd.Function):
                 fine, coarse, of.fine_bits, of.coarse_bits, detail.geometry, detail.channels_last
             )
         size = (1, 1) if of.route == "pixels" else tile_size(detail)
-        return tiles.weight_gradient(fine, coarse, of.fine_bits, of.coarse_bits, detail.geometry, size)
+        host = None if of.host is None else of.host[1]
+        return tiles.weight_gradient(fine, coarse, of.fine_bits, of.coarse_bits, detail.geometry, size, host)
 
     @staticmethod
     def backward(ctx: Any, dw: Tensor, db: Tensor) -> tuple[Any, ...]:
@@ -109,9 +122,11 @@ class _WeightGradient(torch.autograd.Function):
         channels, bits = (fine.shape[1], coarse.shape[1]), (of.fine_bits, of.coarse_bits)
         dfine = dcoarse = None
         if ctx.needs_input_grad[0]:
-            dfine = _differentiable(coarse, dw, _step(of.facts, *channels[::-1], *bits[::-1], is_transposed=True))
+            step = _step(of.facts, *channels[::-1], *bits[::-1], is_transposed=True, host=_exchanged(of.host))
+            dfine = _differentiable(coarse, dw, step)
         if ctx.needs_input_grad[1]:
-            dcoarse = _differentiable(fine, dw, _step(of.facts, *channels, *bits, is_transposed=False))
+            step = _step(of.facts, *channels, *bits, is_transposed=False, host=of.host)
+            dcoarse = _differentiable(fine, dw, step)
             spread = db[:, None, None]
             dcoarse = dcoarse + (
                 spread if of.coarse_bits is None else torch.where(of.coarse_bits[:, None], spread, 0.0)
@@ -138,7 +153,14 @@ def _weight_gradient(fine: Tensor, coarse: Tensor, of: _Weight) -> tuple[Tensor,
 
 
 def _step(
-    facts: Facts, inputs: int, outputs: int, valid: Tensor | None, wanted: Tensor | None, *, is_transposed: bool
+    facts: Facts,
+    inputs: int,
+    outputs: int,
+    valid: Tensor | None,
+    wanted: Tensor | None,
+    *,
+    is_transposed: bool,
+    host: Host = None,
 ) -> Job:
     """A step of a gradient: a convolution without bias."""
     detail: Region = facts.detail._replace(
@@ -151,7 +173,13 @@ def _step(
         tiles=None,
     )
     kind: Any = "none" if valid is None and wanted is None else "bits"
-    return Job(facts._replace(grad=torch.is_grad_enabled(), mask=kind, detail=detail), valid, wanted, is_gradient=True)
+    facts = facts._replace(grad=torch.is_grad_enabled(), mask=kind, detail=detail)
+    # Without masks, there is nothing to find.
+    return Job(facts, valid, wanted, is_gradient=True, host=None if kind == "none" else host)
+
+
+def _exchanged(host: Host) -> Host:
+    return None if host is None else host[::-1]
 
 
 def _differentiable(x: Tensor, weight: Tensor, job: Job) -> Tensor:

@@ -37,6 +37,8 @@ class Region(NamedTuple):
     #: Whether there is a mask of the input, and one of the result.
     has_valid: bool
     has_wanted: bool
+    #: Whether tiles are found without a host-device sync.
+    is_known: bool = True
     #: Wanted positions, and the tiles that have some, once they are counted.
     wanted: int | None = None
     tiles: int | None = None
@@ -61,6 +63,8 @@ class Job(NamedTuple):
     wanted: Tensor | None
     #: Whether results that read nothing valid are 0, as in a gradient, which has no bias.
     is_gradient: bool = False
+    #: Both masks on the host, where x is on a device: tiles are found there, without a host-device sync.
+    host: tuple[Tensor | None, Tensor | None] | None = None
 
 
 def tile_size(detail: Region) -> Pair:
@@ -82,9 +86,12 @@ class Found(NamedTuple):
 def _find(job: Job, size: Pair) -> Found:
     detail: Region = job.facts.detail
     tiling = tiles.tiling_of(detail.geometry, size, detail.is_transposed)
-    source = job.valid if job.is_gradient else None
-    found = tiles.find(job.wanted, source, detail.batch, detail.geometry, tiling, detail.is_transposed)
-    return Found(tiling, *found)
+    valid, wanted = (job.valid, job.wanted) if job.host is None else job.host
+    source = valid if job.is_gradient else None
+    found, count = tiles.find(wanted, source, detail.batch, detail.geometry, tiling, detail.is_transposed)
+    if job.host is not None:
+        found = found.to(next(bits.device for bits in (job.wanted, job.valid) if bits is not None), non_blocking=True)
+    return Found(tiling, found, count)
 
 
 def decide_by_count(job: Job) -> tuple[Decision, Found]:
@@ -138,6 +145,8 @@ _STRIDED = 4
 def _serves(facts: Facts) -> str | None:
     if facts.mask == "none":
         return "nothing is dropped"
+    if not facts.detail.is_known:
+        return "the mask lies on the device, where finding its tiles would be a host-device sync"
     return why_not_served("conv_tiles", facts.device, facts.dtype)
 
 

@@ -1,8 +1,9 @@
 """Convolutions by tiles: those with something wanted are gathered with their halo, convolved as a batch, scattered.
 
-Three registered ops move data, each with a C++ kernel: ``conv_active`` finds the tiles, ``conv_gather`` copies what
-they read into a channels-last batch, with zeros where nothing is valid, and ``conv_scatter`` writes the result, every
-place once. Between them runs torch's own convolution; for tiles of one position, that is one matrix product.
+Three registered ops move data: ``conv_active`` finds the tiles, ``conv_gather`` copies what they read into a
+channels-last batch, with zeros where nothing is valid, and ``conv_scatter`` writes the result, every place once. Each
+has a C++ kernel, and the last two a Triton kernel. Between them runs torch's own convolution; for tiles of one
+position, that is one matrix product. On a GPU tiles are found on the host, from masks that lie there: without a sync.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.grad import conv2d_weight
 
-from maskwise.ops.backends import FLOATING, INTERPRETED, provide
+from maskwise.ops.backends import DEVICE, FLOATING, INTERPRETED, provide
 from maskwise.ops.conv.arguments import Geometry, Pair
 from maskwise.ops.operation import define
 
@@ -215,6 +216,7 @@ define(
 )
 if not INTERPRETED:
     provide("conv_tiles", "cpu", FLOATING)
+provide("conv_tiles", DEVICE, FLOATING)
 active, gather = torch.ops.maskwise.conv_active.default, torch.ops.maskwise.conv_gather.default
 scatter, scatter_into = torch.ops.maskwise.conv_scatter.default, torch.ops.maskwise.conv_scatter_out.default
 
@@ -301,10 +303,13 @@ def weight_gradient(
     coarse_bits: Tensor | None,  # bool, (batch, *coarse)
     geometry: Geometry,
     size: Pair,
+    host_bits: Tensor | None = None,  # the coarse bits on the host, where x is on a device
 ) -> tuple[Tensor, Tensor]:
     """The gradient of the weight, from tiles of coarse positions; and the sum of what is kept of these."""
     tiling = tiling_of(geometry, size, False)
-    tiles, _ = find(coarse_bits, None, fine.shape[0], geometry, tiling, False)
+    found = coarse_bits if host_bits is None else host_bits
+    tiles, _ = find(found, None, fine.shape[0], geometry, tiling, False)
+    tiles = tiles.to(fine.device, non_blocking=True)
     shape = (coarse.shape[1], fine.shape[1] // geometry.groups, *geometry.kernel)
     if tiles.shape[0] == 0:
         return coarse.new_zeros(shape), coarse.new_zeros(shape[0])

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from maskwise.ops.gpu import traced
 from maskwise.ops.gpu.geometry import Geometry, Kept
 
 __all__ = [
@@ -114,6 +115,9 @@ def launch(
 ) -> None:
     """Launch a kernel on the device of its operands."""
     programs = max(1, min(programs, MOST_PROGRAMS))
+    if traced.is_tracing_launches():
+        traced.launch_in_graph(kernel, programs, arguments, warps)
+        return
     if _recorders:
         launches, runs = _recorders[-1]
         launches.append(Launch(kernel, programs, dict(arguments), warps, reads, writes))
@@ -307,15 +311,20 @@ def row_blocks(geometry: Geometry, x: Tensor, mask: Kept, *, same: bool = True, 
 def alignment(geometry: Geometry, x: Tensor, group: int) -> str:
     """How vectors of a row lie: see `Blocks`."""
     strides = geometry.operands[0]
-    if group == 1 or len(strides.inner) > 1 or x.data_ptr() % 16:
+    if group == 1 or len(strides.inner) > 1 or not begins_aligned(x):
         return ""
     return "aligned" if all(each % group == 0 for each in strides.outer) else "shifted"
+
+
+def begins_aligned(x: Tensor) -> bool:
+    """Whether x begins at a 16-byte boundary; in a graph, that is not known."""
+    return not traced.is_tracing_launches() and x.data_ptr() % 16 == 0
 
 
 def is_aligned(geometry: Geometry, mask: Kept, group: int, align: str) -> bool:
     """Whether the bits of a mask lie as x does, so that they are read in vectors too."""
     x_at, mask_at, *_ = geometry.operands
-    if mask.kind != "bits" or mask_at.inner != (1,) or mask.tensor.data_ptr() % 16:
+    if mask.kind != "bits" or mask_at.inner != (1,) or not begins_aligned(mask.tensor):
         return False
     if align == "aligned":
         return all(each % group == 0 for each in mask_at.outer)
@@ -378,6 +387,8 @@ _counters: dict[tuple[torch.device, int], Tensor] = {}
 
 def counters(like: Tensor, n: int) -> Tensor:
     """Zero-initialized counters that identify the last program of a launch, which resets them to zero."""
+    if traced.is_tracing_launches():
+        return like.new_zeros(n, dtype=torch.int32)
     # The stream of x's device, which need not be the current one.
     with on(like.device), _internally():
         found = current_counters(like, n)

@@ -14,9 +14,9 @@ from maskwise.errors import DeviceError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MUST, MaskLike, input_hint, mask_hint, need_dense
 from maskwise.ops.linear import reference
+from maskwise.ops.linear.cost import Product
 from maskwise.ops.linear.sparse import (
     DeferredLayout,
-    Product,
     decide_product,
     is_sparse_promising,
     multiply,

@@ -2,7 +2,8 @@
 
 ``linear_product`` is x times a sparse weight; ``linear_sampled`` the gradient of the kept weights; ``linear_sparse``
 the product with its gradients, for which it takes the layout of the transposed weight along. `mw.linear`, MaskedLinear
-and SparseLinear share the routes: ``sparse`` is the kernel, ``plain`` the dense product.
+and SparseLinear share the routes: ``sparse`` is the kernel, ``plain`` the dense product, and those of `delegated` are
+torch's own sparse products on a GPU.
 """
 
 from __future__ import annotations
@@ -16,21 +17,19 @@ from torch import Tensor
 
 from maskwise.ops import backends
 from maskwise.ops.backends import is_kernel_allowed, why_not_served
-from maskwise.ops.linear import reference
+from maskwise.ops.linear import delegated, reference
+from maskwise.ops.linear.cost import Product, plain_cost, plain_work, sparse_cost, sparse_work
 from maskwise.ops.linear.layouts import Block, SparseLayout
 from maskwise.ops.operation import define, differentiate, eager_function
 from maskwise.ops.torch_private import is_tracing
 from maskwise.plan import calibration
-from maskwise.plan.cost import Rates, Work
+from maskwise.plan.cost import Work
 from maskwise.plan.dispatch import Decision, Facts, Route, Skips, decide
 
 __all__ = [
     "DeferredLayout",
-    "Product",
     "Saving",
     "decide_product",
-    "dense_cost",
-    "gpu_cost",
     "is_sparse_promising",
     "multiply",
     "product_routes",
@@ -65,6 +64,7 @@ define(
     fake=lambda x, values, starts, columns, bias, outputs, rows, width: x.new_empty(x.shape[0], outputs),
     gpu=ON_GPU,
     gpu_from="maskwise.ops.linear.gpu:product",
+    traces=True,
     flops=_product_flops,
 )
 define(
@@ -74,9 +74,19 @@ define(
     fake=lambda grad, x, starts, columns, rows, width: x.new_empty(columns.shape[0] * rows * width),
     gpu=ON_GPU,
     gpu_from="maskwise.ops.linear.gpu:sampled",
+    traces=True,
     flops=_sampled_flops,
 )
+define(
+    "linear_delegated",
+    "(Tensor x, Tensor values, Tensor starts, Tensor columns, Tensor? bias, int outputs, int rows, int width)"
+    " -> Tensor",
+    reference=delegated.product,
+    fake=lambda x, values, starts, columns, bias, outputs, rows, width: x.new_empty(x.shape[0], outputs),
+    flops=_product_flops,
+)
 product = torch.ops.maskwise.linear_product.default
+delegated_product = torch.ops.maskwise.linear_delegated.default
 sampled = torch.ops.maskwise.linear_sampled.default
 
 
@@ -85,9 +95,11 @@ Indices: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def run_sparse(x: Tensor, values: Tensor, bias: Tensor | None, starts: Tensor, columns: Tensor, *rest: Any) -> Tensor:
-    """The product, by the kernel where there is one."""
-    outputs, rows, width = rest[3:]
-    out: Tensor = product(x, values, starts, columns, bias, outputs, rows, width)
+    """The product, by the kernel where there is one, or by torch's."""
+    # Torch's kernels are chosen by the size of a batch, and so no part of a graph: the registered op has no argument.
+    outputs, rows, width, *is_delegated = rest[3:]
+    run = delegated_product if any(is_delegated) else product
+    out: Tensor = run(x, values, starts, columns, bias, outputs, rows, width)
     return out
 
 
@@ -101,7 +113,7 @@ def sparse_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def sparse_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     """To x by the transposed product, to the values by the sampled one, to the bias by a sum."""
     x, values, starts, columns, t_starts, t_columns, t_order = ctx.saved_tensors
-    outputs, rows, width = ctx.sizes
+    outputs, rows, width, *is_delegated = ctx.sizes
     of_x = of_values = of_bias = None
     # Where a second derivative is required, plain operations: torch differentiates them again.
     again = torch.is_grad_enabled() and not is_tracing()
@@ -112,7 +124,8 @@ def sparse_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
             of_x = grad @ layout.dense(values)
         else:
             square = 16 if rows == 16 else 1
-            of_x = product(grad, values.index_select(0, t_order), t_starts, t_columns, None, x.shape[1], square, square)
+            run = delegated_product if any(is_delegated) else product
+            of_x = run(grad, values.index_select(0, t_order), t_starts, t_columns, None, x.shape[1], square, square)
     if ctx.needs_input_grad[1]:
         of_values = (reference.sampled if again else sampled)(grad, x, starts, columns, rows, width)
     if ctx.needs_input_grad[2]:
@@ -125,6 +138,7 @@ define(
     _SPARSE,
     reference=run_sparse,
     fake=lambda x, *rest: x.new_empty(x.shape[0], rest[7]),
+    traces=True,
     flops=_product_flops,
 )
 differentiate("linear_sparse", sparse_backward, sparse_setup)
@@ -161,8 +175,18 @@ def multiply(
     values: Tensor,  # (count,)
     bias: Tensor | None,  # (outputs,)
     layout: SparseLayout | tuple[Indices, int, Block],
+    *,
+    is_delegated: bool = False,
 ) -> Tensor:
-    """As `sparse_linear`, by the kernel, which must serve; from a layout, or its tensors, outputs and block."""
+    """As `sparse_linear`, by the kernel, which must serve; from a layout, or its tensors, outputs and block.
+
+    Args:
+        x: any leading dims.
+        values: the kept weights.
+        bias: of the outputs.
+        layout: where the values are.
+        is_delegated: whether torch's own kernel multiplies.
+    """
     flat = x.reshape(-1, x.shape[-1]).contiguous()
     grad = torch.is_grad_enabled() and (
         x.requires_grad or values.requires_grad or (bias is not None and bias.requires_grad)
@@ -180,125 +204,12 @@ def multiply(
     if is_tracing():
         out = _fused(flat, values, bias, *indices, outputs, *block)
     elif grad:
-        out = _eager(flat, values, bias, *indices, outputs, *block)
+        out = _eager(flat, values, bias, *indices, outputs, *block, is_delegated)
     else:
-        out = product(flat, values, indices[0], indices[1], bias, outputs, *block)
+        run = delegated_product if is_delegated else product
+        out = run(flat, values, indices[0], indices[1], bias, outputs, *block)
     result: Tensor = out if x.dim() == 2 else out.reshape(*x.shape[:-1], outputs)
     return result
-
-
-# -- what a product costs ----------------------------------------------------------------------------------------------
-#: How fast the kernels multiply, by block, as a part of how fast the dense product does.
-_PART: dict[Block, float] = {(1, 1): 0.62, (4, 1): 0.68, (16, 16): 0.76}
-#: Weights come faster than other memory: they are read in order, again and again.
-_WEIGHTS = 1.5
-#: What a strip of the batch is rounded up to, one vector, by SIMD level; and what a call costs.
-_STRIP = {"avx512": 16, "avx2": 8}
-_CALL = 12.0
-#: What more rows of a batch the dense product takes the time of.
-_NARROW = 4
-#: With a weight that was written just before, the dense product runs at half its speed for as many microseconds.
-_COLD = 55.0
-#: To make a layout, a microsecond for this many positions of the mask.
-_BUILT = 150.0
-#: Per microsecond: weights gathered, weights filled, and elements of an input made contiguous.
-_GATHERED, _FILLED, _COPIED = 600.0, 4000.0, 700.0
-
-
-class Product(NamedTuple):
-    """What routes read besides the kept count: `Facts.detail`."""
-
-    batch: int
-    inputs: int
-    outputs: int
-    block: Block = (1, 1)
-    #: Whether the weight is dense: then each call fills its dropped weights for one route, or gathers the kept ones
-    #: for the other.
-    is_dense: bool = False
-    #: Whether the sparse route has its layout, or has to build it.
-    has_layout: bool = True
-    #: The outputs and inputs of which something is kept, where that is not all of them.
-    live: tuple[int, int] | None = None
-    #: Whether the weight has changed since the call before, so that nothing is derived from it.
-    is_new: bool = False
-    #: Whether x and the weight have different dtypes.
-    is_mixed: bool = False
-
-
-def dense_cost(batch: int, inputs: int, outputs: int, rates: Rates) -> float:
-    """The predicted time of a dense product, in microseconds."""
-    weights = inputs * outputs
-    rows = batch if batch == 1 else batch + _NARROW
-    # A small batch waits for the weight to come from memory.
-    return rates.plain_call + max(2 * rows * weights / rates.flops, 4 * weights / (_WEIGHTS * rates.streamed))
-
-
-#: How many times faster a GPU multiplies halves than float32, in which rates are; and the Triton kernel of blocks, as a
-#: part of torch's product.
-_HALVES, _BLOCKS_ON_GPU = 10.0, 0.5
-
-
-def gpu_cost(facts: Facts, weights: int, rates: Rates, part: float = 1.0) -> float:
-    """The predicted time on a GPU of a product with so many weights: of its FLOPs or of its bytes, the longer one."""
-    product: Product = facts.detail
-    itemsize = facts.dtype.itemsize
-    flops = part * rates.flops * (_HALVES if itemsize == 2 else 1.0)
-    moved = weights + product.batch * (product.inputs + product.outputs)
-    return max(2 * product.batch * weights / flops, itemsize * moved / rates.streamed)
-
-
-def _plain_on_gpu(facts: Facts, rates: Rates) -> float:
-    weights, itemsize = facts.detail.inputs * facts.detail.outputs, facts.dtype.itemsize
-    cost = rates.plain_call + gpu_cost(facts, weights, rates)
-    # A pass over the weight and its mask, which writes a weight with zeros.
-    return cost + (rates.plain_call + (2 * itemsize + 1) * weights / rates.streamed if facts.detail.is_dense else 0.0)
-
-
-def _sparse_on_gpu(facts: Facts, rates: Rates) -> float:
-    product: Product = facts.detail
-    kept, itemsize = facts.kept or 0, facts.dtype.itemsize
-    cost = rates.bare_call + gpu_cost(facts, kept, rates, _BLOCKS_ON_GPU)
-    if product.is_dense:
-        cost += rates.plain_call + 2 * itemsize * kept / rates.gathered
-        cost += 0.0 if facts.contiguous else 2 * itemsize * product.batch * product.inputs / rates.streamed
-    return cost
-
-
-def _plain_cost(facts: Facts, work: Work, rates: Rates) -> float:
-    if facts.device != "cpu":
-        return _plain_on_gpu(facts, rates)
-    product: Product = facts.detail
-    cost = dense_cost(product.batch, product.inputs, product.outputs, rates)
-    if product.is_dense:
-        weights = product.inputs * product.outputs
-        cost += weights / _FILLED + min(_COLD, 2 * product.batch * weights / rates.flops)
-    return cost
-
-
-def _sparse_cost(facts: Facts, work: Work, rates: Rates) -> float:
-    if facts.device != "cpu":
-        return _sparse_on_gpu(facts, rates)
-    batch, inputs, outputs, block = facts.detail[:4]
-    kept = facts.kept or 0
-    strip = _STRIP.get(backends.status().simd, 8)
-    strips = batch if batch == 1 else -(-batch // strip) * strip
-    multiplied = 2 * kept * strips / (_PART[block] * rates.flops)
-    moved = batch * (inputs + outputs)
-    cost = _CALL + max(multiplied, 8 * kept / (_WEIGHTS * rates.streamed)) + 5 * moved / rates.streamed
-    if facts.detail.is_dense:
-        cost += kept / _GATHERED + (0.0 if facts.contiguous else batch * inputs / _COPIED)
-    return float(cost)
-
-
-def _plain_work(facts: Facts) -> Work:
-    weights = max(1, facts.detail.inputs * facts.detail.outputs)
-    return Work(calls=1, streamed=facts.dtype.itemsize * weights, flops=2 * facts.detail.batch * weights)
-
-
-def _sparse_work(facts: Facts) -> Work:
-    # A kept weight comes with its column.
-    kept = facts.kept or 0
-    return Work(calls=1, streamed=(facts.dtype.itemsize + 4) * kept, flops=2 * facts.detail.batch * kept)
 
 
 # -- routes ------------------------------------------------------------------------------------------------------------
@@ -327,13 +238,35 @@ def _pays_sparse(facts: Facts) -> str | None:
     return None if facts.detail.has_layout or not is_sparse_promising(facts) else _NO_LAYOUT
 
 
+def _pays_semi_structured(facts: Facts) -> str | None:
+    return _NEW if facts.detail.is_new else None
+
+
+def _then(first: Callable[[Facts], str | None], second: Callable[[Facts], str | None]) -> Callable[[Facts], str | None]:
+    return lambda facts: first(facts) or second(facts)
+
+
 def is_sparse_promising(facts: Facts) -> bool:
     """Whether the sparse product itself is predicted to be faster than the dense one; for none kept, if not counted."""
+    return _cost_with_layout(facts) < plain_cost(facts, _NO_WORK, calibration.rates_for(facts.device))
+
+
+def _cost_with_layout(facts: Facts) -> float:
+    """The predicted time of the fastest product with a layout: of the kernel, or of torch's own ones on a GPU."""
     rates = calibration.rates_for(facts.device)
-    return _sparse_cost(facts, _NO_WORK, rates) < _plain_cost(facts, _NO_WORK, rates)
+    others = [
+        cost(facts, _NO_WORK, rates)
+        for _, serves, pays, cost in delegated.BY_LAYOUT
+        if serves(facts) is None and pays(facts) is None
+    ]
+    return min([sparse_cost(facts, _NO_WORK, rates), *others])
 
 
 _NO_WORK = Work()
+#: To make a layout, a microsecond for this many positions of the mask.
+_BUILT = 150.0
+#: The routes that need a layout.
+_WITH_LAYOUT = ("sparse", "bsr", "csr")
 
 
 def _kept_share(facts: Facts) -> str:
@@ -345,9 +278,14 @@ def _flops(facts: Facts) -> int:
 
 
 def product_routes(
-    sparse: Callable[..., Any], plain: Callable[..., Any], *between: Route, skips: Skips
+    sparse: Callable[..., Any],
+    plain: Callable[..., Any],
+    *between: Route,
+    skips: Skips,
+    by_torch: Callable[..., Any] | None = None,
+    semi_structured: Callable[..., Any] | None = None,
 ) -> tuple[Route, ...]:
-    """The routes of a product: the kernel, others that the caller has, and the dense product.
+    """The routes of a product: the kernel, torch's own ones, others that the caller has, and the dense product.
 
     Args:
         sparse: runs the kernel.
@@ -355,14 +293,35 @@ def product_routes(
         between: other routes.
         skips: what the kernel leaves out for a dropped weight: it computes nothing of it; whether it reads it depends
             on where the kept ones come from.
+        by_torch: runs torch's own product with a sparse weight; None where how many are kept is not known without a
+            host-device sync.
+        semi_structured: runs torch's product with a weight of which two of each four are kept.
     """
+    torchs: list[Route] = []
+    if by_torch is not None:
+        for name, serves, pays, cost in delegated.BY_LAYOUT:
+            torchs.append(
+                Route(
+                    name, by_torch, serves, sparse_work, _then(pays, _pays_sparse), cost, reason=_kept_share,
+                    skips=skips, flops=_flops,
+                )
+            )  # fmt: skip
+    if semi_structured is not None:
+        torchs.append(
+            Route(
+                "semi_structured", semi_structured, delegated.serves_semi_structured, delegated.semi_structured_work,
+                _pays_semi_structured, delegated.semi_structured_cost, reason="two of each four weights are kept",
+                skips=skips, flops=_flops,
+            )
+        )  # fmt: skip
     return (
         Route(
-            "sparse", sparse, _serves_sparse, _sparse_work, _pays_sparse, _sparse_cost, reason=_kept_share, skips=skips,
+            "sparse", sparse, _serves_sparse, sparse_work, _pays_sparse, sparse_cost, reason=_kept_share, skips=skips,
             flops=_flops, is_kernel=True,
         ),
+        *torchs,
         *between,
-        Route("plain", plain, work=_plain_work, cost=_plain_cost, flops=_flops, transforms=True),
+        Route("plain", plain, work=plain_work, cost=plain_cost, flops=_flops, transforms=True),
     )  # fmt: skip
 
 
@@ -378,9 +337,10 @@ def decide_product(facts: Facts, routes: tuple[Route, ...]) -> Decision:
     decision = decide(facts, routes)
     chosen = decision.route.predict(facts)
     # Nothing is missed where a route is forced.
-    lacks_layout = routes[0].refuses(facts) is None and _pays_sparse(facts) is _NO_LAYOUT
+    with_layout = [route for route in routes if route.name in _WITH_LAYOUT and route.refuses(facts) is None]
+    lacks_layout = bool(with_layout) and _pays_sparse(facts) is _NO_LAYOUT
     if chosen is not None and lacks_layout and not decision.is_forced:
-        missed = chosen[1] - _sparse_cost(facts, _NO_WORK, calibration.rates_for(facts.device))
+        missed = chosen[1] - _cost_with_layout(facts)
         if missed > 0.0:
             weights, kept = facts.detail.inputs * facts.detail.outputs, facts.kept or 0
             decision.prepared = Saving(missed, 50.0 + weights / _BUILT + kept / 20.0)

@@ -452,6 +452,9 @@ def fill_for(values: Tensor, fill: float | Tensor) -> Tensor:
     """The fill value as a tensor of the values' dtype."""
     if type(fill) is float and values.is_floating_point() and (fill == 0.0 or not isfinite(fill)):
         return number(fill, values.dtype, values.device)
+    if isinstance(fill, int | float | complex) and not values.is_cpu:
+        # Written by the device: a copy from the host would be captured in a CUDA graph with its address.
+        return torch.full((), fill, device=values.device).to(values.dtype)
     return torch.as_tensor(fill, device=values.device).to(values.dtype)
 
 

@@ -143,6 +143,7 @@ define(
     fake=fake_pack_capacity,
     gpu=MOVED,
     gpu_from=f"{GPU}:pack_capacity",
+    traces=True,
 )
 define(
     "unpack_capacity",
@@ -151,6 +152,7 @@ define(
     fake=fake_unpack_rows,
     gpu=MOVED,
     gpu_from=f"{GPU}:unpack_capacity",
+    traces=True,
 )
 differentiate("pack_capacity", pack_capacity_backward, save_pack)
 differentiate("unpack_capacity", unpack_capacity_backward, save_unpack)

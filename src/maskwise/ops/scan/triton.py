@@ -288,7 +288,7 @@ def same_key(
 ):  # fmt: skip
     """The sum of the parts of rows, from one to another, with the key of the first of them; and that key."""
     STEP: tl.constexpr = min(SPLITS, max(1, 1024 // ROWS))
-    key = tl.load(part_n + begin * rows + row, mask=real & (begin < end), other=-2)
+    key = tl.load(part_n + begin * rows + row, mask=real & (row * 0 + begin < end), other=-2)
     a = tl.zeros((ROWS, STEP), DTYPE)
     for start in range(begin, end, STEP):
         each = start + tl.arange(0, STEP)

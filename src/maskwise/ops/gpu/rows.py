@@ -148,7 +148,13 @@ def expand_rows(
     needed = state is not None and not counted
     in_registers = row_blocks(geometry, first, kept, same=same) if needed and not only else None
     blocks = in_registers or blocks_for(
-        geometry, first, kept, same=same, typical=typical, loops=only, vectors=2 if only else 4
+        geometry,
+        first,
+        kept,
+        same=same,
+        typical=typical,
+        loops=only,
+        vectors=2 if only or first.element_size() < 4 else 4,
     )
     saved = State(None, None, None)
     if state is not None and needed and in_registers is None:

@@ -16,7 +16,9 @@ void sort_slices(const OrderNest& nest, const Source<Kind>& x, const Ordered& o)
   // A block's entries should stay in the second-level cache.
   const int64_t wide = block_width<E>(nest.length, x.type.bytes);
   const Blocks blocks = make_blocks(nest, wide, o.inner == 1 ? 1 : wide);
-  blocks.for_each(nest.length, [&](const auto& visit_each) {
+  // Values take fewer bytes than indices do, so that pages are counted in them.
+  const int64_t written = o.inner == 1 ? o.size * (o.values == nullptr ? 8 : x.type.bytes) : 0;
+  blocks.for_each(nest.length, written, [&](const auto& visit_each) {
     const bool one = blocks.width == 1;
     int64_t stride = (one && nest.length > 65536 ? 0 : nest.length) + kSlack;
     auto entries = std::make_unique<EntryBuffer<E>>(stride * (blocks.width + 1));
@@ -69,10 +71,21 @@ struct Best {
 
   void cut() {
     if (count <= k) return;
+    if (k <= kFew && count <= kScanned) {
+      least_few(list, count, k);
+      count = k;
+      limit_to(list[k - 1]);
+      return;
+    }
     const E last = select(list, count, k - 1, buffer);
     int64_t less = 0;
     // Places are unique, so exactly k entries are not above the last.
     count = within(list, list, count, E{}, last, less);
+    limit_to(last);
+  }
+
+  // Only what is less than the k-th entry is let in: its place is before those to come, so of equal keys it wins.
+  void limit_to(const E& last) {
     const K key = Kind::key(last);
     limit = key == 0 ? 0 : key - 1;
   }
@@ -106,11 +119,11 @@ void topk_slices(const OrderNest& nest, const Source<Kind>& x, const Ordered& o)
   const int64_t stride = (whole ? nest.length : B::full(k) + B::kPiece) + kSlack;
   const int64_t wide = block_width<E>(stride, x.type.bytes);
   const Blocks blocks = make_blocks(nest, wide, o.inner == 1 ? 1 : wide);
-  blocks.for_each((nest.length + 7) / 8 + k, [&](const auto& visit_each) {
+  blocks.for_each((nest.length + 7) / 8 + k, 0, [&](const auto& visit_each) {
     EntryBuffer<E> entries(stride * blocks.width);
     EntryBuffer<E> buffer(select_buffer(stride));
+    std::vector<B> best(blocks.width);
     visit_each([&](int64_t first, int64_t w) {
-      B best[kWidest];
       for (int64_t j = 0; j < w; ++j) best[j] = B{entries.data + j * stride, buffer.data, k};
       if (whole) {
         int64_t counts[kWidest];
@@ -122,11 +135,13 @@ void topk_slices(const OrderNest& nest, const Source<Kind>& x, const Ordered& o)
                                 best[j].add(xs, m, n, place, flip);
                               });
       } else {
-        for (int64_t j = 0; j < w; ++j)
+        for (int64_t j = 0; j < w; ++j) {
+          prefetch_slice(nest, x, first + j + 1);
           for_each_piece(nest, x, offset_of(nest.outer, first + j), B::kPiece,
                          [&](const Source<Kind>& xs, const uint8_t* m, int64_t n, int64_t place) {
                            best[j].add(xs, m, n, place, flip);
                          });
+        }
       }
       int64_t counts[kWidest];
       E* lists[kWidest];

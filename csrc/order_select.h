@@ -50,20 +50,28 @@ template <class E>
 std::pair<E, E> pick(const E* s, int64_t n, int64_t first, int64_t second) {
   using S = BitsOf<E>;
   constexpr int L = kLanes<E>;
+  // Vectors that are compared with one entry at a time, so that it is loaded once for all of them.
+  constexpr int64_t kTogether = 4;
   // As signed numbers, which is what the CPU compares; padded with the greatest, which is below nothing.
   alignas(64) S values[kSample];
+  static_assert(kSample % (kTogether * L) == 0);
   for (int64_t i = 0; i < n; ++i) values[i] = static_cast<S>(s[i] ^ kTop<E>);
-  const int64_t padded = ceil_div(n, L) * L;
+  const int64_t padded = ceil_div(n, kTogether * L) * kTogether * L;
   std::fill(values + n, values + padded, std::numeric_limits<S>::max());
   Vec<S> low = splat<S>(std::numeric_limits<S>::min()), high = low;
-  for (int64_t i = 0; i < padded; i += L) {
-    const auto v = load_raw<Vec<S>>(values + i);
-    Vec<S> below{};
-    for (int64_t j = 0; j < n; ++j) below -= splat<S>(values[j]) < v;
-    const Vec<S> to_first = below <= static_cast<S>(first) ? v : splat<S>(std::numeric_limits<S>::min());
-    const Vec<S> to_second = below <= static_cast<S>(second) ? v : splat<S>(std::numeric_limits<S>::min());
-    low = to_first > low ? to_first : low;
-    high = to_second > high ? to_second : high;
+  for (int64_t i = 0; i < n; i += kTogether * L) {
+    Vec<S> v[kTogether], below[kTogether] = {};
+    for (int k = 0; k < kTogether; ++k) v[k] = load_raw<Vec<S>>(values + i + k * L);
+    for (int64_t j = 0; j < n; ++j) {
+      const Vec<S> each = splat<S>(values[j]);
+      for (int k = 0; k < kTogether; ++k) below[k] -= each < v[k];
+    }
+    for (int k = 0; k < kTogether; ++k) {
+      const Vec<S> to_first = below[k] <= static_cast<S>(first) ? v[k] : splat<S>(std::numeric_limits<S>::min());
+      const Vec<S> to_second = below[k] <= static_cast<S>(second) ? v[k] : splat<S>(std::numeric_limits<S>::min());
+      low = to_first > low ? to_first : low;
+      high = to_second > high ? to_second : high;
+    }
   }
   S a = low[0], b = high[0];
   for (int l = 1; l < L; ++l) {
@@ -77,10 +85,36 @@ std::pair<E, E> pick(const E* s, int64_t n, int64_t first, int64_t second) {
 // one comparison for almost all of them, and no histogram. Longer ones might be in the worst order.
 constexpr int64_t kFew = 16, kScanned = 2048;
 
+// An entry that at least kVectors vectors' worth of n entries are not above: the greatest of the minima of the lanes.
+template <int kVectors, class E>
+E bound_by_lanes(const E* a, int64_t n) {
+  constexpr int L = kLanes<E>;
+  Vec<E> least[kVectors];
+  for (int k = 0; k < kVectors; ++k) least[k] = load_raw<Vec<E>>(a + k * L);
+  for (int64_t i = kVectors * L; i + kVectors * L <= n; i += kVectors * L)
+    for (int k = 0; k < kVectors; ++k) {
+      const auto v = load_raw<Vec<E>>(a + i + k * L);
+      least[k] = v < least[k] ? v : least[k];
+    }
+  E greatest = 0;
+  for (int k = 0; k < kVectors; ++k)
+    for (int l = 0; l < L; ++l) greatest = std::max<E>(greatest, least[k][l]);
+  return greatest;
+}
+
 // The k <= kFew least of n entries, in order, at the front; what is behind them is not defined any more.
 template <class E>
 void least_few(E* a, int64_t n, int64_t k) {
   if (k == 0) return;
+  if constexpr (!std::is_same_v<E, WideEntry>) {
+    constexpr int kHalf = kFew / 2 / kLanes<E>;
+    if (n >= 3 * kFew) {
+      // Few entries are not above such a bound, and only these are held against each other.
+      const E bound = k <= kFew / 2 ? bound_by_lanes<std::max(1, kHalf)>(a, n) : bound_by_lanes<std::max(1, 2 * kHalf)>(a, n);
+      int64_t less = 0;
+      n = within(a, a, n, E{}, bound, less);
+    }
+  }
   E best[kFew];
   std::copy_n(a, k, best);
   std::sort(best, best + k);
@@ -103,14 +137,17 @@ E select(const E* a, int64_t n, int64_t rank, E* buffer) {
   if constexpr (!std::is_same_v<E, WideEntry>) {
     // A sample tells between which two entries the wanted one lies, most likely; only what is between them is kept.
     E* next = buffer + n + kSlack;
-    while (n > kSample) {
-      constexpr int64_t kMargin = 7;
+    while (n > kSample / 2) {
+      // To pick costs the square of the sample, so that few entries take a smaller one; a margin of about two deviations.
+      const int64_t size = n <= 2 * kSample ? kSample / 4 : n <= 16 * kSample ? kSample / 2 : kSample;
+      const int64_t margin = size == kSample ? 7 : size == kSample / 2 ? 6 : 4;
       E sample[kSample];
-      for (int64_t i = 0; i < kSample; ++i) sample[i] = a[i * n / kSample];
-      const int64_t middle = static_cast<int64_t>(static_cast<double>(rank) / static_cast<double>(n) * kSample);
-      auto [lo, hi] = pick(sample, kSample, std::max<int64_t>(0, middle - kMargin), middle + kMargin);
-      if (middle < kMargin) lo = 0;
-      if (middle + kMargin >= kSample) hi = ~E{0};
+      for (int64_t i = 0; i < size; ++i) sample[i] = a[i * n / size];
+      const int64_t middle =
+          static_cast<int64_t>(static_cast<double>(rank) / static_cast<double>(n) * static_cast<double>(size));
+      auto [lo, hi] = pick(sample, size, std::max<int64_t>(0, middle - margin), middle + margin);
+      if (middle < margin) lo = 0;
+      if (middle + margin >= size) hi = ~E{0};
       int64_t less = 0;
       int64_t inside = within(buffer, a, n, lo, hi, less);
       if (rank < less || rank >= less + inside) {

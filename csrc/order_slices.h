@@ -179,12 +179,18 @@ struct Blocks {
   int64_t each;   // blocks a run
   int64_t total;
 
+  // `written` is how many bytes of a result each block writes, one after the other; 0 for few.
   template <class Body>
-  void for_each(int64_t length, const Body& body) const {
+  void for_each(int64_t length, int64_t written, const Body& body) const {
+    // Two threads that met in a huge page of a fresh result would both clear it: each takes blocks of whole ones, as long
+    // as there are some for every thread.
+    constexpr int64_t kHugePage = int64_t{1} << 21;
+    int64_t together = written == 0 ? 1 : std::max<int64_t>(1, kHugePage / written);
+    if (together * 4 * static_cast<int64_t>(torch::stable::get_num_threads()) > total) together = 1;
     // To order an element costs many times what it costs to read it.
-    parallel_uneven(total, length * width * 8, [&](int64_t begin, int64_t end) {
+    parallel_uneven(ceil_div(total, together), together * length * width * 8, [&](int64_t begin, int64_t end) {
       body([&](const auto& visit) {
-        for (int64_t b = begin; b < end; ++b) {
+        for (int64_t b = begin * together; b < std::min(total, end * together); ++b) {
           const int64_t within_run = b % each * width;
           visit(b / each * run + within_run, std::min(width, run - within_run));
         }
@@ -294,9 +300,27 @@ inline int64_t entries_for(const OrderNest& nest, int64_t slice) {
   return (nest.length <= 65536 ? nest.length : count_slice(nest, offset_of(nest.outer, slice))) + kSlack;
 }
 
+// Reads ahead the beginning of what an interval keeps of a slice, which is read next: where slices end early, the CPU does
+// not find the next one by itself.
+template <class Kind>
+void prefetch_slice(const OrderNest& nest, const Source<Kind>& x, int64_t slice) {
+  constexpr int64_t kAheadBytes = 512;
+  if (slice >= nest.slices || !nest.mask.has_intervals() || nest.inner.size() != 1) return;
+  const Loop<3>& inner = nest.inner[0];
+  if (inner.stride[nest.kX] != 1) return;
+  const Offset<3> at = offset_of(nest.outer, slice);
+  const KeptRun run = kept_of_run(nest.mask, nest.mask.data + at[nest.kMask], at[nest.kPosition], inner.stride[nest.kMask],
+                                  inner.stride[nest.kPosition], nest.length);
+  if (run.kept != Kept::all) return;
+  const char* from = x.at(at[nest.kX] + run.begin).data;
+  const int64_t bytes = std::min((run.end - run.begin) * x.type.bytes, kAheadBytes);
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i);
+}
+
 template <class Kind, class K = typename Kind::K>
 int64_t collect_row(typename Kind::E* out, const OrderNest& nest, const Source<Kind>& x, int64_t slice, K flip) {
   int64_t count = 0;
+  prefetch_slice(nest, x, slice + 1);
   for_each_piece(nest, x, offset_of(nest.outer, slice), nest.length,
                  [&](const Source<Kind>& xs, const uint8_t* ms, int64_t n, int64_t place) {
                    count += xs.type.compact(out + count, xs.data, ms, n, place, flip, K{0});

@@ -47,7 +47,7 @@ void quantile_slices(const QuantileCall& call, const Source<Kind>& x, const Foun
   using E = typename Kind::E;
   const OrderNest& nest = call.nest;
   const Blocks blocks = make_blocks(nest, block_width<E>(nest.length, x.type.bytes), 1);
-  blocks.for_each((nest.length + 3) / 4, [&](const auto& visit_each) {
+  blocks.for_each((nest.length + 3) / 4, 0, [&](const auto& visit_each) {
     const bool one = blocks.width == 1;
     int64_t stride = (one && nest.length > 65536 ? 0 : nest.length) + kSlack;
     auto lists = std::make_unique<EntryBuffer<E>>(stride * blocks.width);

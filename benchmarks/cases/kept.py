@@ -267,7 +267,7 @@ COUNT = Measured(
 APPLY_NORM = Measured(
     FAMILY,
     "apply(layer_norm)",
-    lambda i: lambda: mw.apply(_layer_norm, i.x, mask=i.keep),
+    lambda i: lambda: mw.apply(F.layer_norm, i.x, i.x.shape[-1:], mask=i.keep),
     _indexed(_layer_norm),
     floor=lambda i: lambda: _layer_norm(i.x),
 )

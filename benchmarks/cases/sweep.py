@@ -1,8 +1,9 @@
 """The sweep that holds the fourth law: every public function, from tiny to large, sparse to dense, contiguous or not.
 
-Masks are bool tensors, and intervals: lengths. Each case is timed for a tenth of a second, against the plain idiom at
-its best and by each of our own routes. So it measures two things: whether a function is slower than what it replaces,
-and whether dispatch chose the best route.
+Masks are bool tensors, and intervals of every origin: lengths over the whole grid, the others at half kept. A case is
+timed for a tenth of a second, against the plain idiom at its best and by each of our own routes. So it measures two
+things: whether a function is slower than what it replaces, and whether dispatch chose the best route. It plans with the
+rates that ``maskwise calibrate`` has measured, where ``MASKWISE_CACHE_DIR`` points to some.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ HEADS = ((1, 2, 16, 16), (4, 4, 64, 32), (4, 8, 256, 64))
 DENSITIES = (0.02, 0.5, 0.98)
 #: How x lies in memory under a mask of bits; and a contiguous x under a mask of lengths.
 LAYOUTS = ("contiguous", "strided", "lengths")
+#: A contiguous x under intervals of other origins, at half kept: what differs from lengths is where a line begins.
+ORIGINS = ("left", "causal", "window", "segments")
 SECONDS = 0.1
 K = 8
 
@@ -79,16 +82,26 @@ def _inputs(case: Case, layout: str) -> Masked:
     i = masked_inputs(replace(case, dim=-1))
     if layout == "strided":
         return replace(i, x=i.x.transpose(-1, -2).contiguous().transpose(-1, -2))
-    if layout == "lengths":
-        mask = _lengths(case, case.shape[:-1], case.shape[-1])
-        return replace(i, keep=mask.to_bool().clone(), mask=mask)
+    if layout in ("lengths", *ORIGINS):
+        mask = _intervals(case, layout, case.shape[:-1], case.shape[-1])
+        return replace(i, keep=mask.to_bool().expand(case.shape).clone(), mask=mask)
     return i
 
 
-def _lengths(case: Case, shape: tuple[int, ...], n: int) -> mw.Mask:
-    """Lengths around the case's density, of two at least."""
+def _intervals(case: Case, origin: str, shape: tuple[int, ...], n: int) -> mw.Mask:
+    """Intervals along the last dim of (*shape, n) around the case's density, of two at least; they may broadcast."""
+    rows, density = shape[-1], case.density or 0.0
+    if origin == "causal":
+        # The last rows of a square would keep nearly all.
+        return mw.Mask.causal(rows, n, offset=max(1, (n - rows) // 2))
+    if origin == "window":
+        return mw.Mask.window(rows, left=max(1, int(density * n / 2)), right=max(1, int(density * n / 2)), k=n)
+    if origin == "segments":
+        first = (n - rows) // 2
+        return mw.Mask.from_segments((torch.arange(n) * 2) // n)[first : first + rows]
     around = torch.rand(shape, generator=torch.Generator().manual_seed(2)) + 0.5
-    return mw.Mask.from_lengths((around * (case.density or 0.0) * n).long().clamp(min(2, n), n), n)
+    lengths = (around * density * n).long().clamp(min(2, n), n)
+    return mw.Mask.from_lengths(lengths, n, side="left" if origin == "left" else "right")
 
 
 def _given(i: Masked) -> Tensor | mw.Mask:
@@ -162,7 +175,7 @@ def _weights(i: Masked) -> tuple[Tensor, Tensor, mw.Mask]:
     weight = torch.rand(keep.shape, generator=torch.Generator().manual_seed(1)).to(x.device)
     mask = mw.Mask(keep)
     if i.mask.operand == "intervals":
-        mask = mw.Mask.from_lengths(mask.lengths, keep.shape[-1])
+        mask = i.mask[:256] if i.mask.ndim == 2 else mw.Mask.from_lengths(mask.lengths, keep.shape[-1])
     return x[:64], weight, mask
 
 
@@ -177,8 +190,10 @@ def _heads(case: Case, layout: str) -> tuple[Tensor, Tensor, Tensor, Tensor | mw
     generator = torch.Generator().manual_seed(0)
     shape = (batch, length, heads, features) if layout == "strided" else case.shape
     q, k, v = (torch.rand(shape, generator=generator) for _ in range(3))
-    if layout == "lengths":
-        return q, k, v, _lengths(case, (batch,), length)[:, None, None, :]
+    if layout in ("causal", "window", "segments"):
+        return q, k, v, _intervals(case, layout, (length,), length)
+    if layout in ("lengths", "left"):
+        return q, k, v, _intervals(case, layout, (batch,), length)[:, None, None, :]
     if layout == "strided":
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     keep = torch.rand(batch, 1, 1, length, generator=generator) < (case.density or 0.0)
@@ -269,7 +284,7 @@ def _setup(swept: Swept, layout: str) -> Callable[[Case], Any]:
 def _of(swept: Swept) -> Iterator[Case]:
     for shape in swept.sizes:
         for density in DENSITIES:
-            for layout in LAYOUTS:
+            for layout in (*LAYOUTS, *(ORIGINS if density == 0.5 else ())):
                 size = "x".join(map(str, shape))
                 yield Case(
                     FAMILY,

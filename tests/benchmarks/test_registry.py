@@ -94,12 +94,12 @@ def test_the_sweep_covers_every_public_function_size_density_and_layout():
         for shape in sweep.SIZES
         for density in (0.02, 0.5, 0.98)
         for layout in ("contiguous", "strided", "lengths")
-    }
+    } | {(shape, 0.5, origin) for shape in sweep.SIZES for origin in ("left", "causal", "window", "segments")}
     assert {(8, 16), (16, 100_000), (32, 128, 256)} <= set(sweep.SIZES)
     assert {target.text for case in SWEEP for target in case.targets} == {"never slower than idiom"}
 
 
-@pytest.mark.parametrize("layout", ["strided", "lengths"])
+@pytest.mark.parametrize("layout", ["strided", "lengths", *sweep.ORIGINS])
 @pytest.mark.parametrize("swept", sweep.SWEPT, ids=lambda swept: swept.name)
 def test_every_function_of_the_sweep_runs_and_agrees_by_every_route(swept, layout):
     case = next(case for case in SWEEP if case.function == swept.name and case.name.endswith(f"50% {layout}"))
@@ -111,7 +111,7 @@ def test_every_function_of_the_sweep_runs_and_agrees_by_every_route(swept, layou
 
 def test_strided_inputs_are_strided_and_equal_to_contiguous_ones():
     cases = [case for case in SWEEP if case.name.startswith("sum sweep 64x128 keep=50%")]
-    contiguous, strided, lengths = (case.setup(case) for case in cases)
+    contiguous, strided, lengths, *others = (case.setup(case) for case in cases)
     assert contiguous.x.is_contiguous()
     assert strided.x.stride() == (1, 64)
     assert contiguous.x.equal(strided.x)
@@ -120,3 +120,8 @@ def test_strided_inputs_are_strided_and_equal_to_contiguous_ones():
     assert (contiguous.mask.operand, lengths.mask.operand) == ("bits", "intervals")
     assert lengths.mask.equal(lengths.keep)
     assert lengths.mask.density == pytest.approx(0.5, abs=0.1)
+    for other in others:
+        assert other.mask.operand == "intervals"
+        assert other.keep.shape == other.x.shape
+        assert other.keep.sum(-1).min() >= 2
+        assert other.mask.equal(other.keep)

@@ -107,3 +107,11 @@ def test_columns_of_intervals_are_counted_without_a_number_for_each_pair():
         assert torch.equal(mask.sum(0), torch.arange(4096, 0, -1))
         assert mask.any(0).all()
     assert largest.bytes <= 2 * 4097 * 8
+
+
+def test_counts_along_a_dim_are_the_callers_own_call_after_call():
+    mask = Mask.from_lengths([3, 0, 6, 1], max_len=6)
+    for _ in range(2):
+        found = mask.count(1)
+        assert found.tolist() == [3, 0, 6, 1]
+        found.add_(1)

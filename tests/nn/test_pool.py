@@ -97,3 +97,28 @@ def test_bad_arguments_get_an_error_that_teaches(call, error, message):
     with pytest.raises(error, match=message) as caught:
         call()
     assert str(caught.value).startswith("Masked")
+
+
+@pytest.mark.parametrize("pool", [MEAN, LARGEST])
+def test_one_mask_of_intervals_pools_inputs_of_several_shapes_call_after_call(pool):
+    mask = mw.Mask.from_lengths([2, 0, 3], max_len=4)
+    bits = mask.to_bool().clone()
+    inputs = [torch.randn(3, 4), torch.randn(3, 4, 2), torch.randn(3, 4, 5), torch.randn(3, 4, 4)]
+    for _ in range(2):
+        for x in inputs:
+            assert torch.equal(pool()(x, mask), pool()(x, bits))
+    last = pool(dim=-1)
+    for _ in range(2):
+        assert torch.equal(last(inputs[3], mask), last(inputs[3], bits))
+        assert torch.equal(pool()(inputs[3], mask), pool()(inputs[3], bits))
+
+
+def test_a_pool_of_a_mask_that_it_has_met_does_not_prepare_the_call_again(monkeypatch):
+    layer, x, mask = mw.nn.MaskedMeanPool(), torch.randn(3, 4, 2), mw.Mask.from_lengths([2, 1, 3], max_len=4)
+    expected = layer(x, mask)
+
+    def refuse(*arguments):
+        raise AssertionError("prepared again")
+
+    monkeypatch.setattr(mw.nn.MaskedMeanPool, "_prepare", refuse)
+    assert torch.equal(layer(x, mask), expected)

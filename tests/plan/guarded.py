@@ -89,6 +89,19 @@ def normalized(layer: torch.nn.Module, *, is_interval: bool) -> None:
         layer(guarded()[:, None], ACROSS)
 
 
+def ragged(call: Callable[[torch.Tensor, mw.Mask], object]) -> None:
+    """A function of lines of two pages, of which lengths keep both, one or none: shorter ones follow longer ones."""
+    pages = torch.tensor([2, 1, 0, 1, 2, 0, 0, 1]).repeat(ROWS // 16)
+    x = half_rows((torch.arange(2) < pages[:, None]).flatten())
+    call(x, mw.Mask.from_lengths(pages * (x.shape[1] // 2), x.shape[1]))
+
+
+def row_function(fn: Callable[..., torch.Tensor], *more: object) -> None:
+    """A function of kept rows that ours compute where they lie, by bits and by intervals."""
+    for kept, mask in ((KEPT, ALONG), (FIRST, INTERVAL)):
+        mw.apply(fn, guarded(kept=kept), *more, mask=mask)
+
+
 REDUCTIONS = [name for name, each in FUNCTIONS.items() if each.family == "reduce" and each.kernel]
 CASES = {
     **{
@@ -126,6 +139,16 @@ CASES = {
     "batch norm of blocks": lambda: normalized(mw.nn.MaskedBatchNorm1d(4), is_interval=True),
     "batch norm in evaluation of blocks": lambda: normalized(mw.nn.MaskedBatchNorm1d(4).eval(), is_interval=True),
     "instance norm of blocks": lambda: normalized(mw.nn.MaskedInstanceNorm1d(4), is_interval=True),
+    "batch norm of ragged lines": lambda: ragged(lambda x, mask: mw.nn.MaskedBatchNorm1d(1)(x[:, None], mask)),
+    "batch norm in evaluation of ragged lines": lambda: ragged(
+        lambda x, mask: mw.nn.MaskedBatchNorm1d(1).eval()(x[:, None], mask)
+    ),
+    "instance norm of ragged lines": lambda: ragged(lambda x, mask: mw.nn.MaskedInstanceNorm1d(1)(x[:, None], mask)),
+    "sort of ragged lines": lambda: ragged(lambda x, mask: mw.sort(x, mask, dim=-1)),
+    "topk of ragged lines": lambda: ragged(lambda x, mask: mw.topk(x, mask, 4, dim=-1)),
+    "median of ragged lines": lambda: ragged(lambda x, mask: mw.median(x, mask, dim=-1)),
+    "apply of softmax": lambda: row_function(torch.softmax, -1),
+    "apply of layer_norm": lambda: row_function(F.layer_norm, (PAGE // 4,)),
     # These read everything, and show that reading is noticed.
     "torch": lambda: guarded().sum(),
     "dense": lambda: forced("dense"),

@@ -218,7 +218,8 @@ def count(mask: Mask, dim: int | Sequence[int] | None = None, keepdim: bool = Fa
     if not dims:
         return mask.to_bool().to(torch.int64)
     if mask._along is not None and mask.device.type == "cpu":
-        total = count_lines(mask._bounds(), mask._along, mask.shape, dims)
+        along = mask._along
+        total = mask._once(("count", *dims), lambda: count_lines(mask._bounds(), along, mask.shape, dims))
     elif dims[-1] == mask.ndim - 1:
         # Kept per row is often known in closed form, so the bool tensor is not needed.
         rows = mask.lengths.unsqueeze(-1)

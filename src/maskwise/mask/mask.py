@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from math import nan, prod
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
@@ -59,7 +59,7 @@ class Mask:
     # The bool tensor of a dense mask, else None: an attribute read for hot paths. `to_bool` is for everyone else.
     _bits: Tensor | None
     _structure: Structure
-    _cache: dict[str, Any]
+    _cache: dict[Hashable, Any]
 
     def __init__(self, bits: Tensor | Mask) -> None:
         structure = bits._structure if isinstance(bits, Mask) else Dense(bool_tensor(bits))
@@ -428,7 +428,7 @@ class Mask:
         return conversions.call(cls, func, args, kwargs or {})
 
     # -- the cache -----------------------------------------------------------------------------------------------------
-    def _once(self, name: str, compute: Callable[[], Fact]) -> Fact:
+    def _once(self, name: Hashable, compute: Callable[[], Fact]) -> Fact:
         """Return what was computed before under this name, or compute and cache it."""
         # A graph that is recorded holds how a fact is computed, and not what it was: the next input has others.
         if is_tracing():

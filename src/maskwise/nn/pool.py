@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple, TypeGuard
+
 import torch
 from torch import Tensor, nn
 
 from maskwise.errors import ArgumentError, ShapeError, say
+from maskwise.mask import Mask
 from maskwise.nn.arguments import along_dims, check_empty, check_tensor, keeps_all, with_empty
 from maskwise.ops.arguments import MaskLike, dims_of
 from maskwise.ops.fill import fill
+from maskwise.ops.primitives import may_be_empty
 from maskwise.ops.reduce import amax, mean
 from maskwise.ops.softmax import softmax
+from maskwise.ops.torch_private import has_dispatch_modes, is_tracing, is_vmapped_or_functional
+from maskwise.plan.dispatch import is_dry_run
 
 __all__ = ["MaskedAttentionPool", "MaskedMaxPool", "MaskedMeanPool"]
 
 
 class _Pool(nn.Module):
     """What the mean and the largest have in common."""
+
+    #: The reduction of what is kept, and torch's own of everything.
+    _masked: Callable[..., Tensor]
+    _whole: Callable[..., Tensor]
 
     def __init__(self, dim: int | tuple[int, ...] = 1, keepdim: bool = False, *, empty: float = 0.0) -> None:
         super().__init__()
@@ -28,19 +39,51 @@ class _Pool(nn.Module):
         """The arguments, for ``print(model)``."""
         return f"dim={self.dim}, keepdim={self.keepdim}, empty={self.empty}"
 
-    def _dims_and_mask(self, input: Tensor, mask: MaskLike | None) -> tuple[list[int], MaskLike | None]:
-        """The dims that are pooled, and the mask if there is something that it drops."""
+    def forward(self, input: Tensor, mask: MaskLike | None = None) -> Tensor:
+        """Pool (B, L, D) to (B, D) over what a mask (B, L) keeps."""
+        if _can_cache(mask, input) and self.empty == 0.0 and isinstance(self.dim, (int, tuple)):
+            # All that can be known before x is read, in one look: in a model the mask is the same call after call.
+            key = ("pool", self.dim, input.shape, input.device)
+            prepared: _Prepared = mask._once(key, lambda: self._prepare(input, mask))
+        else:
+            prepared = self._prepare(input, mask)
+        if prepared.kept is None:
+            return self._whole(input, prepared.dims, keepdim=self.keepdim)
+        out = self._masked(input, prepared.kept, prepared.dims, keepdim=self.keepdim)
+        if not prepared.has_empty or is_dry_run():
+            return out
+        op, dims = type(self).__name__, list(prepared.dims)
+        return with_empty(op, out, input, prepared.kept, dims, self.keepdim, self.empty)
+
+    def _prepare(self, input: Tensor, mask: MaskLike | None) -> _Prepared:
         op = type(self).__name__
         check_tensor(op, input)
         dims = dims_of(op, input, self.dim)
         kept = None if mask is None else along_dims(op, input, mask, dims)
         if any(input.shape[d] == 0 for d in dims):
             # Without a single position nothing is kept, mask or not: torch has no largest of that, and a mean of NaN.
-            return dims, input.new_zeros([1] * input.dim(), dtype=torch.bool) if kept is None else kept
-        return dims, None if mask is None or keeps_all(mask) else kept
+            nothing = input.new_zeros([1] * input.dim(), dtype=torch.bool)
+            return _Prepared(tuple(dims), nothing if kept is None else kept)
+        if mask is None or keeps_all(mask):
+            return _Prepared(tuple(dims), None)
+        has_empty = not _can_cache(kept, input) or may_be_empty(input, kept, dims)
+        return _Prepared(tuple(dims), kept, has_empty or self.empty != 0.0)
 
-    def _with_empty(self, out: Tensor, input: Tensor, mask: MaskLike, dims: list[int]) -> Tensor:
-        return with_empty(type(self).__name__, out, input, mask, dims, self.keepdim, self.empty)
+
+class _Prepared(NamedTuple):
+    """What a pool knows of a call before it reads x."""
+
+    dims: tuple[int, ...]
+    #: The mask, if there is something that it drops.
+    kept: MaskLike | None
+    #: Whether a slice may keep nothing.
+    has_empty: bool = True
+
+
+def _can_cache(mask: MaskLike | None, input: Tensor) -> TypeGuard[Mask]:
+    """Whether a mask of intervals holds what is known of a call; not where tensors have no values to be read."""
+    is_eager = not is_tracing() and not is_vmapped_or_functional() and not has_dispatch_modes()
+    return is_eager and isinstance(input, Tensor) and type(mask) is Mask and mask._along is not None
 
 
 class MaskedMeanPool(_Pool):
@@ -70,12 +113,8 @@ class MaskedMeanPool(_Pool):
         ArgumentError: ``empty`` does not fit the input's dtype.
     """
 
-    def forward(self, input: Tensor, mask: MaskLike | None = None) -> Tensor:
-        """Pool (B, L, D) to (B, D) over what a mask (B, L) keeps."""
-        dims, kept = self._dims_and_mask(input, mask)
-        if kept is None:
-            return input.mean(dims, keepdim=self.keepdim)
-        return self._with_empty(mean(input, kept, tuple(dims), keepdim=self.keepdim), input, kept, dims)
+    _masked = staticmethod(mean)
+    _whole = staticmethod(torch.mean)
 
 
 class MaskedMaxPool(_Pool):
@@ -101,12 +140,8 @@ class MaskedMaxPool(_Pool):
         ArgumentError: ``empty`` does not fit the input's dtype.
     """
 
-    def forward(self, input: Tensor, mask: MaskLike | None = None) -> Tensor:
-        """Pool (B, L, D) to (B, D) over what a mask (B, L) keeps."""
-        dims, kept = self._dims_and_mask(input, mask)
-        if kept is None:
-            return input.amax(dims, keepdim=self.keepdim)
-        return self._with_empty(amax(input, kept, tuple(dims), keepdim=self.keepdim), input, kept, dims)
+    _masked = staticmethod(amax)
+    _whole = staticmethod(torch.amax)
 
 
 class MaskedAttentionPool(nn.Module):

@@ -36,6 +36,7 @@ __all__ = [
     "highest",
     "lowest",
     "masked_sum",
+    "may_be_empty",
     "number",
     "number_for",
     "replace_empty",
@@ -353,7 +354,7 @@ define(
 
 
 # -- empty slices ------------------------------------------------------------------------------------------------------
-def _has_empty(x: Tensor, mask: Mask, dims: list[int]) -> bool:
+def may_be_empty(x: Tensor, mask: Mask, dims: list[int]) -> bool:
     """Whether a slice of x keeps nothing, or may: bounds on a device, and those of a transform, are not read."""
     if not x.numel() or mask.device.type != "cpu" or is_vmapped_or_functional() or has_dispatch_modes():
         return True
@@ -371,7 +372,7 @@ def replace_empty(
     def replaced(out: Tensor) -> Tensor:
         dims = dims_of(op, x, dim)
         if isinstance(mask, Mask) and mask.operand == "intervals" and not is_tracing():
-            if type(empty) is float and out.is_floating_point() and not _has_empty(x, mask, dims):
+            if type(empty) is float and out.is_floating_point() and not may_be_empty(x, mask, dims):
                 return out if dtype is None else out.to(dtype)
             return torch.where(count(x, mask, dims, keepdim) > 0, out if dtype is None else out.to(dtype), empty)
         bits = as_bits(mask)

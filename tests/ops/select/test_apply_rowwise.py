@@ -355,7 +355,8 @@ def changed_by(name):
         "default": (default(False), lambda: default(True)),
         "keyword default": (keyword(False), lambda: keyword(True)),
         "global": (names["fn"], lambda: (names.update(mix=True), names["fn"])[1]),
-        "partial": (functools.partial(torch.softmax, dim=-1), lambda: functools.partial(torch.softmax, dim=0)),
+        # No function of ours computes it, so that it gets the rows.
+        "partial": (functools.partial(torch.log_softmax, dim=-1), lambda: functools.partial(torch.log_softmax, dim=0)),
         "partial by place": (functools.partial(centred_if, False), lambda: functools.partial(centred_if, True)),
         "mode of a submodule": (deep, lambda: (module.train(), deep)[1]),
         "mode of a submodule in a lambda": (held(deep), lambda: (module.train(), held(deep))[1]),

@@ -14,7 +14,9 @@ from torch.nn.modules.conv import _ConvNd
 from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike, need_dense
+from maskwise.ops.backends import why_not_served
 from maskwise.ops.primitives import fill_dropped, fits_dtype
+from maskwise.ops.row_functions import RowFunction, find
 from maskwise.ops.select.arguments import line_up
 from maskwise.ops.select.packed import Packed, collect, fill_for, index_rows, row_skips, why_torch_indexes
 from maskwise.ops.select.rows import mask_of_rows, pack_rows_forward, unpack_rows_forward
@@ -23,6 +25,7 @@ from maskwise.ops.torch_private import is_tracing, is_transformed, is_vmapped_or
 from maskwise.plan import calibration, dispatch
 from maskwise.plan.cost import Rates, Work, microseconds
 from maskwise.plan.dispatch import (
+    NOT_APPLICABLE,
     Decision,
     Facts,
     Plan,
@@ -84,6 +87,9 @@ def apply(
     state. Compiled graphs and transforms cannot inspect values, and skip the check. fn may modify its input rows in
     place: x is not modified.
 
+    Functions of torch that one of ours computes run as that, without gathering a row: ``softmax``, ``softmin``,
+    ``normalize``, and ``layer_norm`` without weights, as functions, bound by ``functools.partial``, or as modules.
+
     Where skipping does not pay (nearly everything is kept, or fn is a cheap elementwise function), fn runs on all rows,
     with each dropped row replaced by a kept one, and the result is the same.
     """
@@ -101,13 +107,15 @@ def apply(
     if is_tracing():
         return _run_on_all(fn, arguments, lead, fill if other is None else other, grad)
     kept = lead.facts.count
-    decision = _decision(fn, x, lead, kept, grad=grad)
+    masked = _masked(fn, x, lead, more, fill if other is None else other)
+    decision = _decision(fn, x, lead, kept, grad=grad, op=None if masked is None else masked.op)
     if key is not None and _is_direct(decision, fn, kept):
         run = _where_kept if _is_few(x) else _fill_rest
         dispatch.cache[key] = Decision(run, None, decision.plan, decision.route, decision.facts)
     if is_observed() and (planned := _report(decision, x, lead)):
         return planned
-    return decision.run(fn, arguments, lead, fill if other is None else other, grad)
+    called = masked if decision.route.name == "fused" else fn
+    return decision.run(called, arguments, lead, fill if other is None else other, grad)
 
 
 def apply_(fn: Callable[..., Any], x: Tensor, *more: Any, mask: MaskLike) -> Tensor:
@@ -156,6 +164,13 @@ def _lead(fn: Callable[..., Any], x: Tensor, mask: MaskLike) -> Mask:
         f"{type(fn).__name__} with positions behind channels",
     )
     raise ShapeError(say("apply", "fn", must=must, got=got, hint=convolution_hint(fn))) from refused
+
+
+def _masked(
+    fn: Callable[..., Any], x: Tensor, lead: Mask, more: tuple[Any, ...], other: float | Tensor
+) -> RowFunction | None:
+    """The function of ours that computes fn on kept rows, if there is one; it gives 0 at dropped ones."""
+    return None if isinstance(other, Tensor) or other != 0.0 else find(fn, x, x.dim() - lead.ndim, more)
 
 
 def _requires_grad(values: tuple[Any, ...]) -> bool:
@@ -213,6 +228,18 @@ class Rows(NamedTuple):
     #: The number of rows, kept or not.
     total: int
     is_elementwise: bool
+    #: The op that computes fn on kept rows where they lie, if there is one.
+    op: str | None
+
+
+def _serves_fused(facts: Facts) -> str | None:
+    if facts.detail.op is None or facts.device != "cpu":
+        return NOT_APPLICABLE
+    return why_not_served(facts.detail.op, facts.device, facts.dtype)
+
+
+def _pays_fused(facts: Facts) -> str | None:
+    return _ALL if facts.kept is not None and facts.kept == facts.detail.total > 0 else None
 
 
 def _serves_kept(facts: Facts) -> str | None:
@@ -268,20 +295,22 @@ def _is_worth_counting(facts: Facts) -> bool:
     if facts.transformed or facts.device != "cpu" or forced() or why_torch_indexes(facts) is not None:
         return False
     if not _is_elementwise(facts):
-        return True
+        return _serves_fused(facts) is not None
     rates = calibration.rates_for(facts.device)
     quarter = facts._replace(kept=facts.detail.total // 4)
     count = microseconds(Work(calls=2, streamed=facts.detail.total), rates.plain_call, rates)
     return _cost(quarter, _kept_work(quarter), rates) + count < _cost(facts, _plain_work(facts), rates)
 
 
-def _decision(fn: Callable[..., Any], x: Tensor, lead: Mask, kept: int | None, *, grad: bool) -> Decision:
+def _decision(
+    fn: Callable[..., Any], x: Tensor, lead: Mask, kept: int | None, *, grad: bool, op: str | None = None
+) -> Decision:
     """The decision for one call, cached; counts kept rows where that needs no sync and may pay."""
     is_elementwise = fn in ELEMENTWISE
     # torch.func only: under forward-mode AD, fn itself propagates the tangents.
     transformed = is_vmapped_or_functional()
     key = ("apply", x.shape, x.dtype, x.device, x.is_contiguous(), lead.shape, lead.operand, kept, grad, transformed,
-           is_elementwise, is_any_forced() and forced())  # fmt: skip
+           is_elementwise, op, is_any_forced() and forced())  # fmt: skip
     decision: Decision | None = dispatch.cache.get(key)
     if decision is None:
         facts = Facts(
@@ -294,11 +323,11 @@ def _decision(fn: Callable[..., Any], x: Tensor, lead: Mask, kept: int | None, *
             mask=lead.operand,
             kept=kept,
             contiguous=x.is_contiguous(),
-            detail=Rows(lead.numel(), is_elementwise),
+            detail=Rows(lead.numel(), is_elementwise, op),
         )
         decision = dispatch.cache[key] = decide(facts, _ROUTES, kept is None and _is_worth_counting(facts))
     is_worth_counting: bool = decision.prepared
-    return _decision(fn, x, lead, lead.count(), grad=grad) if is_worth_counting else decision
+    return _decision(fn, x, lead, lead.count(), grad=grad, op=op) if is_worth_counting else decision
 
 
 # -- elementwise functions of all of x --------------------------------------------------------------------------------
@@ -341,6 +370,15 @@ def _report(decision: Decision, x: Tensor, lead: Mask) -> Plan | None:
     """Record a call, with what it skips for a dropped row; the FLOPs of fn are unknown."""
     plan = decision.plan
     return record(plan if plan.route == "plain" else replace(plan, skips=row_skips(x, lead)), x, lead)
+
+
+def _run_masked(masked: RowFunction, arguments: list[Any], lead: Mask, other: float | Tensor, grad: bool) -> Tensor:
+    """By the function of ours that computes fn on kept rows where they lie, and gives 0 elsewhere."""
+    x: Tensor = arguments[0]
+    key = (..., *[None] * (x.dim() - lead.ndim))
+    if lead.operand == "bits":
+        return masked.run(x, lead.to_bool()[key])
+    return masked.run(x, lead._once(("rows", len(key)), lambda: lead[key]))
 
 
 def _run_on_kept(fn: Callable[..., Any], arguments: list[Any], lead: Mask, other: float | Tensor, grad: bool) -> Any:
@@ -481,6 +519,14 @@ def _is_few(x: Tensor) -> bool:
 
 
 _ROUTES = (
+    Route(
+        "fused",
+        _run_masked,
+        _serves_fused,
+        pays=_pays_fused,
+        reason=lambda facts: f"mw.{facts.detail.op} computes fn on kept rows where they lie",
+        is_kernel=True,
+    ),
     Route(
         "kept",
         _run_on_kept,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from maskwise.errors import ArgumentError, DtypeError, say
 from maskwise.ops.arguments import Dim, MaskLike
+from maskwise.ops.row_functions import row_dim, serve, serve_module
 from maskwise.ops.softmax.reference import mean_dtype
 from maskwise.ops.softmax.softmax import check_floating, define_backward, slicewise
 
@@ -183,3 +185,40 @@ _standardize = slicewise(
 )
 #: The same as a step of another function: no log records it.
 standardize_step = replace(_standardize, is_step=True)
+
+
+# -- rows of `mw.apply` ------------------------------------------------------------------------------------------------
+_normalize_step = replace(_normalize, is_step=True)
+
+
+def _bind_normalize(
+    x: Tensor, row_dims: int, p: float = 2.0, dim: int = 1, eps: float = 1e-12
+) -> Callable[[Tensor, MaskLike], Tensor] | None:
+    along = row_dim(dim, row_dims)
+    numbers = float(p), float(eps)
+    return None if along is None else lambda x, mask: _normalize_step(x, mask, along, *numbers)
+
+
+def _bind_layer_norm(
+    x: Tensor,
+    row_dims: int,
+    normalized_shape: tuple[int, ...],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Callable[[Tensor, MaskLike], Tensor] | None:
+    shape, eps = tuple(normalized_shape), float(eps)
+    fits = 0 < len(shape) <= row_dims and tuple(x.shape[-len(shape) :]) == shape
+    if not fits or weight is not None or bias is not None or eps < 0:
+        return None
+    dims = tuple(range(-len(shape), 0))
+    return lambda x, mask: standardize_step(x, mask, dims, 0.0, eps)
+
+
+serve("normalize", _bind_normalize, torch.nn.functional.normalize)
+serve("standardize", _bind_layer_norm, torch.nn.functional.layer_norm)
+serve_module(
+    torch.nn.LayerNorm,
+    torch.nn.functional.layer_norm,
+    lambda module: (module.normalized_shape, module.weight, module.bias, module.eps),
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from maskwise.ops.arguments import MaskLike, to_dtype
 from maskwise.ops.backends import FLOATING
 from maskwise.ops.operation import ALONG, Operation, as_bits, define, kept_mask, register
 from maskwise.ops.primitives import copy_transposed
+from maskwise.ops.row_functions import row_dim, serve, serve_module
 from maskwise.ops.softmax import reference
 from maskwise.plan.cost import Work
 from maskwise.plan.dispatch import Skips
@@ -316,3 +318,21 @@ _log_softmax = slicewise(
     define_backward("log_softmax", "", log_softmax_gradient),
     of_result=True,
 )
+
+
+# -- rows of `mw.apply` ------------------------------------------------------------------------------------------------
+def _bind(op: Operation) -> Callable[..., Callable[[Tensor, MaskLike], Tensor] | None]:
+    step = replace(op, is_step=True)
+
+    def bind(x: Tensor, row_dims: int, dim: int) -> Callable[[Tensor, MaskLike], Tensor] | None:
+        along = row_dim(dim, row_dims)
+        return None if along is None else lambda x, mask: step(x, mask, along)
+
+    return bind
+
+
+# The logarithm of a dropped probability is -inf, where `apply` gives 0: log_softmax is gathered.
+serve("softmax", _bind(_softmax), torch.softmax, torch.nn.functional.softmax)
+serve("softmin", _bind(_softmin), torch.nn.functional.softmin)
+serve_module(torch.nn.Softmax, torch.softmax, lambda module: (module.dim,))
+serve_module(torch.nn.Softmin, torch.nn.functional.softmin, lambda module: (module.dim,))

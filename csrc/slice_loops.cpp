@@ -302,15 +302,28 @@ bool Walk::three_pass_rows_fit() const {
 
 void Walk::three_pass_rows() const {
   const SliceLoop loop = innermost(nest.outer, mask, kBits), inner = nest.inner[0];
+  const auto kept_of = [&](const SliceRun& slice) {
+    return kept_of_run(mask, slice.bits, slice.position, inner.stride[kBits], inner.stride[kLinePosition], nest.length);
+  };
+  // The CPU does not read ahead over what is dropped between two slices.
+  const auto prefetch_kept = [&](const SliceRun& slice) {
+    constexpr int64_t kAheadBytes = 2048;
+    const KeptRun kept = kept_of(slice);
+    if (kept.kept != Kept::all) return;
+    const char* from = at(slice, inner, kept.begin).x;
+    const int64_t bytes = std::min(kAheadBytes, (kept.end - kept.begin) * kernel.bytes);
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i);
+  };
   parallel_results(nest.slices, nest.length, slice_bytes(), [&](int64_t begin, int64_t end) {
     // Exponentials are stored in the result, or in a buffer where the result is written past the caches.
     Buffer buffer;
     if (kernel.holds && stream) buffer = Buffer(nest.length * kernel.bytes);
     for_each_run(nest.outer, begin, end, [&](const SliceOffset& to, int64_t count) {
+      const SliceRun first = at(all, to);
       for (int64_t r = 0; r < count; ++r) {
-        const SliceRun slice = at(at(all, to), loop, r);
-        const KeptRun kept = kept_of_run(mask, slice.bits, slice.position, inner.stride[kBits],
-                                         inner.stride[kLinePosition], nest.length);
+        const SliceRun slice = at(first, loop, r);
+        const KeptRun kept = kept_of(slice);
+        if (mask.has_intervals() && r + 1 < count) prefetch_kept(at(first, loop, r + 1));
         if (kept.kept == Kept::none) {
           drop(slice.out, nest.length);
           continue;

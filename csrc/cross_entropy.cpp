@@ -132,6 +132,12 @@ struct Call {
   void run(const Block& block) const {
     parallel_uneven(positions, classes, [&](int64_t begin, int64_t end) { for_each_block(begin, end, block); });
   }
+  // And for work that writes to a result of x's shape.
+  template <class Block>
+  void run(const FreshPages& result, const Block& block) const {
+    result.parallel(positions, classes, rows ? classes * bytes : 0,
+                    [&](int64_t begin, int64_t end) { for_each_block(begin, end, block); });
+  }
 
  private:
   // 1 where the mask keeps one of n positions.
@@ -223,8 +229,8 @@ Tensor gradient_like(const Tensor& x, const Call& call) {
   return empty_cpu(sizes, strides, x.scalar_type());
 }
 
-// Whether the rows that count take less than a fifth of the huge pages of the gradient on which they lie: to clear the
-// pages takes as long as to take a fifth of them as small ones.
+// Whether the rows that count take less than a quarter of the huge pages of the gradient on which they lie: to clear the
+// pages takes as long as to take a quarter of them as small ones (90 against 0.67 µs each, on two threads).
 bool is_scattered(const Call& call) {
   constexpr int64_t kPage = 4096, kHugePage = int64_t{1} << 21;
   const int64_t row = call.classes * call.bytes;
@@ -239,7 +245,7 @@ bool is_scattered(const Call& call) {
       used += row;
     }
   });
-  return 5 * used < pages * kHugePage;
+  return 4 * used < pages * kHugePage;
 }
 
 // The gradient of x; `grad` is contiguous, and one number unless the loss is unreduced.
@@ -253,12 +259,14 @@ Tensor cross_entropy_backward(const Tensor& grad, const Tensor& x, const Tensor&
   const double scale = reduction == mean && divisor != 0 ? 1.0 / divisor : 1.0;
   const void* above = grad.const_data_ptr();
   Tensor out = gradient_like(x, call);
-  const bool scattered = is_scattered(call), zeroed = zero_pages(out, scattered);
+  const bool scattered = is_scattered(call);
+  const FreshPages pages(out, true, scattered);
+  const bool zeroed = pages.are_zeros();
   char* to = static_cast<char*>(out.mutable_data_ptr());
   // Positions behind one index of dim 0.
   const int64_t inner = std::max<int64_t>(1, call.positions / std::max<int64_t>(1, x.size(0)));
   const int64_t row = call.classes * call.bytes;
-  call.run([&](int64_t p, const char* at, int64_t n, uint8_t* counts) {
+  call.run(pages, [&](int64_t p, const char* at, int64_t n, uint8_t* counts) {
     Slope slopes[kPositions];
     for (int64_t i = 0; i < n; ++i) {
       counts[i] &= call.exists(p + i);

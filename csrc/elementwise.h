@@ -5,6 +5,7 @@
 #pragma once
 
 #include "loops.h"
+#include "zero_pages.h"
 
 namespace maskwise {
 
@@ -93,28 +94,44 @@ class Elementwise {
   // it expands, with a stride of 0.
   template <class Run>
   void for_each(const Run& run) const {
-    parallel_uneven(tasks(), tiled ? width * height : kElementTask, [&](int64_t begin, int64_t end) {
-      std::unique_ptr<char[]> buffer;
-      char* buffers[kElementOperands];
-      if (buffered > 0) {
-        const int64_t most = tiled ? kTile : kGathered;
-        buffer.reset(new char[buffered * most]);
-        char* next = buffer.get();
-        for (int o = 0; o < of.count; ++o) {
-          buffers[o] = next;
-          if (gathered[o]) next += most * of.bytes[o];
-        }
-      }
-      for (int64_t task = begin; task < end; ++task) {
-        if (tiled)
-          run_tile(task, buffers, run);
-        else
-          run_lines(task, buffers, run);
-      }
-    });
+    const int64_t each = tiled ? width * height : kElementTask;
+    parallel_uneven(tasks(), each, [&](int64_t begin, int64_t end) { run_tasks(begin, end, run); });
+  }
+
+  // The same where the elements are written, as those of a result that has no gaps; of one that is zeros already, without
+  // the runs of which nothing is kept.
+  template <class Run>
+  void for_each(const FreshPages& result, const Run& run) const {
+    const int64_t each = tiled ? width * height : kElementTask, bytes = of.bytes[of.count - 1];
+    const auto write = [&](int64_t task, Kept kept, char* const* at, const int64_t* strides, int64_t n) {
+      if (kept != Kept::none || !result.are_zeros()) run(task, kept, at, strides, n);
+    };
+    result.parallel(tasks(), each, tiled ? 0 : each * bytes,
+                    [&](int64_t begin, int64_t end) { run_tasks(begin, end, write); });
   }
 
  private:
+  template <class Run>
+  void run_tasks(int64_t begin, int64_t end, const Run& run) const {
+    std::unique_ptr<char[]> buffer;
+    char* buffers[kElementOperands];
+    if (buffered > 0) {
+      const int64_t most = tiled ? kTile : kGathered;
+      buffer.reset(new char[buffered * most]);
+      char* next = buffer.get();
+      for (int o = 0; o < of.count; ++o) {
+        buffers[o] = next;
+        if (gathered[o]) next += most * of.bytes[o];
+      }
+    }
+    for (int64_t task = begin; task < end; ++task) {
+      if (tiled)
+        run_tile(task, buffers, run);
+      else
+        run_lines(task, buffers, run);
+    }
+  }
+
   struct Pointers {
     char* of[kElementOperands];
     explicit Pointers(std::initializer_list<const Tensor*> tensors) {

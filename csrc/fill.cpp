@@ -14,7 +14,8 @@ Tensor fill(const Tensor& x, const Tensor& mask, const Tensor& value, int64_t al
   const ElementOperands operands{4, {bytes, 1, bytes, bytes}, {true, true, true, false}, 1, false};
   const auto kernel = MASKWISE_AT_ISA(fill_of(bytes));
   Elementwise({&x, &mask, &value, &out}, operands, along)
-      .for_each([&](int64_t, Kept kept, char* const* at, const int64_t* stride, int64_t n) { kernel(kept, at, stride, n); });
+      .for_each(FreshPages(out, is_zero(value)),
+                [&](int64_t, Kept kept, char* const* at, const int64_t* stride, int64_t n) { kernel(kept, at, stride, n); });
   return out;
 }
 
@@ -30,7 +31,9 @@ Tensor copy_transposed(const Tensor& x) {
                         reinterpret_cast<char*>(const_cast<uint8_t*>(all.data)),
                         static_cast<char*>(out.mutable_data_ptr())};
   Elementwise(std::move(loops), operands, all, data, 2)
-      .for_each([&](int64_t, Kept, char* const* at, const int64_t*, int64_t n) { std::memcpy(at[2], at[0], n * bytes); });
+      .for_each(FreshPages(out, false), [&](int64_t, Kept, char* const* at, const int64_t*, int64_t n) {
+        std::memcpy(at[2], at[0], n * bytes);
+      });
   return out;
 }
 

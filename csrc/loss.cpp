@@ -2,7 +2,6 @@
 // dtype that the capability table knows; the mask broadcasts to them, and is bool, or the bounds of intervals along a dim.
 #include "elementwise.h"
 #include "select_mask.h"
-#include "zero_pages.h"
 
 #define MASKWISE_COMPUTE_BOUND
 #define MASKWISE_KERNELS "loss_kernels.h"
@@ -68,12 +67,11 @@ std::tuple<Tensor, Tensor> loss(const Tensor& x, const Tensor& target, const Ten
   count = 0;
   if (reduction == none) {
     Tensor out = new_like(x, x.scalar_type());
-    const bool zeroed = zero_pages(out, false);
     Elementwise({&x, &target, &mask, &out}, operands_of(4, x), along)
-        .for_each([&](int64_t, Kept keeps, char* const* at, const int64_t*, int64_t n) {
+        .for_each(FreshPages(out, true), [&](int64_t, Kept keeps, char* const* at, const int64_t*, int64_t n) {
           if (keeps != Kept::none)
             kernel.values(at[0], at[1], bits_of(keeps, at), n, parameter, at[3]);
-          else if (!zeroed)
+          else
             std::memset(at[3], 0, n * x.element_size());
         });
     return {out, kept};
@@ -104,12 +102,11 @@ Tensor loss_backward(const Tensor& grad, const Tensor& x, const Tensor& target, 
   const double count = *static_cast<const double*>(kept.const_data_ptr());
   const double scale = reduction == mean ? 1.0 / std::max(count, 1.0) : 1.0;
   Tensor out = new_like(x, x.scalar_type());
-  const bool zeroed = zero_pages(out, false);
   Elementwise({&x, &target, &mask, &grad, &out}, operands_of(5, x), along)
-      .for_each([&](int64_t, Kept keeps, char* const* at, const int64_t* stride, int64_t n) {
+      .for_each(FreshPages(out, true), [&](int64_t, Kept keeps, char* const* at, const int64_t* stride, int64_t n) {
         if (keeps != Kept::none)
           kernel.slopes(at[0], at[1], bits_of(keeps, at), n, parameter, at[3], stride[3], scale, at[4]);
-        else if (!zeroed)
+        else
           std::memset(at[4], 0, n * x.element_size());
       });
   return out;

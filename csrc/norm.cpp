@@ -1,9 +1,9 @@
 // Normalization of kept elements by given statistics, with its gradients, as registered ops. Arguments were checked in
 // Python: weight, bias, mean and var are contiguous, of x's shape with size 1 along the dims of a slice, and have the dtype
 // that x is accumulated in; the gradient has x's shape and dtype.
+#include "elementwise.h"
 #include "norm.h"
 #include "select_mask.h"
-#include "zero_pages.h"
 
 #define MASKWISE_KERNELS "norm_kernels.h"
 #include "foreach_target.h"
@@ -22,28 +22,15 @@ void for_each_kept_run(const Elementwise& loops, NormRun run) {
   });
 }
 
-// Writes a byte of each huge page. Two threads that met in one would both clear it, and one of them for nothing: each
-// takes a half of the memory here, while the loops below deal out small parts of it.
-void touch_huge_pages(const Tensor& zeroed) {
-  constexpr int64_t kHugePage = int64_t{1} << 21;
-  auto* data = static_cast<char*>(zeroed.mutable_data_ptr());
-  const int64_t bytes = zeroed.numel() * static_cast<int64_t>(zeroed.element_size());
-  parallel(ceil_div(bytes, kHugePage), kHugePage, [&](int64_t begin, int64_t end) {
-    for (int64_t page = begin; page < end; ++page)
-      *static_cast<volatile char*>(data + std::min(bytes - 1, (page + 1) * kHugePage - 1)) = 0;
-  });
-}
-
 // Runs over everything; the result, which is the operand `out`, is 0 where nothing is kept.
 void write_runs(const Elementwise& loops, NormRun run, int out, const Tensor& result) {
-  const bool zeroed = zero_pages(result, false);
-  if (zeroed) touch_huge_pages(result);
   const auto bytes = static_cast<int64_t>(result.element_size());
   // Lines of which a part is kept: the CPU does not read ahead from one to the next.
   constexpr int64_t kAheadLines = 3, kAheadBytes = 512;
   const int64_t pitch = result.is_contiguous() && result.dim() > 0 ? result.size(result.dim() - 1) * bytes : 0;
   const bool has_gaps = pitch >= kAheadBytes && pitch <= 16 * kAheadBytes;
-  loops.for_each([&](int64_t, Kept keeps, char* const* at, const int64_t* stride, int64_t n) {
+  const FreshPages pages(result, true);
+  loops.for_each(pages, [&](int64_t, Kept keeps, char* const* at, const int64_t* stride, int64_t n) {
     if (has_gaps && keeps == Kept::all && n * bytes < pitch)
       for (int64_t i = 0; i < std::min(n * bytes, kAheadBytes); i += 64) {
         __builtin_prefetch(at[0] + kAheadLines * pitch + i);
@@ -51,7 +38,7 @@ void write_runs(const Elementwise& loops, NormRun run, int out, const Tensor& re
       }
     if (keeps != Kept::none)
       run(keeps, at, stride, n);
-    else if (!zeroed)
+    else
       std::memset(at[out], 0, n * bytes);
   });
 }

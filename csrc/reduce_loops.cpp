@@ -270,7 +270,7 @@ void GradientCall::run(Run kernel, const void* op, const void* a, const void* b,
                         static_cast<char*>(out.mutable_data_ptr())};
   const ElementOperands operands{5, {own, 1, bytes, bytes, own}, {false, true, true, true, false}, 1, true};
   Elementwise(std::move(loops), operands, kept, data, 4)
-      .for_each([&](int64_t, Kept keeps, char* const* at, const int64_t* strides, int64_t n) {
+      .for_each(FreshPages(out, true), [&](int64_t, Kept keeps, char* const* at, const int64_t* strides, int64_t n) {
         if (keeps == Kept::none)
           std::memset(at[4], 0, n * own);
         else

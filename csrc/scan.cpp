@@ -10,18 +10,20 @@
 namespace maskwise {
 namespace {
 
-void run_scan(const Scan& scan, const ScanLoops& loops) {
+// The gradients are zeros before the first kept step.
+void run_scan(const Scan& scan, const ScanLoops& loops, const Tensor& out) {
   if (loops.count == 0 || loops.steps.size == 0) return;
   const int result = scan.operands - 1;
+  const FreshPages pages(out, scan.reverse);
   if (over_columns(loops, result, scan.bytes[result]))
-    scan_columns(scan, loops);
+    scan_columns(scan, loops, pages);
   else
-    scan_rows(scan, loops);
+    scan_rows(scan, loops, pages);
 }
 
 Tensor scan(const Scan& kernel, const Tensor& x, const Tensor& mask, ScalarType dtype, const Dims& dim, int64_t along) {
   Tensor out = new_like(x, dtype);
-  run_scan(kernel, ScanLoops({&x, &mask, &out}, kernel.bytes, dim, kernel.mask, along));
+  run_scan(kernel, ScanLoops({&x, &mask, &out}, kernel.bytes, dim, kernel.mask, along), out);
   return out;
 }
 
@@ -43,7 +45,7 @@ Tensor logcumsumexp(const Tensor& x, const Tensor& mask, Dims dim, int64_t along
 std::tuple<Tensor, Tensor> extreme(const Scan& kernel, const Tensor& x, const Tensor& mask, const Dims& dim, int64_t along) {
   Tensor places = new_like(x, ScalarType::Long);
   Tensor values = new_like(x, x.scalar_type());
-  run_scan(kernel, ScanLoops({&x, &mask, &places, &values}, kernel.bytes, dim, kernel.mask, along));
+  run_scan(kernel, ScanLoops({&x, &mask, &places, &values}, kernel.bytes, dim, kernel.mask, along), values);
   return {values, places};
 }
 
@@ -63,7 +65,7 @@ Tensor cumsum_backward(const Tensor& grad, const Tensor& mask, Dims dim, int64_t
 Tensor fold_backward(const Scan& kernel, const Tensor& grad, const Tensor& x, const Tensor& mask, const Tensor& out,
                      const Dims& dim, int64_t along) {
   Tensor result = new_like(x, x.scalar_type());
-  run_scan(kernel, ScanLoops({&grad, &x, &mask, &out, &result}, kernel.bytes, dim, kernel.mask, along));
+  run_scan(kernel, ScanLoops({&grad, &x, &mask, &out, &result}, kernel.bytes, dim, kernel.mask, along), result);
   return result;
 }
 

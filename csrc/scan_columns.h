@@ -14,9 +14,10 @@ constexpr int64_t kBoundSteps = 256;
 
 class ColumnScan {
  public:
-  ColumnScan(const Scan& kernel, const ScanLoops& nest)
+  ColumnScan(const Scan& kernel, const ScanLoops& nest, bool zeros)
       : scan(kernel),
         loops(nest),
+        zeros(zeros),
         n(nest.steps.size),
         stride(nest.steps.stride),
         inner(nest.lines.back()),
@@ -75,6 +76,7 @@ class ColumnScan {
 
   const Scan& scan;
   const ScanLoops& loops;
+  const bool zeros;  // whether the results are zeros already
   const int64_t n;
   const int64_t* stride;
   const ScanLoop inner;
@@ -130,7 +132,7 @@ class ColumnScan {
 
   void clear(int64_t begin, int64_t end, int64_t count) const {
     for (int o = scan.results(); o < scan.operands; ++o)
-      for (int64_t i = 0; i < count; ++i)
+      for (int64_t i = 0; i < count && !(zeros && staging.direct[o]); ++i)
         std::memset(at[o] + i * next[o] + begin * scan.bytes[o], 0, (end - begin) * scan.bytes[o]);
   }
 
@@ -263,7 +265,7 @@ class ColumnScan {
   }
 };
 
-inline void scan_columns(const Scan& scan, const ScanLoops& loops) {
+inline void scan_columns(const Scan& scan, const ScanLoops& loops, const FreshPages& result) {
   const int64_t n = loops.steps.size, columns = loops.lines.back().size, lines = loops.count / columns;
   int64_t blocks = ceil_div(columns, kScanColumns);
   // Columns do not depend on each other, so equal blocks are as good as full ones; a multiple of 64 keeps lines whole.
@@ -273,8 +275,9 @@ inline void scan_columns(const Scan& scan, const ScanLoops& loops) {
     width = ceil_div(ceil_div(columns, 4), 8) * 8;
     blocks = ceil_div(columns, width);
   }
-  parallel_uneven(lines * blocks, n * std::min(width, columns), [&](int64_t begin, int64_t end) {
-    ColumnScan block(scan, loops);
+  const int64_t bytes = scan.bytes[scan.operands - 1], each = blocks == 1 ? n * columns * bytes : 0;
+  result.parallel(lines * blocks, n * std::min(width, columns), each, [&](int64_t begin, int64_t end) {
+    ColumnScan block(scan, loops, result.are_zeros());
     for (int64_t task = begin; task < end; ++task)
       if (const int64_t column = task % blocks * width; column < columns)
         block.run(task / blocks, column, std::min(width, columns - column));

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "loops.h"
+#include "zero_pages.h"
 
 namespace maskwise {
 

@@ -34,9 +34,10 @@ inline KeptRun kept_bytes(const uint8_t* bytes, int64_t n) {
 
 class RowScan {
  public:
-  RowScan(const Scan& kernel, const ScanLoops& nest)
+  RowScan(const Scan& kernel, const ScanLoops& nest, bool zeros)
       : scan(kernel),
         loops(nest),
+        zeros(zeros),
         n(nest.steps.size),
         stride(nest.steps.stride),
         staging(kernel, nest.mask, nest.steps, kernel.rows),
@@ -90,6 +91,7 @@ class RowScan {
 
   const Scan& scan;
   const ScanLoops& loops;
+  const bool zeros;  // whether the results are zeros already
   const int64_t n;
   const int64_t* stride;
   const Staging staging;
@@ -147,6 +149,7 @@ class RowScan {
 
   // The gradient of steps with no kept one before them.
   void clear(int r, int64_t begin, int64_t end) const {
+    if (zeros) return;
     for (int o = scan.results(); o < scan.operands; ++o) {
       char* to = lanes[r].home[o] + begin * stride[o];
       if (staging.direct[o])
@@ -243,10 +246,13 @@ class RowScan {
   }
 };
 
-inline void scan_rows(const Scan& scan, const ScanLoops& loops) {
-  parallel_uneven(ceil_div(loops.count, scan.rows), loops.steps.size * scan.rows, [&](int64_t begin, int64_t end) {
-    RowScan(scan, loops).run(begin * scan.rows, std::min(end * scan.rows, loops.count));
-  });
+inline void scan_rows(const Scan& scan, const ScanLoops& loops, const FreshPages& result) {
+  const int64_t elements = loops.steps.size * scan.rows, bytes = scan.bytes[scan.operands - 1];
+  const bool in_order = loops.steps.stride[scan.operands - 1] == bytes;
+  result.parallel(ceil_div(loops.count, scan.rows), elements, in_order ? elements * bytes : 0,
+                  [&](int64_t begin, int64_t end) {
+                    RowScan(scan, loops, result.are_zeros()).run(begin * scan.rows, std::min(end * scan.rows, loops.count));
+                  });
 }
 
 }  // namespace maskwise

@@ -243,8 +243,11 @@ struct SliceKernels {
     for (int64_t r = 0; r < rows.count; ++r) {
       const KeptRun kept = kept_of_run(rows.mask, at.bits, at.position, rows.inner.stride[kBits],
                                        rows.inner.stride[kLinePosition], rows.n);
+      const auto drop = [&](int64_t begin, int64_t end) {
+        if (begin < end && !rows.zeros) fill(at.out + begin * kSize, end - begin, stream);
+      };
       if (kept.kept == Kept::none) {
-        fill(at.out, rows.n, false);
+        drop(0, rows.n);
       } else {
         SliceRun run = at;
         run.bits = kept.kept == Kept::all ? nullptr : at.bits;
@@ -255,9 +258,9 @@ struct SliceKernels {
         accumulate(op, &s, run, kept.end - kept.begin);
         join_lanes(self(op), s);
         self(op).finalize(s);
-        if (kept.begin > 0) fill(at.out, kept.begin, stream);
+        drop(0, kept.begin);
         map(op, &s, run, kept.end - kept.begin, stream);
-        if (kept.end < rows.n) fill(at.out + kept.end * kSize, rows.n - kept.end, stream);
+        drop(kept.end, rows.n);
       }
       at.x += loop.stride[kValues];
       at.grad += loop.stride[kGrad];
@@ -340,7 +343,7 @@ struct SliceKernels {
     block.start(run, count);
     for (int64_t r = 0; r < count;) {
       const RowGroup group = block.group(r);
-      if (group.kept == GroupKept::none)
+      if (group.kept == GroupKept::none && !block.zeros)
         for (int64_t k = r; k < r + group.rows; ++k) fill(run.out + k * row.stride[kOut], block.w, false);
       with_kept(group.kept, [&](auto kept) {
         for (int64_t k = r; k < r + group.rows; ++k) {
@@ -527,6 +530,7 @@ void map_slices(const Op& op, const SliceCall& call) {
                      K::L,
                      sizeof(typename Op::State),
                      Op::kReadsGrad,
+                     typename Op::A(Op::kDropped) == 0,
                      K::init,
                      K::accumulate,
                      K::combine,

@@ -1,6 +1,7 @@
 // The loops of functions that map slices to slices, compiled once: rows where a slice is contiguous, columns side by side
 // where the slices are, and small gathers for any other stride.
 #include "segments.h"
+#include "zero_pages.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -52,6 +53,25 @@ struct Walk {
   const Mask& mask;
   const SliceRun& all;
   bool stream;
+  const FreshPages* pages = nullptr;  // of the result, where that is a tensor of its own
+
+  bool zeros() const { return pages != nullptr && pages->are_zeros(); }
+
+  // parallel_uneven over n items, for each of which `each` bytes of the result are written; see FreshPages.
+  template <class Body>
+  void parallel_results(int64_t n, int64_t elements_each, int64_t each, const Body& body) const {
+    if (pages == nullptr) return parallel_uneven(n, elements_each, body);
+    pages->parallel(n, elements_each, each, body);
+  }
+  // The bytes of a slice that is contiguous, else 0.
+  int64_t slice_bytes() const {
+    return nest.inner.size() == 1 && nest.inner[0].stride[kOut] == kernel.bytes ? nest.length * kernel.bytes : 0;
+  }
+
+  // n results of which nothing is kept.
+  void drop(char* out, int64_t n) const {
+    if (n > 0 && !zeros()) kernel.fill(out, n, stream);
+  }
 
   bool touches(const SliceLoop& loop) const {
     const int bytes = kernel.bytes;
@@ -142,10 +162,10 @@ struct Walk {
     if (splits == 1) {
       const SliceLoop loop = innermost(nest.outer, mask, kBits), inner = innermost(nest.inner, mask, kBits);
       const bool one_run = nest.inner.size() == 1 && touches(inner) && mask_touches(inner);
-      parallel_uneven(nest.slices, nest.length, [&](int64_t begin, int64_t end) {
+      parallel_results(nest.slices, nest.length, slice_bytes(), [&](int64_t begin, int64_t end) {
         for_each_run(nest.outer, begin, end, [&](const SliceOffset& to, int64_t count) {
           const SliceRun first = at(all, to);
-          if (one_run) return kernel.rows(kernel.op, {first, mask, loop, inner, count, nest.length}, stream);
+          if (one_run) return kernel.rows(kernel.op, {first, mask, loop, inner, count, nest.length, zeros()}, stream);
           for (int64_t r = 0; r < count; ++r) {
             const SliceRun slice = at(first, loop, r);
             alignas(64) char state[kSliceState];
@@ -219,10 +239,13 @@ void Walk::columns() const {
   const Buffer parts = splits == 1 ? Buffer() : Buffer(groups * splits * vectors * kernel.state_bytes);
   const auto part = [&](int64_t p) { return parts.data + p * vectors * kernel.state_bytes; };
 
+  const int64_t group_bytes = nest.length * column.size * kernel.bytes;
+  const bool in_order = splits == 1 && blocks.count == 1 && !outer.empty() && outer.back().stride[kOut] == group_bytes;
+
   // Runs body(block, its first element, task, first row, end of rows) for each task.
   const auto for_each_task = [&](const auto& body) {
-    parallel_uneven(groups * splits, step * blocks.width, [&](int64_t begin, int64_t end) {
-      ColumnBlock columns(mask, row, column, kernel.lanes);
+    parallel_results(groups * splits, step * blocks.width, in_order ? group_bytes : 0, [&](int64_t begin, int64_t end) {
+      ColumnBlock columns(mask, row, column, kernel.lanes, zeros());
       for (int64_t task = begin; task < end; ++task) {
         const int64_t group = task / splits, block = group % blocks.count;
         SliceOffset to = offset_of(outer, group / blocks.count);
@@ -279,25 +302,38 @@ bool Walk::three_pass_rows_fit() const {
 
 void Walk::three_pass_rows() const {
   const SliceLoop loop = innermost(nest.outer, mask, kBits), inner = nest.inner[0];
-  parallel_uneven(nest.slices, nest.length, [&](int64_t begin, int64_t end) {
+  const auto kept_of = [&](const SliceRun& slice) {
+    return kept_of_run(mask, slice.bits, slice.position, inner.stride[kBits], inner.stride[kLinePosition], nest.length);
+  };
+  // The CPU does not read ahead over what is dropped between two slices.
+  const auto prefetch_kept = [&](const SliceRun& slice) {
+    constexpr int64_t kAheadBytes = 2048;
+    const KeptRun kept = kept_of(slice);
+    if (kept.kept != Kept::all) return;
+    const char* from = at(slice, inner, kept.begin).x;
+    const int64_t bytes = std::min(kAheadBytes, (kept.end - kept.begin) * kernel.bytes);
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i);
+  };
+  parallel_results(nest.slices, nest.length, slice_bytes(), [&](int64_t begin, int64_t end) {
     // Exponentials are stored in the result, or in a buffer where the result is written past the caches.
     Buffer buffer;
     if (kernel.holds && stream) buffer = Buffer(nest.length * kernel.bytes);
     for_each_run(nest.outer, begin, end, [&](const SliceOffset& to, int64_t count) {
+      const SliceRun first = at(all, to);
       for (int64_t r = 0; r < count; ++r) {
-        const SliceRun slice = at(at(all, to), loop, r);
-        const KeptRun kept = kept_of_run(mask, slice.bits, slice.position, inner.stride[kBits],
-                                         inner.stride[kLinePosition], nest.length);
+        const SliceRun slice = at(first, loop, r);
+        const KeptRun kept = kept_of(slice);
+        if (mask.has_intervals() && r + 1 < count) prefetch_kept(at(first, loop, r + 1));
         if (kept.kept == Kept::none) {
-          kernel.fill(slice.out, nest.length, false);
+          drop(slice.out, nest.length);
           continue;
         }
         SliceRun run = at(slice, inner, kept.begin);
         if (kept.kept == Kept::all) run.bits = nullptr;
-        if (kept.begin > 0) kernel.fill(slice.out, kept.begin, stream);
+        drop(slice.out, kept.begin);
         kernel.three_pass_row(kernel.op, run, buffer.data != nullptr ? buffer.data : run.out, kept.end - kept.begin,
                               stream);
-        if (kept.end < nest.length) kernel.fill(at(slice, inner, kept.end).out, nest.length - kept.end, stream);
+        drop(at(slice, inner, kept.end).out, nest.length - kept.end);
       }
     });
     if (stream) stream_fence();
@@ -498,7 +534,9 @@ static void run(const Walk& walk) {
 void run_slices(const SliceKernel& kernel, const SliceCall& call) {
   const SliceNest& nest = call.nest;
   if (nest.segments != nullptr) return map_segments(kernel, *nest.segments, call.run);
-  run({kernel, nest, call.mask, call.run, nest.slices * nest.length * kernel.bytes >= kStreamFrom});
+  const FreshPages pages(call.out, kernel.drops_to_zero);
+  const bool stream = nest.slices * nest.length * kernel.bytes >= kStreamFrom && !pages.are_new();
+  run({kernel, nest, call.mask, call.run, stream, &pages});
 }
 
 void map_segments(const SliceKernel& kernel, const Segments& segments, const SliceRun& all) {

@@ -44,6 +44,7 @@ struct SliceRows {
   const SliceLoop& loop;
   const SliceLoop& inner;
   int64_t count, n;
+  bool zeros;  // whether the results are zeros already, as they are where nothing is kept
 };
 
 // Rows of a block of columns that follow each other: all kept, none, what their bytes say, or what ColumnBlock::kept says
@@ -58,8 +59,8 @@ struct RowGroup {
 
 // A block of w columns, whose rows are a step of `row` apart, and what is kept of it.
 struct ColumnBlock {
-  ColumnBlock(const Mask& mask, const SliceLoop& row, const SliceLoop& column, int lanes)
-      : mask(mask), row(row), column(column), lanes(lanes) {
+  ColumnBlock(const Mask& mask, const SliceLoop& row, const SliceLoop& column, int lanes, bool zeros)
+      : mask(mask), row(row), column(column), lanes(lanes), zeros(zeros) {
     // Where a slice has no loops, `row` is one step of 1 for every operand.
     if (!mask.has_intervals()) this->row.stride[kLinePosition] = 0;
   }
@@ -67,6 +68,7 @@ struct ColumnBlock {
   const Mask& mask;
   SliceLoop row, column;
   const int lanes;
+  const bool zeros;  // see SliceRows
   int64_t w = 0;
   alignas(64) char states[kBlockStates];
   Kept kept[kBlock / 2 + 64];  // of the vectors of a group
@@ -109,6 +111,7 @@ struct SliceKernel {
   int lanes;        // of a vector
   int state_bytes;  // of a state: each lane has accumulated elements of its own
   bool reads_grad;
+  bool drops_to_zero;  // whether results are zeros where nothing is kept
   // n states that have accumulated nothing.
   void (*init)(const void* op, void* states, int64_t n);
   // n contiguous elements.

@@ -78,6 +78,41 @@ def test_it_can_be_differentiated_twice(route, is_transposed, groups):
         assert gradgradcheck(call, leaves)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kernel": 3, "padding": 1},
+        {"kernel": 4, "padding": "same"},
+        {"kernel": 3, "padding": 2, "dilation": 2},
+        {"kernel": 5, "padding": 2, "groups": 2},
+    ],
+)
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("given", ["mask", "mask and outputs"])
+def test_gradients_that_share_their_tiles_are_those_of_each_by_itself(options, has_bias, given, monkeypatch):
+    options = dict(options)
+    kernel, groups = options.pop("kernel"), options.get("groups", 1)
+    generator = torch.Generator().manual_seed(0)
+    x, w = (
+        torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
+        for shape in ((2, 4, 20, 18), (6, 4 // groups, kernel, kernel))
+    )
+    bias = torch.randn(6, generator=generator, dtype=torch.float64).requires_grad_() if has_bias else None
+    leaves = [x, w, *([] if bias is None else [bias])]
+    calls = []
+    shared = tiles.gradients
+    monkeypatch.setattr(tiles, "gradients", lambda *args: calls.append(1) or shared(*args))
+
+    def gradients(create_graph):
+        with mw.force("tiles"):
+            out = mw.conv2d(x, w, bias, **options, mask=MASK, outputs=MASK if given != "mask" else None)
+        return torch.autograd.grad(out.cos().sum(), leaves, create_graph=create_graph)
+
+    for ours, alone in zip(gradients(False), gradients(True), strict=True):
+        torch.testing.assert_close(ours, alone.detach(), **EXACT)
+    assert calls == [1]
+
+
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 5e-2), (torch.float16, 5e-3)])
 def test_lower_precision_is_close_to_float64(route, dtype, tolerance):

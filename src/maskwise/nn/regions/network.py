@@ -350,13 +350,13 @@ class _Run:
             if isinstance(module, nn.Conv2d) and not step.head.edge:
                 return conv2d(
                     source, module.weight, module.bias, module.stride, module.padding, module.dilation, module.groups,
-                    outputs=wanted,
+                    mask=mask, outputs=wanted,
                 )  # fmt: skip
             if isinstance(module, nn.ConvTranspose2d):
                 assert not isinstance(module.padding, str)
                 return conv_transpose2d(
                     source, module.weight, module.bias, module.stride, module.padding, module.output_padding,
-                    module.groups, module.dilation, outputs=wanted,
+                    module.groups, module.dilation, mask=mask, outputs=wanted,
                 )  # fmt: skip
             if mask is not None and step.head.kind in ("max", "average"):
                 return reduce_windows(step.head.dense, step.head.kind == "max", source, mask)

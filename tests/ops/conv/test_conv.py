@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch.autograd import gradcheck, gradgradcheck
 
 import maskwise as mw
-from maskwise.ops.conv import rows, tiles
+from maskwise.ops.conv import Geometry, direct, rows, tiles
 from tests.ops.conv.truth import ROUTES, Case, random_case, with_gradients
 
 # Torch's own, of even kernels.
@@ -333,3 +333,49 @@ def test_a_large_result_reads_as_zeros_where_nothing_is_written():
 
 def test_a_case_prints_its_shapes():
     assert str(Case(2, False, X, W, None, None, None, None)) == "conv2d-2x3x20x18-4x3x3x3"
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("seed", range(30))
+def test_convolutions_that_read_their_map_in_place_are_those_of_gathered_tiles(seed):
+    generator = torch.Generator().manual_seed(seed)
+
+    def pick(*values):
+        return values[int(torch.randint(len(values), (), generator=generator))]
+
+    channels, outputs, size = pick(8, 9, 24), pick(1, 31, 32, 50), (pick(1, 3, 8), pick(1, 4, 8))
+    kernel, stride, dilation = pick((3, 3), (1, 1), (2, 5)), (pick(1, 2), pick(1, 3)), (pick(1, 2), 1)
+    before = (pick(0, 1, 2), pick(0, 1))
+    x = torch.randn(2, channels, 19, 23, generator=generator).contiguous(memory_format=torch.channels_last)
+    weight = torch.randn(outputs, channels, *kernel, generator=generator)
+    bias = pick(None, torch.randn(outputs, generator=generator))
+    coarse = tuple(
+        (n + 2 * b - d * (k - 1) - 1) // s + 1
+        for n, b, d, k, s in zip((19, 23), before, dilation, kernel, stride, strict=True)
+    )
+    geometry = Geometry(kernel, stride, before, dilation, 1, (19, 23), coarse)
+    tiling = tiles.tiling_of(geometry, size, False)
+    wanted = torch.rand(2, *coarse, generator=generator) < pick(0.0, 0.1, 1.0)
+    valid = pick(None, torch.rand(2, 19, 23, generator=generator) < 0.5)
+    found, _ = tiles.find(wanted, None, 2, geometry, tiling, False)
+    expected = F.conv2d(
+        tiles.gather(x.double(), valid, found, tiling.reads), weight.double(), None if bias is None else bias.double(),
+        stride, 0, dilation,
+    )  # fmt: skip
+    if valid is not None:
+        x.permute(0, 2, 3, 1)[~valid] = float("nan")
+    ours = direct.convolve(x, valid, found, direct.pack(weight), bias, geometry, tiling, outputs)
+    assert ours.is_contiguous(memory_format=torch.channels_last) or ours.numel() == 0 or 1 in ours.shape
+    # Sums of some hundred products in float32.
+    torch.testing.assert_close(ours, expected.float(), rtol=1e-4, atol=1e-4)
+
+
+def test_the_reference_of_tiles_read_in_place_is_torchs_convolution():
+    geometry = Geometry((3, 3), (1, 1), (1, 1), (1, 1), 1, (20, 18), (20, 18))
+    tiling = tiles.tiling_of(geometry, (4, 4), False)
+    found, _ = tiles.find(MASK, None, 2, geometry, tiling, False)
+    x, weight = torch.randn(2, 8, 20, 18), torch.randn(40, 8, 3, 3)
+    arguments = (tiling.reads, [4, 4], [3, 3, 1, 1, 1, 1], 40)
+    ours = direct._direct(x, MASK, found, direct.pack(weight), None, *arguments)
+    expected = F.conv2d(tiles.gather(x, MASK, found, tiling.reads), weight)
+    torch.testing.assert_close(ours, expected)

@@ -208,6 +208,11 @@ class Written(NamedTuple):
     cover: Cover
 
 
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    """Whether two masks are known to be one; on a GPU, they are not compared: it would be a host-device sync."""
+    return one is other or (not one.is_cuda and torch.equal(one, other))
+
+
 class _Run:
     """One call: the values and the masks of all nodes."""
 
@@ -257,12 +262,12 @@ class _Run:
     def _buffer(self, sizes: tuple[int, ...], like: Tensor, wanted: Tensor, cover: Cover) -> Tensor:
         """A map of zeros to write what is wanted into, channels last; one that was used, if there is one."""
         free = self.program.buffers.setdefault((sizes, like.dtype, like.device), [])
-        at = next((at for at, (_, written) in enumerate(free) if written.wanted is wanted), len(free) - 1)
+        at = next((at for at, (_, written) in enumerate(free) if _is_same(written.wanted, wanted)), len(free) - 1)
         if at < 0:
             out = torch.zeros(sizes, dtype=like.dtype, device=like.device).contiguous(memory_format=torch.channels_last)
         else:
             out, written = free.pop(at)
-            if written.wanted is not wanted:
+            if not _is_same(written.wanted, wanted):
                 zeros = like.new_zeros(written.cover.tiles.shape[0], *written.cover.tiling.size, sizes[1])
                 place(zeros.permute(0, 3, 1, 2), written.cover, out)
         self.owned[id(out)] = Written(wanted, cover)
@@ -281,7 +286,9 @@ class _Run:
         inputs = None if step.source is None else program.shapes[step.source][1]
         key = (id(wanted), geometry, is_transposed, inputs, outputs, len(step.tail))
         if key not in covers:
-            count = covers.setdefault(id(wanted), (int(wanted.sum()), wanted))[0]
+            if id(wanted) not in covers:
+                covers[id(wanted)] = (int(wanted.sum()), wanted)
+            count = covers[id(wanted)][0]
             area = Area((0, 0), (height, width), wanted, count)
             # The mask is kept with what was found, so that its id stays its own.
             covers[key] = (*choose(step, area, program, self.x.dtype, self.x.device), wanted)

@@ -379,3 +379,16 @@ def test_the_reference_of_tiles_read_in_place_is_torchs_convolution():
     ours = direct._direct(x, MASK, found, direct.pack(weight), None, *arguments)
     expected = F.conv2d(tiles.gather(x, MASK, found, tiling.reads), weight)
     torch.testing.assert_close(ours, expected)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: mw.conv2d(X, torch.zeros(0, 3, 3, 3), mask=MASK),
+        lambda: mw.conv2d(X, torch.zeros(4, 3, 0, 3), mask=MASK),
+        lambda: mw.conv2d(X, W, groups=True, mask=MASK),
+    ],
+)
+def test_weights_without_channels_or_taps_are_refused_with_a_hint(call):
+    with pytest.raises(mw.MaskwiseError, match=r"must.*Hint"):
+        call()

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from maskwise.errors import ArgumentError, ShapeError, say
+from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
 from maskwise.nn.arguments import check_module, check_tensor
 from maskwise.nn.regions.area import Area, Cover
@@ -122,8 +122,12 @@ class Regions(nn.Module):
         Raises:
             ArgumentError: the result is no map.
             ShapeError: the mask has other dims.
+            DtypeError: it is not bool.
         """
         bits = mask.to_bool() if isinstance(mask, Mask) else mask
+        if not isinstance(bits, Tensor) or bits.dtype is not torch.bool:
+            got = bits.dtype if isinstance(bits, Tensor) else type(bits).__name__
+            raise DtypeError(say(_OP, "mask", must="be a Mask or a bool tensor", got=got, hint="mask != 0"))
         if not 2 <= bits.dim() <= 4:
             raise ShapeError(say(_OP, "mask", must="be (B, H, W) or (H, W)", got=tuple(bits.shape), hint="mask[None]"))
         bits = bits.squeeze(1) if bits.dim() == 4 else bits if bits.dim() == 3 else bits[None]
@@ -145,7 +149,7 @@ class Regions(nn.Module):
         found = self._programs.get(key)
         # In training, weights change with every step, and are not read from the program.
         if found is None or (found.versions != versions and not self.model.training):
-            found = plan_steps(self._trace(), (x,))
+            found = plan_steps(_OP, self._trace(), (x,))
             found.versions = versions
             self._programs[key] = found
         return found

@@ -178,9 +178,13 @@ def _see_results(node: fx.Node) -> None:
 
 
 # -- steps -------------------------------------------------------------------------------------------------------------
-def plan_steps(traced: fx.GraphModule, inputs: Sequence[Any]) -> Program:
-    """The steps of a traced model for inputs of certain shapes."""
-    shapes = _shapes(traced, inputs)
+def plan_steps(op: str, traced: fx.GraphModule, inputs: Sequence[Any]) -> Program:
+    """The steps of a traced model for inputs of certain shapes.
+
+    Raises:
+        ArgumentError: the model does not take these inputs.
+    """
+    shapes = _shapes(op, traced, inputs)
     constants = {node: _attribute(traced, str(node.target)) for node in traced.graph.nodes if node.op == "get_attr"}
     output = next(node for node in traced.graph.nodes if node.op == "output")
     placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"]
@@ -306,7 +310,7 @@ class _OnMeta(nn.Module):
         self.found = run.shapes
 
 
-def _shapes(traced: fx.GraphModule, inputs: Sequence[Any]) -> dict[fx.Node, Any]:
+def _shapes(op: str, traced: fx.GraphModule, inputs: Sequence[Any]) -> dict[fx.Node, Any]:
     """The shapes of all values, without computing one."""
     wrapper = _OnMeta(traced)
     named = {**dict(wrapper.named_parameters()), **dict(wrapper.named_buffers())}
@@ -317,7 +321,13 @@ def _shapes(traced: fx.GraphModule, inputs: Sequence[Any]) -> dict[fx.Node, Any]
             torch.func.functional_call(wrapper, meta, tuple(on_meta))
         except (RuntimeError, NotImplementedError):
             # A shape that depends on values, or a layer without a meta kernel.
-            wrapper(*inputs)
+            try:
+                wrapper(*inputs)
+            except RuntimeError as error:
+                reason = str(error).strip().splitlines()[0]
+                given = [f"{each.dtype} {tuple(each.shape)}" for each in inputs if isinstance(each, Tensor)]
+                got, hint = f"{', '.join(given)}: {reason}", "model(x) shows what the model takes"
+                raise ArgumentError(say(op, "inputs", must="be what the model takes", got=got, hint=hint)) from error
     return wrapper.found
 
 

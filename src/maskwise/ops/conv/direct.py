@@ -44,12 +44,12 @@ def pack(weight: Tensor) -> Tensor:
     outputs, inputs = weight.shape[:2]
     flat = weight.detach().permute(2, 3, 1, 0).reshape(-1, inputs, outputs)
     flat = F.pad(flat, (0, -outputs % _PANEL))
-    return flat.unflatten(2, (-1, _PANEL)).permute(2, 0, 1, 3).contiguous()
+    return flat.reshape(*flat.shape[:2], -1, _PANEL).permute(2, 0, 1, 3).contiguous()
 
 
 def _unpacked(packed: Tensor, kernel: Sequence[int], outputs: int) -> Tensor:
     flat = packed.permute(1, 2, 0, 3).flatten(2)[..., :outputs]
-    return flat.unflatten(0, tuple(kernel)).permute(3, 2, 0, 1)
+    return flat.reshape(*kernel, *flat.shape[1:]).permute(3, 2, 0, 1)
 
 
 # -- the op ------------------------------------------------------------------------------------------------------------

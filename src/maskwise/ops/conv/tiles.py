@@ -329,7 +329,7 @@ def _of_windows(windows: Tensor, grads: Tensor, shape: tuple[int, ...], geometry
     """The gradient of a weight, from windows of fine positions and the gradients of the coarse ones that read them."""
     if tuple(grads.shape[2:]) == (1, 1) and geometry.groups == 1 and geometry.dilation == (1, 1):
         flat = grads.flatten(1).T @ windows.permute(0, 2, 3, 1).flatten(1)
-        return flat.unflatten(1, (*geometry.kernel, -1)).permute(0, 3, 1, 2)
+        return flat.reshape(shape[0], *geometry.kernel, -1).permute(0, 3, 1, 2)
     found: Tensor = conv2d_weight(  # type: ignore[no-untyped-call]
         windows, shape, grads, geometry.stride, 0, geometry.dilation, geometry.groups
     )

@@ -80,7 +80,7 @@ struct Slice {
 // A depthwise convolution: what is wanted as runs, and what these read; the same for all channels.
 struct DepthwiseRuns {
   // Columns that are staged together.
-  static constexpr int64_t kBlock = 64;
+  static constexpr int64_t kBlock = 32;
 
   int64_t batch, channels, rows, columns;
   int64_t kernel[2], stride[2], before[2], dilation[2];

@@ -40,7 +40,10 @@ struct StagedPlane {
         for (; i < n; ++i) to[i] = static_cast<A>(from[i]);
       } else {
         const uint8_t* bits = runs.valid.line(b, block.row) + block.begin * runs.valid.column;
-        for (int64_t i = 0; i < n; ++i) to[i] = bits[i * runs.valid.column] != 0 ? static_cast<A>(from[i]) : A(0);
+        int64_t i = 0;
+        if (runs.valid.column == 1)
+          for (; i + kLanes<A> <= n; i += kLanes<A>) store(to + i, keep<A>(load<A>(from + i), load_mask<A>(bits + i)));
+        for (; i < n; ++i) to[i] = bits[i * runs.valid.column] != 0 ? static_cast<A>(from[i]) : A(0);
       }
     }
   }
@@ -213,47 +216,101 @@ struct Taps {
   }
 };
 
+// What some neighbouring coarse positions read: for each row of taps the pixels of its columns, and zeros where nothing is
+// valid. The taps of a row that reads nothing valid are left out.
+template <class T>
+struct PixelRows {
+  int64_t width;  // columns of a row of taps
+  std::vector<const T*> pixels;
+  std::vector<int64_t> rows;  // of taps
+  std::vector<T> zeros;
+
+  PixelRows(const DepthwiseRuns& runs, int64_t positions)
+      : width((positions - 1) * runs.stride[1] + runs.dilation[1] * (runs.kernel[1] - 1) + 1),
+        pixels(runs.kernel[0] * width),
+        zeros(runs.channels, static_cast<T>(0)) {}
+
+  void find(const DepthwiseRuns& runs, const T* x, const Strides& strides, int64_t b, int64_t y, int64_t at) {
+    rows.clear();
+    const int64_t left = at * runs.stride[1] - runs.before[1];
+    const int64_t first = std::clamp<int64_t>(-left, 0, width), last = std::clamp<int64_t>(runs.columns - left, first, width);
+    for (int64_t ky = 0; ky < runs.kernel[0]; ++ky) {
+      const int64_t row = y * runs.stride[0] - runs.before[0] + ky * runs.dilation[0];
+      if (row < 0 || row >= runs.rows || first == last) continue;
+      const T* line = x + b * strides.batch + row * strides.row + left * strides.column;
+      const uint8_t* bits = runs.valid.data == nullptr ? nullptr : runs.valid.line(b, row) + left * runs.valid.column;
+      const T** to = pixels.data() + rows.size() * width;
+      bool any = bits == nullptr;
+      for (int64_t i = 0; i < first; ++i) to[i] = zeros.data();
+      for (int64_t i = first; i < last; ++i) {
+        const bool kept = bits == nullptr || bits[i * runs.valid.column] != 0;
+        any |= kept;
+        to[i] = kept ? line + i * strides.column : zeros.data();
+      }
+      for (int64_t i = last; i < width; ++i) to[i] = zeros.data();
+      if (any) rows.push_back(ky);
+    }
+  }
+};
+
+// P positions times U vectors of channels from c on: they share the loads of the weight.
+template <int P, int U, class T>
+void depthwise_block(const DepthwiseRuns& runs, const PixelRows<T>& from, const Acc<T>* weight, const Acc<T>* bias, T* to,
+                     int64_t column, int64_t c, int64_t rest) {
+  using A = Acc<T>;
+  constexpr int64_t N = kLanes<A>;
+  Vec<A> sums[P][U];
+  for (int p = 0; p < P; ++p)
+    for (int u = 0; u < U; ++u) sums[p][u] = load<A>(bias + c + u * N);
+  for (size_t r = 0; r < from.rows.size(); ++r) {
+    const T* const* pixels = from.pixels.data() + static_cast<int64_t>(r) * from.width;
+    const A* w = weight + from.rows[r] * runs.kernel[1] * runs.padded + c;
+    for (int64_t kx = 0; kx < runs.kernel[1]; ++kx, pixels += runs.dilation[1], w += runs.padded) {
+      Vec<A> each[U];
+      for (int u = 0; u < U; ++u) each[u] = load<A>(w + u * N);
+      for (int p = 0; p < P; ++p) {
+        const T* pixel = pixels[p * runs.stride[1]] + c;
+        if constexpr (U == 1) sums[p][0] += each[0] * load_partial<A>(pixel, rest, A(0));
+        else
+          for (int u = 0; u < U; ++u) sums[p][u] += each[u] * load<A>(pixel + u * N);
+      }
+    }
+  }
+  for (int p = 0; p < P; ++p) {
+    if constexpr (U == 1) store_partial<A>(to + p * column + c, rest, sums[p][0]);
+    else
+      for (int u = 0; u < U; ++u) store(to + p * column + c + u * N, sums[p][u]);
+  }
+}
+
 // `weight` and `bias` are in A, the weight with its channels last.
 template <class T>
 void depthwise_pixels(const DepthwiseRuns& runs, const T* x, const Acc<T>* weight, const Acc<T>* bias,
                       const Strides& x_strides, T* out, const Strides& out_strides) {
-  using A = Acc<T>;
-  constexpr int64_t N = kLanes<A>;
-  const int64_t channels = runs.channels;
+  constexpr int64_t N = kLanes<Acc<T>>, kPositions = 4;
+  constexpr int kVectors = MASKWISE_VECTOR_BYTES == 64 ? 4 : 2;
   const std::vector<int64_t>& starts = runs.run_starts;
   const auto batch_of = [&](int64_t r) { return std::upper_bound(starts.begin(), starts.end(), r) - starts.begin() - 1; };
-  const int64_t each = runs.work * runs.batch * channels / std::max<int64_t>(1, starts.back());
+  const int64_t each = runs.work * runs.batch * runs.channels / std::max<int64_t>(1, starts.back());
   parallel_uneven(starts.back(), each, [&](int64_t begin, int64_t end) {
-    Taps<T> taps(runs);
+    PixelRows<T> four(runs, kPositions), one(runs, 1);
     for (int64_t r = begin; r < end; ++r) {
       const int64_t b = batch_of(r);
       const Run& run = runs.runs[r];
-      for (int64_t at = run.begin; at < run.end; ++at) {
+      int64_t at = run.begin;
+      const auto positions = [&](auto count, PixelRows<T>& rows) {
+        constexpr int P = decltype(count)::value;
+        rows.find(runs, x, x_strides, b, run.row, at);
         T* to = out + b * out_strides.batch + run.row * out_strides.row + at * out_strides.column;
-        taps.find(runs, x, x_strides, b, run.row, at);
         int64_t c = 0;
-        const auto block = [&](auto count) {
-          constexpr int U = decltype(count)::value;
-          Vec<A> sums[U];
-          for (int u = 0; u < U; ++u) sums[u] = load<A>(bias + c + u * N);
-          for (int64_t t = 0; t < taps.count; ++t) {
-            const T* from = taps.from[t] + c;
-            const A* w = weight + taps.number[t] * runs.padded + c;
-            for (int u = 0; u < U; ++u) sums[u] += load<A>(w + u * N) * load<A>(from + u * N);
-          }
-          for (int u = 0; u < U; ++u) store(to + c + u * N, sums[u]);
-          c += U * N;
-        };
-        while (c + 8 * N <= channels) block(std::integral_constant<int, 8>{});
-        while (c + 4 * N <= channels) block(std::integral_constant<int, 4>{});
-        while (c + N <= channels) block(std::integral_constant<int, 1>{});
-        if (c == channels) continue;
-        Vec<A> sum = load<A>(bias + c);
-        for (int64_t t = 0; t < taps.count; ++t)
-          sum += load<A>(weight + taps.number[t] * runs.padded + c) *
-                 load_partial<A>(taps.from[t] + c, channels - c, A(0));
-        store_partial<A>(to + c, channels - c, sum);
-      }
+        for (; c + kVectors * N <= runs.channels; c += kVectors * N)
+          depthwise_block<P, kVectors>(runs, rows, weight, bias, to, out_strides.column, c, N);
+        for (; c < runs.channels; c += N)
+          depthwise_block<P, 1>(runs, rows, weight, bias, to, out_strides.column, c, runs.channels - c);
+        at += P;
+      };
+      while (at + kPositions <= run.end) positions(std::integral_constant<int, kPositions>{}, four);
+      while (at < run.end) positions(std::integral_constant<int, 1>{}, one);
     }
   });
 }

@@ -279,7 +279,8 @@ def _networks(base: Case) -> list[Case]:
     six = (at_least(6.0, FLOOR), at_least(6.0, FLOOR_LAST))
     eight = (at_least(8.0, "the model again"), at_least(8.0, FLOOR_LAST))
     return [
-        replace(on, variant="ResNet-18 tiles=5%", setup=_network(_resnet), shape=(4, 3, 512, 512), targets=six),
+        replace(on, variant="ResNet-18 tiles=5%", setup=_network(_resnet), shape=(1, 3, 512, 512), targets=six),
+        replace(on, variant="ResNet-18 batch=4 tiles=5%", setup=_network(_resnet), shape=(4, 3, 512, 512), targets=six),
         replace(on, variant="U-Net tiles=5%", setup=_network(_UNet), shape=(1, 3, 512, 512), targets=six),
         replace(again, variant="U-Net edit=1%", setup=_network(_UNet), targets=eight),
         # Its deep layers see most of the image, so an edit reaches most of their maps.

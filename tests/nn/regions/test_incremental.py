@@ -368,3 +368,10 @@ def test_values_that_are_no_maps_are_refused():
         inc(torch.zeros(1, 8, 8))
     with pytest.raises(mw.MaskwiseError, match="floating"):
         inc(torch.zeros(1, 1, 8, 8, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 16, 16), (1, 3, 0, 16)])
+def test_an_empty_map_is_refused_with_a_hint(shape):
+    inc = mw.nn.Incremental(torch.nn.Conv2d(3, 4, 3, padding=1).eval())
+    with pytest.raises(mw.MaskwiseError, match=r"inputs.*at least one position.*Hint"):
+        inc(torch.zeros(shape))

@@ -194,3 +194,35 @@ def test_layers_without_a_rule_for_masks_are_refused_with_the_reason():
         net(torch.randn(1, 3, 8, 8), torch.ones(7, 8, dtype=torch.bool))
     with pytest.raises(mw.MaskwiseError, match="return_indices"):
         mw.nn.RegionMaxPool2d(2, return_indices=True)
+
+
+@pytest.mark.parametrize("kind", [mw.nn.Regions, mw.nn.Incremental])
+@pytest.mark.parametrize("x", [torch.zeros(1, 5, 8, 8), torch.zeros(1, 3, 1, 1), torch.zeros(1, 3, 8, 8).double()])
+def test_an_input_that_the_model_does_not_take_is_refused_with_its_reason(kind, x):
+    model = kind(nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.MaxPool2d(2)).eval())
+    arguments = (x, torch.ones(1, *x.shape[2:], dtype=torch.bool)) if kind is mw.nn.Regions else (x,)
+    with pytest.raises(mw.MaskwiseError, match=r"must be what the model takes.*Hint"):
+        model(*arguments)
+
+
+@pytest.mark.parametrize("layer", [mw.nn.RegionMaxPool2d(2), mw.nn.RegionAvgPool2d(2)])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda layer: layer(torch.zeros(1, 1, 1, 1)),
+        lambda layer: layer(torch.zeros(1, 1, 0, 4)),
+        lambda layer: layer(torch.zeros(1, 1, 4, 4, dtype=torch.int32)),
+        lambda layer: layer.outputs(None),
+        lambda layer: layer.outputs(torch.ones(4, dtype=torch.bool)),
+        lambda layer: layer.outputs(torch.ones(1, 1, dtype=torch.bool)),
+        lambda layer: layer.outputs(torch.ones(4, 4)),
+    ],
+)
+def test_pools_refuse_what_they_cannot_pool_with_a_hint(layer, call):
+    with pytest.raises(mw.MaskwiseError, match=r"must.*Hint"):
+        call(layer)
+
+
+def test_the_mask_of_a_result_is_asked_for_with_a_mask():
+    with pytest.raises(mw.MaskwiseError, match=r"mask.*bool.*Hint"):
+        mw.nn.Regions(nn.Conv2d(3, 4, 3).eval()).outputs([True])

@@ -7,7 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import gradcheck, gradgradcheck
 
 import maskwise as mw
-from maskwise.ops.conv import routes, rows, tiles
+from maskwise.ops.conv import Geometry, direct, routes, rows, tiles
 from maskwise.plan.dispatch import decide
 from tests.gpu.guard import cuda_without_cuda
 from tests.ops.conv.truth import ROUTES, Case, random_case, with_gradients
@@ -79,6 +79,41 @@ def test_it_can_be_differentiated_twice(route, is_transposed, groups):
     with mw.force(route):
         assert gradcheck(call, leaves)
         assert gradgradcheck(call, leaves)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kernel": 3, "padding": 1},
+        {"kernel": 4, "padding": "same"},
+        {"kernel": 3, "padding": 2, "dilation": 2},
+        {"kernel": 5, "padding": 2, "groups": 2},
+    ],
+)
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("given", ["mask", "mask and outputs"])
+def test_gradients_that_share_their_tiles_are_those_of_each_by_itself(options, has_bias, given, monkeypatch):
+    options = dict(options)
+    kernel, groups = options.pop("kernel"), options.get("groups", 1)
+    generator = torch.Generator().manual_seed(0)
+    x, w = (
+        torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
+        for shape in ((2, 4, 20, 18), (6, 4 // groups, kernel, kernel))
+    )
+    bias = torch.randn(6, generator=generator, dtype=torch.float64).requires_grad_() if has_bias else None
+    leaves = [x, w, *([] if bias is None else [bias])]
+    calls = []
+    shared = tiles.gradients
+    monkeypatch.setattr(tiles, "gradients", lambda *args: calls.append(1) or shared(*args))
+
+    def gradients(create_graph):
+        with mw.force("tiles"):
+            out = mw.conv2d(x, w, bias, **options, mask=MASK, outputs=MASK if given != "mask" else None)
+        return torch.autograd.grad(out.cos().sum(), leaves, create_graph=create_graph)
+
+    for ours, alone in zip(gradients(False), gradients(True), strict=True):
+        torch.testing.assert_close(ours, alone.detach(), **EXACT)
+    assert calls == [1]
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -343,3 +378,62 @@ def test_a_mask_of_the_device_is_convolved_densely_which_says_why(monkeypatch):
     assert "the mask lies on the device, where finding its tiles would be a host-device sync" in {
         each.reason for each in plan.refused
     }
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("seed", range(30))
+def test_convolutions_that_read_their_map_in_place_are_those_of_gathered_tiles(seed):
+    generator = torch.Generator().manual_seed(seed)
+
+    def pick(*values):
+        return values[int(torch.randint(len(values), (), generator=generator))]
+
+    channels, outputs, size = pick(8, 9, 24), pick(1, 31, 32, 50), (pick(1, 3, 8), pick(1, 4, 8))
+    kernel, stride, dilation = pick((3, 3), (1, 1), (2, 5)), (pick(1, 2), pick(1, 3)), (pick(1, 2), 1)
+    before = (pick(0, 1, 2), pick(0, 1))
+    x = torch.randn(2, channels, 19, 23, generator=generator).contiguous(memory_format=torch.channels_last)
+    weight = torch.randn(outputs, channels, *kernel, generator=generator)
+    bias = pick(None, torch.randn(outputs, generator=generator))
+    coarse = tuple(
+        (n + 2 * b - d * (k - 1) - 1) // s + 1
+        for n, b, d, k, s in zip((19, 23), before, dilation, kernel, stride, strict=True)
+    )
+    geometry = Geometry(kernel, stride, before, dilation, 1, (19, 23), coarse)
+    tiling = tiles.tiling_of(geometry, size, False)
+    wanted = torch.rand(2, *coarse, generator=generator) < pick(0.0, 0.1, 1.0)
+    valid = pick(None, torch.rand(2, 19, 23, generator=generator) < 0.5)
+    found, _ = tiles.find(wanted, None, 2, geometry, tiling, False)
+    expected = F.conv2d(
+        tiles.gather(x.double(), valid, found, tiling.reads), weight.double(), None if bias is None else bias.double(),
+        stride, 0, dilation,
+    )  # fmt: skip
+    if valid is not None:
+        x.permute(0, 2, 3, 1)[~valid] = float("nan")
+    ours = direct.convolve(x, valid, found, direct.pack(weight), bias, geometry, tiling, outputs)
+    assert ours.is_contiguous(memory_format=torch.channels_last) or ours.numel() == 0 or 1 in ours.shape
+    # Sums of some hundred products in float32.
+    torch.testing.assert_close(ours, expected.float(), rtol=1e-4, atol=1e-4)
+
+
+def test_the_reference_of_tiles_read_in_place_is_torchs_convolution():
+    geometry = Geometry((3, 3), (1, 1), (1, 1), (1, 1), 1, (20, 18), (20, 18))
+    tiling = tiles.tiling_of(geometry, (4, 4), False)
+    found, _ = tiles.find(MASK, None, 2, geometry, tiling, False)
+    x, weight = torch.randn(2, 8, 20, 18), torch.randn(40, 8, 3, 3)
+    arguments = (tiling.reads, [4, 4], [3, 3, 1, 1, 1, 1], 40)
+    ours = direct._direct(x, MASK, found, direct.pack(weight), None, *arguments)
+    expected = F.conv2d(tiles.gather(x, MASK, found, tiling.reads), weight)
+    torch.testing.assert_close(ours, expected)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: mw.conv2d(X, torch.zeros(0, 3, 3, 3), mask=MASK),
+        lambda: mw.conv2d(X, torch.zeros(4, 3, 0, 3), mask=MASK),
+        lambda: mw.conv2d(X, W, groups=True, mask=MASK),
+    ],
+)
+def test_weights_without_channels_or_taps_are_refused_with_a_hint(call):
+    with pytest.raises(mw.MaskwiseError, match=r"must.*Hint"):
+        call()

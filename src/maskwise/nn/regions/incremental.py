@@ -159,8 +159,8 @@ class Incremental:
             What the model gives.
 
         Raises:
-            ArgumentError: the model is in training mode, or no layer of it works on regions.
-            ShapeError: there is no map among the inputs.
+            ArgumentError: the model is in training mode, does not take the inputs, or no layer of it works on regions.
+            ShapeError: there is no map among the inputs, or an empty one.
             DtypeError: a map is not floating.
         """
         self._check_mode()
@@ -169,12 +169,17 @@ class Incremental:
             must, hint = "have a map of (batch, channels, height, width)", "x[None] for one image"
             raise ShapeError(say(_OP, "inputs", must=must, got=got, hint=hint))
         for each in inputs:
-            if isinstance(each, Tensor) and each.dim() == 4 and not each.is_floating_point():
+            if not isinstance(each, Tensor) or each.dim() != 4:
+                continue
+            if not each.is_floating_point():
                 raise DtypeError(say(_OP, "inputs", must="be floating", got=each.dtype, hint="x.float()"))
+            if each.numel() == 0:
+                must, hint = "have at least one position", "if x.numel(): y = inc(x)"
+                raise ShapeError(say(_OP, "inputs", must=must, got=tuple(each.shape), hint=hint))
         key = (_shapes_of(inputs), self._state())
         program = self._program
         if program is None or key != self._key:
-            program = plan_steps(self._traced, inputs)
+            program = plan_steps(_OP, self._traced, inputs)
             if not any(step.head is not None for step in program.steps):
                 must, why = "have a layer that works on regions", "; ".join(program.reasons[:3]) or "none"
                 raise ArgumentError(say(_OP, "model", must=must, got=why, hint="a model with nn.Conv2d"))

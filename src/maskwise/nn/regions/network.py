@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from maskwise.errors import ArgumentError, ShapeError, say
+from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
 from maskwise.nn.arguments import check_module, check_tensor
 from maskwise.nn.regions.area import Area, Cover
@@ -122,8 +122,12 @@ class Regions(nn.Module):
         Raises:
             ArgumentError: the result is no map.
             ShapeError: the mask has other dims.
+            DtypeError: it is not bool.
         """
         bits = mask.to_bool() if isinstance(mask, Mask) else mask
+        if not isinstance(bits, Tensor) or bits.dtype is not torch.bool:
+            got = bits.dtype if isinstance(bits, Tensor) else type(bits).__name__
+            raise DtypeError(say(_OP, "mask", must="be a Mask or a bool tensor", got=got, hint="mask != 0"))
         if not 2 <= bits.dim() <= 4:
             raise ShapeError(say(_OP, "mask", must="be (B, H, W) or (H, W)", got=tuple(bits.shape), hint="mask[None]"))
         bits = bits.squeeze(1) if bits.dim() == 4 else bits if bits.dim() == 3 else bits[None]
@@ -145,7 +149,7 @@ class Regions(nn.Module):
         found = self._programs.get(key)
         # In training, weights change with every step, and are not read from the program.
         if found is None or (found.versions != versions and not self.model.training):
-            found = plan_steps(self._trace(), (x,))
+            found = plan_steps(_OP, self._trace(), (x,))
             found.versions = versions
             self._programs[key] = found
         return found
@@ -208,6 +212,11 @@ class Written(NamedTuple):
     cover: Cover
 
 
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    """Whether two masks are known to be one; on a GPU, they are not compared: it would be a host-device sync."""
+    return one is other or (not one.is_cuda and torch.equal(one, other))
+
+
 class _Run:
     """One call: the values and the masks of all nodes."""
 
@@ -257,12 +266,12 @@ class _Run:
     def _buffer(self, sizes: tuple[int, ...], like: Tensor, wanted: Tensor, cover: Cover) -> Tensor:
         """A map of zeros to write what is wanted into, channels last; one that was used, if there is one."""
         free = self.program.buffers.setdefault((sizes, like.dtype, like.device), [])
-        at = next((at for at, (_, written) in enumerate(free) if written.wanted is wanted), len(free) - 1)
+        at = next((at for at, (_, written) in enumerate(free) if _is_same(written.wanted, wanted)), len(free) - 1)
         if at < 0:
             out = torch.zeros(sizes, dtype=like.dtype, device=like.device).contiguous(memory_format=torch.channels_last)
         else:
             out, written = free.pop(at)
-            if written.wanted is not wanted:
+            if not _is_same(written.wanted, wanted):
                 zeros = like.new_zeros(written.cover.tiles.shape[0], *written.cover.tiling.size, sizes[1])
                 place(zeros.permute(0, 3, 1, 2), written.cover, out)
         self.owned[id(out)] = Written(wanted, cover)
@@ -281,7 +290,9 @@ class _Run:
         inputs = None if step.source is None else program.shapes[step.source][1]
         key = (id(wanted), geometry, is_transposed, inputs, outputs, len(step.tail))
         if key not in covers:
-            count = covers.setdefault(id(wanted), (int(wanted.sum()), wanted))[0]
+            if id(wanted) not in covers:
+                covers[id(wanted)] = (int(wanted.sum()), wanted)
+            count = covers[id(wanted)][0]
             area = Area((0, 0), (height, width), wanted, count)
             # The mask is kept with what was found, so that its id stays its own.
             covers[key] = (*choose(step, area, program, self.x.dtype, self.x.device), wanted)
@@ -350,13 +361,13 @@ class _Run:
             if isinstance(module, nn.Conv2d) and not step.head.edge:
                 return conv2d(
                     source, module.weight, module.bias, module.stride, module.padding, module.dilation, module.groups,
-                    outputs=wanted,
+                    mask=mask, outputs=wanted,
                 )  # fmt: skip
             if isinstance(module, nn.ConvTranspose2d):
                 assert not isinstance(module.padding, str)
                 return conv_transpose2d(
                     source, module.weight, module.bias, module.stride, module.padding, module.output_padding,
-                    module.groups, module.dilation, outputs=wanted,
+                    module.groups, module.dilation, mask=mask, outputs=wanted,
                 )  # fmt: skip
             if mask is not None and step.head.kind in ("max", "average"):
                 return reduce_windows(step.head.dense, step.head.kind == "max", source, mask)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from maskwise.errors import ArgumentError, say
+from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
 from maskwise.nn.arguments import check_dims, check_tensor
 from maskwise.ops.arguments import MaskLike
@@ -62,6 +62,9 @@ def _forward(
     """Pool what a mask keeps, and fill what is not wanted."""
     op, sizes = type(layer).__name__, (input.shape[-2], input.shape[-1])
     check_dims(op, input, *_SHAPES)
+    _check_sizes(op, "input", layer, sizes)
+    if not input.is_floating_point():
+        raise DtypeError(say(op, "input", must="be floating", got=input.dtype, hint="input.float()"))
     valid = line_up(op, "mask", mask, input, sizes, 2)
     is_sum = bool(getattr(layer, "divisor_override", None))
     is_max = isinstance(layer, nn.MaxPool2d)
@@ -73,8 +76,23 @@ def _forward(
     return out if wanted is None else fill_dropped(out, wanted.unsqueeze(-3))
 
 
+def _check_sizes(op: str, name: str, layer: nn.MaxPool2d | nn.AvgPool2d, sizes: tuple[int, int]) -> None:
+    """Raise unless a window fits into a map with its padding."""
+    geometry = _geometry(layer, sizes, sizes)
+    if any(n < 1 or n + 2 * b < span + 1 for n, b, span in zip(sizes, geometry.before, geometry.span, strict=True)):
+        must, hint = f"be at least as large as a window of {geometry.kernel}", "padding=kernel_size // 2"
+        raise ShapeError(say(op, name, must=must, got=sizes, hint=hint))
+
+
 def _mask_of_result(layer: nn.MaxPool2d | nn.AvgPool2d, mask: MaskLike) -> Mask:
+    op = f"{type(layer).__name__}.outputs"
+    if not isinstance(mask, (Mask, Tensor)) or mask.dtype is not torch.bool:
+        got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise DtypeError(say(op, "mask", must="be a Mask or a bool tensor", got=got, hint="mask != 0"))
     bits = mask.to_bool() if isinstance(mask, Mask) else mask
+    if bits.dim() < 2:
+        raise ShapeError(say(op, "mask", must="be (..., H, W)", got=tuple(bits.shape), hint="mask[None]"))
+    _check_sizes(op, "mask", layer, (bits.shape[-2], bits.shape[-1]))
     plane = torch.zeros(1, *bits.shape[-2:], device=bits.device)
     out = F.max_pool2d(
         plane, layer.kernel_size, layer.stride, layer.padding, getattr(layer, "dilation", 1), layer.ceil_mode
@@ -120,14 +138,19 @@ class RegionMaxPool2d(nn.MaxPool2d):
 
         Raises:
             ShapeError: shapes do not fit each other.
-            DtypeError: a mask is not bool.
+            DtypeError: the input is not floating, or a mask is not bool.
             DeviceError: devices differ.
         """
         check_tensor(type(self).__name__, input)
         return _forward(self, super().forward, input, mask, outputs)
 
     def outputs(self, mask: MaskLike) -> Mask:
-        """The mask of the result, for the layers that follow: what is wanted by default."""
+        """The mask of the result, for the layers that follow: what is wanted by default.
+
+        Raises:
+            ShapeError: the mask is smaller than a window, or has fewer than two dims.
+            DtypeError: it is not bool.
+        """
         return _mask_of_result(self, mask)
 
 
@@ -157,12 +180,17 @@ class RegionAvgPool2d(nn.AvgPool2d):
 
         Raises:
             ShapeError: shapes do not fit each other.
-            DtypeError: a mask is not bool.
+            DtypeError: the input is not floating, or a mask is not bool.
             DeviceError: devices differ.
         """
         check_tensor(type(self).__name__, input)
         return _forward(self, super().forward, input, mask, outputs)
 
     def outputs(self, mask: MaskLike) -> Mask:
-        """The mask of the result, for the layers that follow: what is wanted by default."""
+        """The mask of the result, for the layers that follow: what is wanted by default.
+
+        Raises:
+            ShapeError: the mask is smaller than a window, or has fewer than two dims.
+            DtypeError: it is not bool.
+        """
         return _mask_of_result(self, mask)

@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from maskwise.errors import ArgumentError, say
 from maskwise.nn.conv import MaskedConv2d, RegionConv2d
 from maskwise.nn.norm import MaskedBatchNorm2d
-from maskwise.nn.regions.rules import Local, Pointwise, Rule, rule_of
+from maskwise.nn.regions.rules import Local, Pointwise, Rule, relu, rule_of
 
 __all__ = [
     "DIFFERS_IN_TRAINING",
@@ -123,7 +123,16 @@ def trace(op: str, model: nn.Module, *, is_random_allowed: bool = False) -> fx.G
         _check(op, node, traced, is_random_allowed)
         if _is_in_place(node, traced):
             _see_results(node)
+        elif _is_identity(node, traced):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
     return traced
+
+
+def _is_identity(node: fx.Node, traced: fx.GraphModule) -> bool:
+    """Whether a node gives its input, as the shortcut of a residual block does."""
+    is_module = node.op == "call_module" and isinstance(traced.get_submodule(str(node.target)), nn.Identity)
+    return is_module and len(node.args) == 1 and isinstance(node.args[0], fx.Node) and not node.kwargs
 
 
 def _check(op: str, node: fx.Node, traced: fx.GraphModule, is_random_allowed: bool) -> None:
@@ -169,9 +178,13 @@ def _see_results(node: fx.Node) -> None:
 
 
 # -- steps -------------------------------------------------------------------------------------------------------------
-def plan_steps(traced: fx.GraphModule, inputs: Sequence[Any]) -> Program:
-    """The steps of a traced model for inputs of certain shapes."""
-    shapes = _shapes(traced, inputs)
+def plan_steps(op: str, traced: fx.GraphModule, inputs: Sequence[Any]) -> Program:
+    """The steps of a traced model for inputs of certain shapes.
+
+    Raises:
+        ArgumentError: the model does not take these inputs.
+    """
+    shapes = _shapes(op, traced, inputs)
     constants = {node: _attribute(traced, str(node.target)) for node in traced.graph.nodes if node.op == "get_attr"}
     output = next(node for node in traced.graph.nodes if node.op == "output")
     placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"]
@@ -199,7 +212,14 @@ def plan_steps(traced: fx.GraphModule, inputs: Sequence[Any]) -> Program:
 
 def versions_of(model: nn.Module) -> tuple[Any, ...]:
     """What changes with the parameters and buffers of a model."""
-    return tuple((t.data_ptr(), t._version) for each in (model.parameters(), model.buffers()) for t in each)
+    # Faster than `parameters` and `buffers`, which look for names and for duplicates.
+    return tuple(
+        (tensor.data_ptr(), tensor._version)
+        for module in model.modules()
+        for each in (module._parameters, module._buffers)
+        for tensor in each.values()
+        if tensor is not None
+    )
 
 
 def _started(node: fx.Node, rule: Rule, shapes: dict[fx.Node, Any]) -> Step:
@@ -216,7 +236,10 @@ def _joined(node: fx.Node, rule: Rule, steps: dict[fx.Node, Step], shapes: dict[
     """The step that a pointwise node continues: that of an operand that nothing else reads."""
     if not isinstance(rule, Pointwise):
         return None
-    for operand in reversed(node.all_input_nodes):
+    # Rather that of a layer than that of another sum: what it gives is not written and read again.
+    operands = node.all_input_nodes[::-1]
+    operands.sort(key=lambda each: each not in steps or not steps[each].head)
+    for operand in operands:
         step = steps.get(operand)
         own = shapes.get(operand)
         if (
@@ -287,7 +310,7 @@ class _OnMeta(nn.Module):
         self.found = run.shapes
 
 
-def _shapes(traced: fx.GraphModule, inputs: Sequence[Any]) -> dict[fx.Node, Any]:
+def _shapes(op: str, traced: fx.GraphModule, inputs: Sequence[Any]) -> dict[fx.Node, Any]:
     """The shapes of all values, without computing one."""
     wrapper = _OnMeta(traced)
     named = {**dict(wrapper.named_parameters()), **dict(wrapper.named_buffers())}
@@ -298,7 +321,13 @@ def _shapes(traced: fx.GraphModule, inputs: Sequence[Any]) -> dict[fx.Node, Any]
             torch.func.functional_call(wrapper, meta, tuple(on_meta))
         except (RuntimeError, NotImplementedError):
             # A shape that depends on values, or a layer without a meta kernel.
-            wrapper(*inputs)
+            try:
+                wrapper(*inputs)
+            except RuntimeError as error:
+                reason = str(error).strip().splitlines()[0]
+                given = [f"{each.dtype} {tuple(each.shape)}" for each in inputs if isinstance(each, Tensor)]
+                got, hint = f"{', '.join(given)}: {reason}", "model(x) shows what the model takes"
+                raise ArgumentError(say(op, "inputs", must="be what the model takes", got=got, hint=hint)) from error
     return wrapper.found
 
 
@@ -326,7 +355,7 @@ def run_tail(step: Step, value: Tensor | None, read: Callable[[fx.Node], Any]) -
 
     for node, rule in step.tail:
         args, kwargs = map_nodes((node.args, node.kwargs), lookup)
-        if is_own and rule.run is torch.relu and node.args[0] in found:
+        if is_own and rule.run is relu and node.args[0] in found:
             value = torch.relu_(args[0])
         elif is_own and rule.run in (operator.add, torch.add) and node.args[0] in found and _fits_in(args, kwargs):
             value = args[0].add_(args[1])

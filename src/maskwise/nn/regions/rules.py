@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from maskwise.nn.conv import MaskedConv2d
-from maskwise.ops.conv import Geometry, Options, geometry_of, tiles
+from maskwise.ops.conv import Geometry, Options, direct, geometry_of, tiles
 from maskwise.ops.conv.tiles import Tiling
 
-__all__ = ["Local", "Pointwise", "Rule", "Whole", "rule_of"]
+__all__ = ["Local", "Pointwise", "Rule", "Whole", "relu", "rule_of"]
 
 Pair = tuple[int, int]
 
@@ -41,6 +41,7 @@ class Local:
         flops: per coarse position.
         fold: ``(scale, shift) -> Local`` that multiplies and adds for each channel, where it can.
         weight: of a convolution, with its bias and groups.
+        on_map: ``(map, valid, tiles, tiling) -> batch`` that reads the map in place, where there is a kernel for it.
         is_mean_of_map: whether an average leaves padding out.
     """
 
@@ -56,6 +57,7 @@ class Local:
     fold: Callable[[Tensor, Tensor], Local] | None = None
     weight: tuple[Tensor, Tensor | None] | None = None
     is_mean_of_map: bool = False
+    on_map: Callable[[Tensor, Tensor | None, Tensor, Tiling], Tensor] | None = None
 
     @property
     def result(self) -> Pair:
@@ -177,7 +179,7 @@ def _module_rule(node: fx.Node, module: Any, shapes: dict[fx.Node, Any], value_o
     if isinstance(module, (nn.Softmax, nn.LogSoftmax)):
         return Pointwise(module) if module.dim in (1, -3) else Whole("it normalizes over positions")
     if isinstance(module, _POINTWISE_MODULES):
-        inplace = getattr(module, "inplace", False)
+        inplace = getattr(module, "inplace", False) or isinstance(module, nn.ReLU)
         if isinstance(module, (nn.Identity, nn.Dropout, nn.Dropout2d, nn.AlphaDropout, nn.FeatureAlphaDropout)):
             return Pointwise(_same)
         return Pointwise(_out_of_place(module) if inplace else module)
@@ -191,7 +193,7 @@ def _same(x: Tensor, *_: Any, **__: Any) -> Tensor:
 def _out_of_place(module: nn.Module) -> Callable[..., Any]:
     """The function of a module that would overwrite its input: the input may be a cached map."""
     if isinstance(module, nn.ReLU):
-        return torch.relu
+        return relu
     return lambda x: module(x.clone(memory_format=torch.preserve_format))
 
 
@@ -245,15 +247,24 @@ def conv_rule(
             return F.conv2d(F.pad(x, pads, "replicate"), kernel, bias, stride, 0, dilation, groups)
         return F.conv2d(x, kernel, bias, stride, padding, dilation, groups)
 
+    packed: list[Tensor] = []
+
+    def on_map(x: Tensor, valid: Tensor | None, found: Tensor, tiling: Tiling) -> Tensor:
+        if not packed:
+            packed.append(direct.pack(weight))
+        return direct.convolve(x, valid, found, packed[0], bias, geometry, tiling, weight.shape[0])
+
     def fold(scale: Tensor, shift: Tensor) -> Local:
         folded = weight.detach() * scale[:, None, None, None]
         added = shift if bias is None else bias.detach() * scale + shift
         return replace(conv_rule(folded, added, sizes, stride, padding, dilation, groups, edge=edge), fold=None)
 
     flops = 2 * weight[0].numel() * weight.shape[0]
+    is_direct = not edge and direct.serves(geometry, False, weight.shape[1], weight.dtype, weight.device) is None
     return Local(
-        geometry, False, on_windows, dense, "convolution", edge=edge, flops=flops, fold=fold, weight=(kernel, bias)
-    )
+        geometry, False, on_windows, dense, "convolution", edge=edge, flops=flops, fold=fold, weight=(kernel, bias),
+        on_map=on_map if is_direct else None,
+    )  # fmt: skip
 
 
 def _transposed(module: nn.ConvTranspose2d, sizes: Pair, result: Any) -> Local:
@@ -472,14 +483,19 @@ def _runner(node: fx.Node, target: Any) -> Callable[..., Any]:
     return target  # type: ignore[no-any-return]
 
 
+def relu(x: Tensor, *_: Any, **__: Any) -> Tensor:
+    """F.relu, whatever it says of writing in place."""
+    return torch.relu(x)
+
+
 _OUT_OF_PLACE: dict[str, Callable[..., Any]] = {
     "iadd": operator.add,
     "isub": operator.sub,
     "imul": operator.mul,
     "itruediv": operator.truediv,
     "ipow": operator.pow,
-    "relu": lambda x, *_, **__: torch.relu(x),
-    "relu_": torch.relu,
+    "relu": relu,
+    "relu_": relu,
 }
 
 

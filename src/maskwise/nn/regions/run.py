@@ -22,6 +22,8 @@ __all__ = ["choose", "compute", "dense", "geometry_of_step", "place", "saved"]
 
 #: Of the rate of a matrix product: torch's convolution of a map or a box, of tiles of 8 x 8 and of 4 x 4, a product.
 _DENSE, _TILES, _SMALL_TILES, _PIXELS = 0.85, 0.65, 0.4, 0.8
+#: The same of tiles of any size that read their map in place.
+_DIRECT = 0.75
 #: The share of a box from which on its positions are computed together.
 _DENSE_BOX = 0.6
 #: Tiles of a result, in coarse positions.
@@ -55,7 +57,15 @@ def choose(
     geometry, is_transposed = geometry_of_step(step, (height, width))
     count = area.positions(batch)
     box = batch * prod(area.sizes)
-    if area.bits is None or count > _DENSE_BOX * box:
+    is_direct = _is_direct(step, dtype, device)
+    if is_direct:
+        covers = [
+            box_cover(area, geometry, False, batch)
+            if area.bits is None
+            else tile_cover(area, geometry, False, (1, 1), batch)
+        ]
+        efficiency = _DIRECT
+    elif area.bits is None or count > _DENSE_BOX * box:
         covers, efficiency = [box_cover(area, geometry, is_transposed, batch)], _DENSE
     else:
         covers = [tile_cover(area, geometry, is_transposed, size, batch) for size in _SIZES]
@@ -66,13 +76,13 @@ def choose(
     read = height * width if step.source is None else prod(program.shapes[step.source][2:])
     best, best_facts = None, None
     for cover in covers:
-        each = (cover.tiles.shape[0], prod(cover.tiling.size), prod(cover.tiling.window))
-        share = efficiency if each[1] >= 64 else _SMALL_TILES
+        each = (cover.tiles.shape[0], prod(cover.tiling.size), 0 if is_direct else prod(cover.tiling.window))
+        share = efficiency if each[1] >= 64 or is_direct else _SMALL_TILES
         detail = _Detail(
             flops,
             (batch, height * width, read),
             each,
-            (count, 1, geometry.taps) if can_pixels and area.bits is not None else None,
+            (count, 1, geometry.taps) if can_pixels and area.bits is not None and not is_direct else None,
             (inputs, outputs),
             1 + len(step.tail),
             share,
@@ -90,9 +100,17 @@ def choose(
         return None, name
     if name == "pixels":
         best = tile_cover(area, geometry, is_transposed, (1, 1), batch)
-    elif efficiency == _DENSE:
+    elif efficiency == _DENSE or (is_direct and area.bits is None):
         name = "box"
+    elif is_direct:
+        name = "pixels"
     return best._replace(tiles=best.tiles.to(device)), name
+
+
+def _is_direct(step: Step, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether the head reads its map in place."""
+    is_served = step.head is not None and step.head.on_map is not None
+    return is_served and dtype is torch.float32 and device.type == "cpu"
 
 
 # -- what it costs -----------------------------------------------------------------------------------------------------
@@ -153,8 +171,11 @@ def compute(
         assert step.source is not None
         source, head, bits = read(step.source), step.head, valid(step.source, step.head)
         fill = None if head.fill is None else number(head.fill, source.dtype, source.device)
-        windows = tiles.gather(source, bits, found, cover.reads, fill, head.edge)
-        value = head.on_windows(windows, cover.tiling)
+        if head.on_map is not None and _is_direct(step, source.dtype, source.device) and source.stride(1) == 1:
+            value = head.on_map(source, bits, found, cover.tiling)
+        else:
+            windows = tiles.gather(source, bits, found, cover.reads, fill, head.edge)
+            value = head.on_windows(windows, cover.tiling)
         if head.is_mean_of_map or (bits is not None and head.kind in ("max", "average")):
             ones = source.new_ones(1).expand(source.shape[0], 1, *source.shape[2:])
             share = head.on_windows(tiles.gather(ones, bits, found, cover.reads), cover.tiling)

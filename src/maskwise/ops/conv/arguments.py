@@ -75,7 +75,10 @@ def check(
         first = "in, out / groups" if options.is_transposed else "out, in / groups"
         must, hint = f"have {dims + 2} dims, ({first}, *kernel)", f"weight.reshape(-1, {x.shape[-dims - 1]}, ...)"
         raise ShapeError(say(op, "weight", must=must, got=tuple(weight.shape), hint=hint))
-    if not isinstance(groups, int) or groups < 1 or weight.shape[0] % groups:
+    if 0 in (weight.shape[0], *weight.shape[2:]):
+        must, hint = "have at least one channel and one tap", "torch.zeros(channels, channels, 3, 3)"
+        raise ShapeError(say(op, "weight", must=must, got=tuple(weight.shape), hint=hint))
+    if not isinstance(groups, int) or isinstance(groups, bool) or groups < 1 or weight.shape[0] % groups:
         must = f"be a positive int that divides the weight's {weight.shape[0]}"
         raise ArgumentError(say(op, "groups", must=must, got=groups, hint="groups=1"))
     inputs = weight.shape[0] if options.is_transposed else weight.shape[1] * groups

@@ -74,7 +74,10 @@ def convolve(
         x, weight, bias = (None if t is None else t.to(call.lower) for t in (x, weight, bias))  # type: ignore[assignment]
     detail: Region = call.facts.detail
     valid = line_up(options.op, "mask", mask, x, tuple(x.shape[-options.dims :]), options.dims)
-    wanted = line_up(options.op, "outputs", outputs, x, call.shape[-options.dims :], options.dims)
+    if outputs is mask is not None and call.shape[-options.dims :] == x.shape[-options.dims :]:
+        wanted = valid
+    else:
+        wanted = line_up(options.op, "outputs", outputs, x, call.shape[-options.dims :], options.dims)
     if wanted is None and valid is not None:
         wanted = seen_through(valid, detail.geometry, options.dims, options.is_transposed)
     if isinstance(other, float | int) and wanted is not None:
@@ -83,7 +86,9 @@ def convolve(
         if _is_any_observing() and (planned := report(decision.plan, call.facts, options, x, wanted)):
             return planned  # type: ignore[return-value]
         return decision.run(x, weight, bias, valid, wanted, other, options)  # type: ignore[no-any-return]
-    job = Job(call.facts, _as_bits(valid, options, x), _as_bits(wanted, options, x))
+    bits = _as_bits(valid, options, x)
+    # One tensor where the masks are one: gradients share their tiles then.
+    job = Job(call.facts, bits, bits if wanted is valid else _as_bits(wanted, options, x))
     if not x.is_cpu:
         job = job._replace(host=_on_host(options, x, call, mask, outputs))
     decision, found = decide_by_count(job)

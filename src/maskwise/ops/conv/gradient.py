@@ -51,7 +51,7 @@ class _Convolution(torch.autograd.Function):
         decision: Decision,
         found: Found,
     ) -> Tensor:
-        ctx.job, ctx.route = job, decision.route.name
+        ctx.job, ctx.route, ctx.tiles = job, decision.route.name, found.tiles
         ctx.other = None if other is None else other.shape
         ctx.save_for_backward(x, weight)
         out: Tensor = decision.run(x, weight, bias, other, job, found)
@@ -64,6 +64,12 @@ class _Convolution(torch.autograd.Function):
         detail: Region = job.facts.detail
         needs = ctx.needs_input_grad
         dx = dw = db = dother = None
+        if needs[0] and needs[1] and ctx.route == "tiles" and _is_shared(job) and not torch.is_grad_enabled():
+            assert job.wanted is not None
+            dx, dw, db = tiles.gradients(
+                x, weight, grad, job.wanted, detail.geometry, tile_size(detail), ctx.tiles, detail.channels_last
+            )
+            needs = (False, False, needs[2], needs[3])
         if needs[0]:
             step = _step(
                 job.facts,
@@ -75,17 +81,30 @@ class _Convolution(torch.autograd.Function):
                 host=_exchanged(job.host),
             )
             dx = _differentiable(grad, weight, step)
-        if needs[1] or (needs[2] and not detail.is_transposed):
+        if needs[1] or (needs[2] and db is None and not detail.is_transposed):
             fine, coarse = (grad, x) if detail.is_transposed else (x, grad)
             bits = (job.wanted, job.valid) if detail.is_transposed else (job.valid, job.wanted)
             host = _exchanged(job.host) if detail.is_transposed else job.host
-            dw, db = _weight_gradient(fine, coarse, _Weight(*bits, job.facts, ctx.route, host))
+            same = ctx.tiles if ctx.route == "tiles" and not detail.is_transposed and not job.is_gradient else None
+            dw, db = _weight_gradient(fine, coarse, _Weight(*bits, job.facts, ctx.route, host, same))
         if needs[2] and detail.is_transposed:
             db = grad.sum((0, 2, 3)) if job.wanted is None else sum_kept(grad, job.wanted[:, None], (0, 2, 3))
         if needs[3]:
             dropped = torch.zeros_like(grad) if job.wanted is None else torch.where(job.wanted[:, None], 0.0, grad)
             dother = dropped.sum_to_size(ctx.other)
         return dx, dw, db if needs[2] else None, dother, None, None, None
+
+
+def _is_shared(job: Job) -> bool:
+    """Whether both masks are one, so that a tile of the result is one of the input, and a gradient of either."""
+    detail: Region = job.facts.detail
+    g = detail.geometry
+    return (
+        job.valid is job.wanted is not None
+        and not (detail.is_transposed or job.is_gradient)
+        and g.stride == (1, 1)
+        and g.fine == g.coarse
+    )
 
 
 class _Weight(NamedTuple):
@@ -97,6 +116,8 @@ class _Weight(NamedTuple):
     route: str
     #: Both bits on the host, where x is on a device.
     host: Host = None
+    #: Of the coarse positions, where they are known.
+    tiles: Tensor | None = None
 
 
 class _WeightGradient(torch.autograd.Function):
@@ -112,8 +133,13 @@ class _WeightGradient(torch.autograd.Function):
                 fine, coarse, of.fine_bits, of.coarse_bits, detail.geometry, detail.channels_last
             )
         size = (1, 1) if of.route == "pixels" else tile_size(detail)
-        host = None if of.host is None else of.host[1]
-        return tiles.weight_gradient(fine, coarse, of.fine_bits, of.coarse_bits, detail.geometry, size, host)
+        found = of.tiles
+        if found is None:
+            bits = of.coarse_bits if of.host is None else of.host[1]
+            tiling = tiles.tiling_of(detail.geometry, size, False)
+            found, _ = tiles.find(bits, None, fine.shape[0], detail.geometry, tiling, False)
+        found = found.to(fine.device, non_blocking=True)
+        return tiles.weight_gradient(fine, coarse, of.fine_bits, of.coarse_bits, detail.geometry, size, found)
 
     @staticmethod
     def backward(ctx: Any, dw: Tensor, db: Tensor) -> tuple[Any, ...]:

@@ -18,6 +18,7 @@ from torch.nn.grad import conv2d_weight
 from maskwise.ops.backends import DEVICE, FLOATING, INTERPRETED, provide
 from maskwise.ops.conv.arguments import Geometry, Pair
 from maskwise.ops.operation import define
+from maskwise.ops.primitives import number
 
 __all__ = [
     "Tiling",
@@ -26,6 +27,7 @@ __all__ = [
     "convolve_batch",
     "find",
     "gather",
+    "gradients",
     "scatter",
     "scatter_into",
     "tiling_of",
@@ -249,7 +251,6 @@ def convolve(
 ) -> Tensor:
     """The convolution, or transposed convolution, of the positions that some tiles write; ``other`` elsewhere."""
     outputs = weight.shape[1] * geometry.groups if is_transposed else weight.shape[0]
-    sizes = [x.shape[0], outputs, *(geometry.fine if is_transposed else geometry.coarse)]
     batch = gather(x, valid, tiles, tiling.reads)
     crop = tiling.crop
     if tiles.shape[0] == 0:
@@ -259,13 +260,22 @@ def convolve(
         crop = (0, 0)
     else:
         batch = transposed_batch(batch, weight, bias, geometry, tiling)
+    sizes = [x.shape[0], outputs, *(geometry.fine if is_transposed else geometry.coarse)]
+    return _placed(batch, tiles, wanted, other, sizes, tiling.size, crop, channels_last)
+
+
+def _placed(
+    batch: Tensor, tiles: Tensor, wanted: Tensor | None, other: Tensor, sizes: list[int], size: Pair, crop: Pair,
+    channels_last: bool,
+) -> Tensor:  # fmt: skip
+    """A map of what tiles gave, and ``other`` elsewhere."""
     # As the kernels read it: double, for one, comes in another order.
     batch = batch.contiguous(memory_format=torch.channels_last)
     if other.dim():
         out = _empty(batch, sizes, channels_last)
-        scatter_into(batch, tiles, wanted, list(tiling.size), list(crop), out.copy_(other.expand(sizes)))
+        scatter_into(batch, tiles, wanted, list(size), list(crop), out.copy_(other.expand(sizes)))
         return out
-    scattered: Tensor = scatter(batch, tiles, wanted, other, sizes, list(tiling.size), list(crop), channels_last)
+    scattered: Tensor = scatter(batch, tiles, wanted, other, sizes, list(size), list(crop), channels_last)
     return scattered
 
 
@@ -303,22 +313,52 @@ def weight_gradient(
     coarse_bits: Tensor | None,  # bool, (batch, *coarse)
     geometry: Geometry,
     size: Pair,
-    host_bits: Tensor | None = None,  # the coarse bits on the host, where x is on a device
+    tiles: Tensor,  # of the coarse positions
 ) -> tuple[Tensor, Tensor]:
     """The gradient of the weight, from tiles of coarse positions; and the sum of what is kept of these."""
     tiling = tiling_of(geometry, size, False)
-    found = coarse_bits if host_bits is None else host_bits
-    tiles, _ = find(found, None, fine.shape[0], geometry, tiling, False)
-    tiles = tiles.to(fine.device, non_blocking=True)
     shape = (coarse.shape[1], fine.shape[1] // geometry.groups, *geometry.kernel)
     if tiles.shape[0] == 0:
         return coarse.new_zeros(shape), coarse.new_zeros(shape[0])
     windows = gather(fine, fine_bits, tiles, tiling.reads)
     grads = gather(coarse, coarse_bits, tiles, [*size, 0, 0, *size])
-    if size == (1, 1) and geometry.groups == 1 and geometry.dilation == (1, 1):
+    return _of_windows(windows, grads, shape, geometry), grads.sum((0, 2, 3))
+
+
+def _of_windows(windows: Tensor, grads: Tensor, shape: tuple[int, ...], geometry: Geometry) -> Tensor:
+    """The gradient of a weight, from windows of fine positions and the gradients of the coarse ones that read them."""
+    if tuple(grads.shape[2:]) == (1, 1) and geometry.groups == 1 and geometry.dilation == (1, 1):
         flat = grads.flatten(1).T @ windows.permute(0, 2, 3, 1).flatten(1)
-        return flat.unflatten(1, (*geometry.kernel, -1)).permute(0, 3, 1, 2), grads.flatten(1).sum(0)
-    found = conv2d_weight(  # type: ignore[no-untyped-call]
+        return flat.reshape(shape[0], *geometry.kernel, -1).permute(0, 3, 1, 2)
+    found: Tensor = conv2d_weight(  # type: ignore[no-untyped-call]
         windows, shape, grads, geometry.stride, 0, geometry.dilation, geometry.groups
     )
-    return found, grads.sum((0, 2, 3))
+    return found
+
+
+def gradients(
+    x: Tensor,  # (batch, channels, height, width)
+    weight: Tensor,
+    grad: Tensor,  # of the result, which has the positions of x
+    bits: Tensor,  # bool, (batch, height, width), of x and of the result
+    geometry: Geometry,
+    size: Pair,
+    tiles: Tensor,
+    channels_last: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of x, weight and bias of a convolution that wants what is valid, by the tiles that it had.
+
+    They share what is gathered of the gradient: with its halo, it gives that of x, and without, that of the weight.
+    """
+    tiling, back = tiling_of(geometry, size, False), tiling_of(geometry, size, True)
+    if tiles.shape[0] == 0:
+        return torch.zeros_like(x), torch.zeros_like(weight), grad.new_zeros(grad.shape[1])
+    windows = gather(grad, bits, tiles, back.reads)
+    top, left = (-first for first in back.first)
+    own = windows[:, :, top : top + size[0], left : left + size[1]].contiguous(memory_format=torch.channels_last)
+    batch = convolve_batch(windows, _mirrored(weight, geometry), None, geometry)
+    zero = number(0.0, grad.dtype, grad.device)
+    dx = _placed(batch, tiles, bits, zero, list(x.shape), size, (0, 0), channels_last)
+    del windows, batch
+    dw = _of_windows(gather(x, bits, tiles, tiling.reads), own, tuple(weight.shape), geometry)
+    return dx, dw, own.sum((0, 2, 3))

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from maskwise.models.hugging_face.layout import Layout, pack_arguments
+from maskwise.models.hugging_face.layout import Layout, keys_of, mask_of, pack_arguments
 from maskwise.models.packing import Packing
 from maskwise.models.routes import Padded
 
@@ -55,6 +55,7 @@ class State:
         empty_windows: whether there are windows in which a query may find none.
         computes_first: whether a dropped first token, which heads read all the same, comes out as it does padded.
         routers: whether router logits do.
+        cross: whether its cross attention reads packed tokens.
         kinds: the layout of its packed outputs, by their paths.
         checked: whether it was compared with the padded model; a model without weights is, at its first call.
     """
@@ -69,6 +70,7 @@ class State:
     empty_windows: bool = False
     computes_first: bool = True
     routers: bool = True
+    cross: bool = False
     kinds: dict[str, str] = field(default_factory=dict)
     checked: bool = False
 
@@ -97,15 +99,16 @@ def original(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return type(module).forward(module, *args, **kwargs) if covered is None else covered(*args, **kwargs)
 
 
-def layout_for(state: State, mask: Tensor) -> Layout:
-    """The positions of the tokens that a mask keeps, in a packed call."""
-    return Layout.of(Packing.of(mask != 0, watch_first=not state.causal), limit=state.limit, spare=state.spare)
+def layout_for(state: State, named: dict[str, Any]) -> Layout:
+    """The positions of the tokens that the masks of a call keep, in a packed call."""
+    packing = Packing.of(mask_of(named) != 0, watch_first=not state.causal)
+    return Layout.of(packing, limit=state.limit, spare=state.spare, keys=keys_of(named))
 
 
 def run_packed(module: nn.Module, named: dict[str, Any], layout: Layout) -> Any:
     """The output of a packed call as it comes, packed."""
     packed = pack_arguments(module, named, layout, state_of(module).embeddings)
-    with call(Frame(layout)):
+    with call(Frame(layout, ids=named.get("input_ids"))):
         return original(module, **packed)
 
 
@@ -118,11 +121,13 @@ class Frame:
         layout: the positions of the tokens, if they are packed.
         padded: why everything in the call must run padded.
         labelled: whether the call computes a loss.
+        ids: the tokens of a packed call in the padded layout, if they were given as ids.
     """
 
     layout: Layout | None = None
     padded: Padded | None = None
     labelled: bool = False
+    ids: Tensor | None = None
 
 
 class _Stack(threading.local):

@@ -23,8 +23,10 @@ from maskwise.models.hugging_face.probe import (
     HALF_TOLERANCE,
     TOLERANCES,
     NoReference,
+    add_decoder,
     batch_of_text,
     difference,
+    kept,
     masks,
     quantized_module,
     unchanged,
@@ -40,8 +42,6 @@ __all__ = ["TokenwiseAdapter"]
 
 STATE, SEQUENCE = "_maskwise_tokenwise", "_maskwise_sequence"
 INPUT, DECODER = "input", "decoder"
-DECODER_LENGTH = 11
-"""Of the probe's decoder: another one than that of its encoder."""
 IGNORED = -100
 BATCH_NORMS = (nn.BatchNorm1d, nn.SyncBatchNorm)
 """In training they count every row, dropped or not; the comparison is in evaluation."""
@@ -303,14 +303,7 @@ def _compare(module: Any) -> str | None:
     named = batch_of_text(module, keep)
     if named is None:
         return "it has no vocabulary, so that no text could be tried"
-    decoder = keep
-    if takes(module, "decoder_input_ids"):
-        decoder = keep[:, :DECODER_LENGTH].clone()
-        named["decoder_input_ids"] = named["input_ids"][:, :DECODER_LENGTH].clone()
-        if takes(module, "decoder_attention_mask"):
-            named["decoder_attention_mask"] = decoder.long()
-        else:
-            decoder = torch.ones_like(decoder)
+    decoder = add_decoder(module, named, keep)
     try:
         wanted = _with_gradients(module, named, (keep, decoder), Tokens())
         if not all(bool(each.isfinite().all()) for path, each in wanted[0].items() if "hidden" in path):
@@ -354,27 +347,18 @@ def _with_gradients(
     """What is kept of every output, and the gradient of each parameter."""
     with torch.enable_grad(), _call(tokens):
         output = original(module, **named)
-        kept = {path: _kept(value, keeps) for path, value in leaves(output) if path.split(".")[0] != "attentions"}
+        rows = {path: kept(value, *keeps) for path, value in leaves(output) if path.split(".")[0] != "attentions"}
         total = sum(
             (each * torch.sin(torch.arange(each.numel(), device=each.device).to(each.dtype)).view_as(each)).sum()
-            for each in kept.values()
+            for each in rows.values()
             if each.is_floating_point() and each.requires_grad
         )
         parameters = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         if not isinstance(total, Tensor):
-            return {path: each.detach() for path, each in kept.items()}, {}
+            return {path: each.detach() for path, each in rows.items()}, {}
         found = torch.autograd.grad(total, [p for _, p in parameters], allow_unused=True)
     gradients = {name: g for (name, _), g in zip(parameters, found, strict=True) if g is not None}
-    return {path: each.detach() for path, each in kept.items()}, gradients
-
-
-def _kept(value: Tensor, keeps: tuple[Tensor, Tensor]) -> Tensor:
-    for keep in keeps:
-        if value.shape[:2] == keep.shape:
-            return value[keep]
-        if value.shape[:1] == (keep.numel(),):
-            return value[keep.flatten()]
-    return value
+    return {path: each.detach() for path, each in rows.items()}, gradients
 
 
 def _different(wanted: Any, found: Any) -> str | None:

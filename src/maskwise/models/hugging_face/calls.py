@@ -57,6 +57,7 @@ class State:
         routers: whether router logits do.
         cross: whether its cross attention reads packed tokens.
         kinds: the layout of its packed outputs, by their paths.
+        layers: of a head, the linear layers that read one row for each token, with the sequence that they read.
         checked: whether it was compared with the padded model; a model without weights is, at its first call.
     """
 
@@ -72,6 +73,7 @@ class State:
     routers: bool = True
     cross: bool = False
     kinds: dict[str, str] = field(default_factory=dict)
+    layers: dict[str, str] = field(default_factory=dict)
     checked: bool = False
 
     def __setstate__(self, values: dict[str, Any]) -> None:

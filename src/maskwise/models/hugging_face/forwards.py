@@ -6,6 +6,7 @@ tokenizers and trainers inspect.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ from maskwise.models.hugging_face.layout import (
     unpacked,
 )
 from maskwise.models.hugging_face.probe import check
+from maskwise.models.hugging_face.tokens import computing, kept_tokens, release
 from maskwise.models.routes import Padded, dispatch, routes, warn_once
 from maskwise.nn.binding import bind, unbind
 from maskwise.ops.torch_private import is_tracing, is_transformed
@@ -131,7 +133,10 @@ def head_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
     named, outer = arguments(module, args, kwargs), running()
     padded = outer.padded if outer is not None and outer.padded is not None else _read_dropped(module, named)
     labelled = named.get("labels") is not None or (outer is not None and outer.labelled)
-    with call(Frame(padded=padded, labelled=labelled)):
+    # The head's own linear layers compute kept tokens, too.
+    is_kept = padded is None and bool(state_of(module).layers)
+    kept = computing(kept_tokens(named)) if is_kept else nullcontext()
+    with call(Frame(padded=padded, labelled=labelled)), kept:
         begun = calls()
         output = original(module, *args, **kwargs)
     if calls() == begun and named.get("attention_mask") is not None and not is_recorded():
@@ -242,8 +247,10 @@ def cover(module: Any, state: State) -> None:
 
 def uncover(module: nn.Module) -> None:
     """Take away what `cover` put on a module; nothing where it put nothing."""
-    if vars(module).pop(STATE, None) is not None:
+    if (state := vars(module).pop(STATE, None)) is not None:
         vars(module).pop(MARK, None)
+        if not state.base:
+            release(module)
         unbind(module, "forward")
         if (covered := vars(module).pop(COVERED, None)) is not None:
             module.forward = covered

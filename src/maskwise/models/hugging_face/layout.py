@@ -350,8 +350,8 @@ def _positions(module: nn.Module, named: dict[str, Any], layout: Layout, path: s
     """The position ids that the padded model would make, (B, L)."""
     keep = layout.packing.keep
     columns = torch.arange(keep.shape[1], device=keep.device).expand(keep.shape)
-    if (own := getattr(module, "embed_positions", None)) is not None and takes(own, "attention_mask"):
-        # OPT's and its like: only tokens that the mask keeps are counted.
+    if any(kind.__name__ == "OPTDecoder" for kind in type(module).__mro__):
+        # Only tokens that the mask keeps are counted.
         return mask_of(named).ne(0).long().cumsum(1) - 1
     if path is None:
         return columns

@@ -28,6 +28,7 @@ from maskwise.models.hugging_face.calls import (
     state_of,
 )
 from maskwise.models.hugging_face.layout import CROSS, OTHER, Layout, kind_of, leaves, takes, unpacked
+from maskwise.models.hugging_face.tokens import hold, sequences_of
 from maskwise.models.routes import Padded
 from maskwise.ops.torch_private import TorchDispatchMode
 from maskwise.plan.dispatch import force
@@ -106,6 +107,9 @@ def check(module: Any) -> str | None:
             )
         found = None
     state.checked = found is None
+    if found is None and not state.base:
+        # Here, since the comparison leaves modules as they were.
+        hold(module, state.layers)
     return found
 
 
@@ -219,6 +223,13 @@ def _compare_around(model: Any) -> str | None:
     if named is None:
         return _NO_VOCABULARY
     keeps = keep, add_decoder(model, named, keep)
+    state_of(model).layers = {}
+    try:
+        with call(Frame(padded=PROBE)):
+            state_of(model).layers = sequences_of(model, named, keeps, tuple(packed_parts(model)))
+    except Exception as error:
+        return NoReference(f"{type(error).__name__}: {error}")
+    hold(model, state_of(model).layers)
     if (why := _compare_call(model, named, keeps)) is not None:
         return why
     if takes(model, "output_router_logits"):

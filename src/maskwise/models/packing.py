@@ -228,11 +228,13 @@ class PackedMask:
                 outputs.append(one * 0.0)
                 continue
             seen, unseen = self._seen(index, row, source, mod.bias, by_column), source.first_key - source.start
-            four = (x.transpose(0, 1)[None] for x in (one, keys[unseen:], values[unseen:]))
+            a, b, c = (x.transpose(0, 1)[None] for x in (one, keys[unseen:], values[unseen:]))
             is_causal = self.is_causal and seen is None
             if mod.softcap is None and mod.sinks is None:
                 out = functional.scaled_dot_product_attention(
-                    *four,
+                    a,
+                    b,
+                    c,
                     attn_mask=seen,
                     dropout_p=dropout_p,
                     is_causal=is_causal,
@@ -241,7 +243,9 @@ class PackedMask:
                 )
             else:
                 out = attention(
-                    *four,
+                    a,
+                    b,
+                    c,
                     attn_mask=seen,
                     softcap=mod.softcap,
                     sinks=mod.sinks,

@@ -352,7 +352,8 @@ def _positions(module: nn.Module, named: dict[str, Any], layout: Layout, path: s
     columns = torch.arange(keep.shape[1], device=keep.device).expand(keep.shape)
     if any(kind.__name__ == "OPTDecoder" for kind in type(module).__mro__):
         # Only tokens that the mask keeps are counted.
-        return mask_of(named).ne(0).long().cumsum(1) - 1
+        counted: Tensor = mask_of(named).ne(0).long().cumsum(1) - 1
+        return counted
     if path is None:
         return columns
     embeddings = module.get_submodule(path)

@@ -168,7 +168,7 @@ ROWS = [
     Row("hugging_face.attention", attend(None), UnsupportedModelError, "mw.models.repad(model)"),
     Row(
         "hugging_face.attention",
-        attend(PackedMask(PACKING), softcap=1.0),
+        attend(PackedMask(PACKING), position_bias=TOKENS),
         UnsupportedModelError,
         "mw.models.repad(model)",
     ),

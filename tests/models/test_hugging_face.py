@@ -313,13 +313,7 @@ def test_a_compiled_model_runs_padded():
 
 
 REFUSED = {
-    "takes no position_ids": lambda: transformers.T5EncoderModel(
-        config("T5", vocab_size=99, d_model=32, d_kv=8, d_ff=37, num_layers=1, num_heads=4)
-    ),
     "takes its mask from elsewhere": lambda: transformers.LayoutLMModel(config("LayoutLM", **ENCODERS["bert"][2])),
-    "requests softcap of its attention": lambda: transformers.Gemma2Model(
-        config("Gemma2", **{**DECODERS["llama"][2], "head_dim": 8})
-    ),
     "something other than attention": lambda: transformers.EsmModel(
         config("Esm", **ENCODERS["bert"][2], pad_token_id=1, mask_token_id=3, token_dropout=True)
     ),

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from maskwise.mask import Mask
-from maskwise.ops.attention import attend
+from maskwise.ops.attention import attend, attention
+from maskwise.ops.attention.bias import ScoreMod, StructuredBias
 from maskwise.ops.select.packed import Packed, collect
 
 __all__ = ["PackedMask", "Packing", "Row"]
@@ -95,6 +96,19 @@ class Packing:
         return rows
 
     @cached_property
+    def is_contiguous(self) -> bool:
+        """Whether the tokens of each row stand in consecutive columns."""
+        keep = self.keep
+        return bool(((keep[:, 1:] & ~keep[:, :-1]).sum(1) + keep[:, 0] <= 1).all())
+
+    @cached_property
+    def key_rows(self) -> Tensor:
+        """Which tokens are keys, (M,): all but the first tokens that are queries only."""
+        kept = torch.ones(self.tokens, dtype=torch.bool, device=self.keep.device)
+        kept[[self.rows[index].start for index in self.watched]] = False
+        return kept.nonzero()[:, 0]
+
+    @cached_property
     def columns(self) -> Tensor:
         """The column that each token stood in, (N,)."""
         index = torch.arange(self.keep.shape[1], device=self.keep.device)
@@ -118,60 +132,147 @@ class PackedMask:
         is_causal: whether a token attends only to itself and those before it.
         seen: for each row the mask of its queries, a bool or additive (..., queries, keys), or None where that is all;
             None altogether where no row needs one.
+        keys: the positions of the keys, where they are tokens of other sequences, as in cross attention.
     """
 
     packing: Packing
     is_causal: bool = False
     seen: Sequence[Tensor | None] | None = None
+    keys: Packing | None = None
 
     def attend(
         self,
         q: Tensor,  # (N, H, D)
-        k: Tensor,  # (N, Hkv, D)
-        v: Tensor,  # (N, Hkv, D)
+        k: Tensor,  # (M, Hkv, D)
+        v: Tensor,  # (M, Hkv, D)
         *,
         dropout_p: float = 0.0,
         scale: float | None = None,
-        bias: Tensor | None = None,  # (H, L, L), added to the scores
+        bias: Tensor | StructuredBias | None = None,  # (H, L, L), added to the scores
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+        by_column: bool = True,
     ) -> Tensor:
-        """Attend within each sequence, (N, H, D). A query without keys gets 0, as from torch's own attention."""
-        packing = self.packing
-        if bias is None and self.seen is None and not packing.watched:
-            return attend(q, k, v, packing.lengths, is_causal=self.is_causal, dropout_p=dropout_p, scale=scale)
-        # Split and joined once each: a slice for each row would make a gradient of the full size for each.
-        sizes = [row.stop - row.start for row in packing.rows]
-        outputs = []
-        for index, (row, one, keys, values) in enumerate(
-            zip(packing.rows, *(each.split_with_sizes(sizes) for each in (q, k, v)), strict=True)
+        """Attend within each sequence, (N, H, D). A query without keys gets 0, as from torch's own attention.
+
+        Args:
+            q: the queries.
+            k: the keys: as many as queries, or as many as ``keys`` has tokens.
+            v: the values.
+            dropout_p: the probability with which a weight is dropped.
+            scale: what scores are multiplied by; by default 1 / sqrt(D).
+            bias: what is added to scores: for each pair of columns, or by their distance.
+            softcap: scores become ``softcap * tanh(score / softcap)``.
+            sinks: a logit for each head that takes part in every softmax, (H,).
+            by_column: whether a bias counts distances between columns; otherwise between kept tokens.
+        """
+        changes = bias is not None or softcap is not None or sinks is not None
+        on_host = not changes or q.device.type == "cpu"
+        if (
+            isinstance(bias, Tensor)
+            or self.seen is not None
+            or not on_host
+            or (self.is_causal and self.packing.watched)
         ):
-            if row.keys == 0:
+            return self._by_rows(q, k, v, (dropout_p, scale), ScoreMod(bias, softcap, sinks), by_column)
+        lengths, key_lengths = self._lengths()
+        if self.keys is None and self.packing.watched:
+            # Queries that are no keys.
+            k, v = (x.index_select(0, self.packing.key_rows) for x in (k, v))
+        return attend(
+            q,
+            k,
+            v,
+            lengths,
+            key_lengths=key_lengths,
+            is_causal=self.is_causal,
+            dropout_p=dropout_p,
+            scale=scale,
+            mod=ScoreMod(bias, softcap, sinks) if changes else None,
+            places=None if bias is None or not by_column else self._places(),
+        )
+
+    def _lengths(self) -> tuple[list[int], list[int]]:
+        """How many queries and keys each sequence has."""
+        keys = self.packing if self.keys is None else self.keys
+        return [row.stop - row.start for row in self.packing.rows], keys.lengths
+
+    def _places(self) -> tuple[Tensor, Tensor] | None:
+        """The columns of all queries and of all keys; None where distances within a sequence are those of columns."""
+        packing = self.packing
+        if self.keys is not None:
+            return packing.columns, self.keys.columns
+        if packing.is_contiguous and not packing.watched:
+            return None
+        return packing.columns, packing.columns[packing.key_rows] if packing.watched else packing.columns
+
+    def _by_rows(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        options: tuple[float, float | None],
+        mod: ScoreMod,
+        by_column: bool,
+    ) -> Tensor:
+        """One call for each sequence."""
+        packing, (dropout_p, scale) = self.packing, options
+        sources = packing if self.keys is None else self.keys
+        # Split and joined once each: a slice for each row would make a gradient of the full size for each.
+        sizes, key_sizes = ([row.stop - row.start for row in each.rows] for each in (packing, sources))
+        parts = (x.split_with_sizes(n) for x, n in ((q, sizes), (k, key_sizes), (v, key_sizes)))
+        outputs = []
+        for index, (row, source, one, keys, values) in enumerate(zip(packing.rows, sources.rows, *parts, strict=True)):
+            if source.keys == 0:
                 # Multiplied, not made, so that its gradient is a zero and not an absence.
                 outputs.append(one * 0.0)
                 continue
-            seen, unseen = self._seen(index, row, bias), row.first_key - row.start
-            out = functional.scaled_dot_product_attention(
-                one.transpose(0, 1)[None],
-                keys[unseen:].transpose(0, 1)[None],
-                values[unseen:].transpose(0, 1)[None],
-                attn_mask=seen,
-                dropout_p=dropout_p,
-                is_causal=self.is_causal and seen is None,
-                scale=scale,
-                enable_gqa=q.shape[1] != k.shape[1],
-            )
+            seen, unseen = self._seen(index, row, source, mod.bias, by_column), source.first_key - source.start
+            a, b, c = (x.transpose(0, 1)[None] for x in (one, keys[unseen:], values[unseen:]))
+            is_causal = self.is_causal and seen is None
+            if mod.softcap is None and mod.sinks is None:
+                out = functional.scaled_dot_product_attention(
+                    a,
+                    b,
+                    c,
+                    attn_mask=seen,
+                    dropout_p=dropout_p,
+                    is_causal=is_causal,
+                    scale=scale,
+                    enable_gqa=q.shape[1] != k.shape[1],
+                )
+            else:
+                out = attention(
+                    a,
+                    b,
+                    c,
+                    attn_mask=seen,
+                    softcap=mod.softcap,
+                    sinks=mod.sinks,
+                    is_causal=is_causal,
+                    dropout_p=dropout_p,
+                    scale=scale,
+                )
             outputs.append(out[0].transpose(0, 1))
         return torch.cat(outputs)
 
-    def _seen(self, index: int, row: Row, bias: Tensor | None) -> Tensor | None:
+    def _seen(
+        self, index: int, row: Row, source: Row, bias: Tensor | StructuredBias | None, by_column: bool
+    ) -> Tensor | None:
         """The mask of one row, (1 or H, queries, keys), or None where each query attends to every key."""
         seen = self.seen[index] if self.seen is not None else None
-        columns = self.packing.columns
-        queries, keys = columns[row.start : row.stop], columns[row.first_key : row.stop]
+        columns, key_columns = self.packing.columns, (self.packing if self.keys is None else self.keys).columns
+        queries, keys = columns[row.start : row.stop], key_columns[source.first_key : source.stop]
         if self.is_causal and seen is None and (row.first_key != row.start or bias is not None):
             seen = keys[None, :] <= queries[:, None]
         if bias is None:
             return seen
-        shift = bias[:, queries][:, :, keys]
+        if isinstance(bias, StructuredBias):
+            if not by_column:
+                queries, keys = (torch.arange(x.shape[0], device=x.device) for x in (queries, keys))
+            shift = bias.between(queries, keys)
+        else:
+            shift = bias[:, queries][:, :, keys]
         if seen is None:
             return shift[None]
         added = seen if seen.is_floating_point() else shift.new_zeros(seen.shape).masked_fill(~seen, -torch.inf)

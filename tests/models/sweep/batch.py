@@ -15,6 +15,7 @@ WITH_TOKEN_LABELS = {
     "AutoModelForMaskedLM",
     "AutoModelForSeq2SeqLM",
 }
+HEADS_OF_PAIRS = {"AutoModelForSequenceClassification", "AutoModelForQuestionAnswering"}
 PADDINGS = ("right", "left", "holes")
 
 
@@ -62,7 +63,7 @@ def inputs(model, case, keep, *, image=False):
             given["decoder_input_ids"] = ids
         if "decoder_attention_mask" in parameters:
             given["decoder_attention_mask"] = keep.long()
-    if config.is_encoder_decoder and case.auto == "AutoModelForSequenceClassification":
+    if config.is_encoder_decoder and case.auto in HEADS_OF_PAIRS:
         # The decoder's tokens are those of the encoder, shifted, and it has no mask.
         seen = encoder_keep(keep)
         given.update(input_ids=ids_of(config, seen, seed=1), attention_mask=seen.long())

@@ -37,8 +37,6 @@ class Case:
 LEFT_OUT = {
     "vibevoice": "its tokenizer of sound has no small config",
     "vibevoice_asr": "its tokenizer of sound has no small config",
-    "vits": "it draws random durations, so that no two of its outputs have one shape",
-    "diffusion_gemma": "it draws random tokens, so that no two of its outputs are the same",
 }
 """Kinds that cannot be compared, and why."""
 

@@ -8,8 +8,9 @@ from typing import Any
 from torch import nn
 
 from maskwise.models.adapter import UnsupportedModelError
-from maskwise.models.hugging_face.attention import ORIGINALS, family_of, of_home, register_for
+from maskwise.models.hugging_face.attention import ORIGINALS, of_home, register_for
 from maskwise.models.hugging_face.calls import PREFIX, STATE, State, packed_parts, state_of
+from maskwise.models.hugging_face.families import families_of, is_eager, patch, unpatch
 from maskwise.models.hugging_face.forwards import cover, uncover
 from maskwise.models.hugging_face.layout import padding_aware_embeddings, takes
 from maskwise.models.hugging_face.probe import check, mixing_module
@@ -37,9 +38,10 @@ class HuggingFaceAdapter:
         if not is_pretrained(module):
             return False, ""
         base: Any = module.base_model
-        if getattr(base.config, "is_encoder_decoder", False):
-            return False, "an encoder-decoder attends across two sequences"
-        for argument in ("input_ids", "attention_mask", "position_ids"):
+        if is_pair(base):
+            # Its encoder and its decoder are served, each by itself.
+            return False, ""
+        for argument in ("input_ids", "attention_mask"):
             if not takes(base, argument):
                 return False, f"{type(base).__name__}.forward takes no {argument}"
         if any(self.serves(each)[0] for each in base.modules() if each is not base and is_pretrained(each)):
@@ -47,7 +49,7 @@ class HuggingFaceAdapter:
             return False, ""
         if (name := implementation(base.config)) not in ORIGINALS:
             return False, f"its attention is {name!r}; model.set_attn_implementation('sdpa') is supported"
-        if family_of(base) is None and of_home(base, "ALL_ATTENTION_FUNCTIONS") is None:
+        if not _attends(base) and of_home(base, "ALL_ATTENTION_FUNCTIONS") is None:
             return False, "its attention does not go through transformers.AttentionInterface"
         return True, ""
 
@@ -61,8 +63,7 @@ class HuggingFaceAdapter:
         for config in _configs(base):
             if (original := implementation(config)) in ORIGINALS:
                 config._attn_implementation = {"": register_for(original)}
-        if (family := family_of(base)) is not None:
-            family.patch(base)
+        patch(base)
         try:
             cover(base, _state(base))
             reason = _why_mixing(base) if base.device.type == "meta" else check(base)
@@ -71,14 +72,17 @@ class HuggingFaceAdapter:
             if module is not base:
                 self.enclose(module)
         except BaseException:
+            _restore(base)
             self.undo(module)
             raise
 
     def enclose(self, module: Any) -> bool:
         """Watch what a model reads that holds served ones, its labels for one; whether there is something to watch."""
-        if not is_pretrained(module) or getattr(module.config, "is_encoder_decoder", False):
+        if not is_pretrained(module):
             return False
         parts = packed_parts(module)
+        if is_pair(module):
+            _check_stacks(module)
         if not parts and takes(module, "input_ids") and takes(module, "attention_mask"):
             raise UnsupportedModelError("no module that takes its attention_mask is supported")
         if not parts:
@@ -96,10 +100,7 @@ class HuggingFaceAdapter:
     def undo(self, module: nn.Module) -> None:
         """Uncover the forwards, and give the attention its name back."""
         for each in packed_parts(module):
-            for config in _configs(each):
-                config._attn_implementation = {"": implementation(config)}
-            if (family := family_of(each)) is not None:
-                family.unpatch(each)
+            _restore(each)
         for each in module.modules():
             uncover(each)
 
@@ -113,14 +114,30 @@ def is_pretrained(module: nn.Module) -> bool:
 def _why_mixing(base: Any) -> str | None:
     """Why a model without weights cannot be served: a module in it mixes tokens; None without one."""
     inner = tuple(f"{path}." for path, each in base.named_modules() if path and is_pretrained(each))
-    return mixing_module(base, inner) if family_of(base) is None else None
+    return None if _attends(base) else mixing_module(base, inner)
+
+
+def is_pair(model: nn.Module) -> bool:
+    """Whether this is an encoder and a decoder, which attends to the encoder's output."""
+    return takes(model, "decoder_input_ids")
+
+
+def _check_stacks(pair: Any) -> None:
+    """Raise where not all parts of an encoder-decoder that read text run packed: another adapter may serve more."""
+    for path, child in pair.named_children():
+        if is_pretrained(child) and takes(child, "input_ids") and not packed_parts(child):
+            raise UnsupportedModelError(f"its {path} does not run packed")
+
+
+def _attends(base: nn.Module) -> bool:
+    """Whether a model's attention is replaced, since it does not go through the interface."""
+    return any(family.attends for family in families_of(base))
 
 
 def _state(base: Any) -> State:
     ropes = {kind for each in base.modules() for kind in _names(getattr(each, "rope_type", None))}
     windows = any(getattr(base.config, each, None) for each in ("sliding_window", "local_attention", "layer_types"))
-    family = family_of(base)
-    eager = implementation(base.config) == "eager" or (family is not None and family.eager)
+    eager = implementation(base.config) == "eager" or is_eager(base)
     return State(
         base.config._attn_implementation,
         base=True,
@@ -132,6 +149,13 @@ def _state(base: Any) -> State:
         eager=eager,
         empty_windows=eager and windows,
     )
+
+
+def _restore(base: nn.Module) -> None:
+    """Give the attention of a model its name back, and its modules their methods."""
+    for config in _configs(base):
+        config._attn_implementation = {"": implementation(config)}
+    unpatch(base)
 
 
 def _configs(base: nn.Module) -> list[Any]:

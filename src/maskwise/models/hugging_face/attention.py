@@ -1,10 +1,9 @@
-"""Attention in packed calls of Hugging Face models: through transformers' interfaces, or in families without them."""
+"""Attention in packed calls of Hugging Face models, through transformers' interfaces."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,18 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from maskwise.models.adapter import UnsupportedModelError
-from maskwise.models.hugging_face.calls import PREFIX, packing_of
+from maskwise.models.hugging_face.calls import PREFIX, layout_of, packing_of
 from maskwise.models.hugging_face.layout import flat, folded
 from maskwise.models.packing import PackedMask, Packing
-from maskwise.nn.binding import bind, unbind
+from maskwise.ops.attention.bias import StructuredBias
 
-__all__ = ["ORIGINALS", "Family", "attention", "family_of", "of_home", "register_for"]
+__all__ = ["NO_BIAS", "ORIGINALS", "attention", "of_home", "register_for"]
 
 
 # -- the attention function and the mask function that transformers calls by name --------------------------------------
 ORIGINALS = ("sdpa", "eager")
-UNSERVED = ("position_bias", "softcap", "s_aux")
-"""What a layer may request of its attention beyond scaled dot products; a packed call does not do these."""
+NO_BIAS = object()
+"""What a layer hands on where it would make a bias of zeros for all pairs."""
 
 
 def register_for(original: str) -> str:
@@ -65,13 +64,27 @@ def attention(
             module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs
         )
         return result
-    if requested := [each for each in UNSERVED if kwargs.get(each) is not None]:
+    bias = kwargs.get("position_bias")
+    if not (bias is None or bias is NO_BIAS or isinstance(bias, StructuredBias)):
         raise UnsupportedModelError(
-            f"{type(module).__name__} requests {', '.join(requested)} of its attention. Hint: mw.models.repad(model)."
+            f"{type(module).__name__} adds a bias of its own to the scores of all pairs. Hint: mw.models.repad(model)."
         )
     rows, _, width, _ = query.shape
-    q, k, v = (flat(each.transpose(1, 2), attention_mask.packing.tokens) for each in (query, key, value))
-    out = attention_mask.attend(q, k, v, dropout_p=dropout, scale=scaling)
+    keys = attention_mask.packing if attention_mask.keys is None else attention_mask.keys
+    q = flat(query.transpose(1, 2), attention_mask.packing.tokens)
+    k, v = (flat(each.transpose(1, 2), keys.tokens) for each in (key, value))
+    # torch's own attention has neither: a model that asks it for a soft cap raises, and for sinks has none.
+    is_eager = original == "eager"
+    out = attention_mask.attend(
+        q,
+        k,
+        v,
+        dropout_p=dropout,
+        scale=scaling,
+        bias=bias if isinstance(bias, StructuredBias) else None,
+        softcap=kwargs.get("softcap") if is_eager else None,
+        sinks=kwargs.get("s_aux") if is_eager else None,
+    )
     return folded(out, rows, width), None
 
 
@@ -79,10 +92,12 @@ def mask(original: str, **kwargs: Any) -> Any:
     """A `PackedMask` while a packed call runs; else what the original builds."""
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-    packing = packing_of()
-    if packing is None:
+    layout = layout_of()
+    if layout is None:
         return ALL_MASK_ATTENTION_FUNCTIONS[original](**kwargs)
-    return _packed_mask(packing, kwargs["mask_function"])
+    if layout.keys is not None and kwargs.get("attention_mask") is layout.key_mask:
+        return PackedMask(layout.packing, keys=layout.keys)
+    return _packed_mask(layout.packing, kwargs["mask_function"])
 
 
 def _packed_mask(packing: Packing, sees: Callable[..., Tensor]) -> PackedMask:
@@ -113,142 +128,3 @@ def _original_attention(original: str, module: nn.Module) -> Callable[..., Any]:
     table = of_home(module, "ALL_ATTENTION_FUNCTIONS") or ALL_ATTENTION_FUNCTIONS
     found: Callable[..., Any] = table.get_interface(original, of_home(module, "eager_attention_forward"))
     return found
-
-
-# -- families whose attention does not go through the interface --------------------------------------------------------
-@dataclass(frozen=True)
-class Family:
-    """Models that are served by replacing methods of their own attention.
-
-    Attributes:
-        names: their classes.
-        methods: what is replaced: modules, the names of their methods, and the function that wraps each.
-        eager: whether a query that finds no key reads dropped ones, for any attention in the config.
-    """
-
-    names: frozenset[str]
-    methods: Callable[[Any], Iterable[tuple[nn.Module, str, Callable[..., Any]]]]
-    eager: bool = False
-
-    def patch(self, base: Any) -> None:
-        """Replace the methods."""
-        for module, name, function in self.methods(base):
-            bind(module, name, function)
-
-    def unpatch(self, base: Any) -> None:
-        """Undo `patch`, as far as it came."""
-        for module, name, _ in self.methods(base):
-            unbind(module, name)
-
-
-def family_of(base: Any) -> Family | None:
-    """The family that a model belongs to, or None where it uses the interface."""
-    names = {kind.__name__ for kind in type(base).__mro__}
-    return next((family for family in FAMILIES if names & family.names), None)
-
-
-# MPNet: its attention adds a learned bias for the distance of two tokens.
-def _mpnet_methods(base: Any) -> Iterator[tuple[nn.Module, str, Callable[..., Any]]]:
-    yield base.encoder, "compute_position_bias", mpnet_position_bias
-    for layer in base.encoder.layer:
-        yield layer.attention.attn, "forward", mpnet_attention
-
-
-def mpnet_position_bias(self: Any, x: Tensor, position_ids: Any = None, num_buckets: int = 32) -> Tensor:
-    """The bias between all columns, (1, H, L, L), however many tokens are packed."""
-    packing = packing_of()
-    like = x if packing is None else x.new_empty((1, packing.keep.shape[1], 0))
-    bias: Tensor = type(self).compute_position_bias(self, like, position_ids, num_buckets)
-    return bias
-
-
-def mpnet_attention(
-    self: Any,
-    hidden_states: Tensor,  # (rows, width, D)
-    attention_mask: Any = None,
-    position_bias: Tensor | None = None,  # (1, H, L, L)
-    output_attentions: bool = False,
-    **kwargs: Any,
-) -> Any:
-    """The attention block on packed tokens; on padded ones, the model's own."""
-    if not isinstance(attention_mask, PackedMask):
-        return type(self).forward(self, hidden_states, attention_mask, position_bias, output_attentions, **kwargs)
-    x = flat(hidden_states, attention_mask.packing.tokens)
-    q, k, v = (project(x).view(x.shape[0], self.num_attention_heads, -1) for project in (self.q, self.k, self.v))
-    bias = None if position_bias is None else position_bias[0]
-    out = attention_mask.attend(q, k, v, dropout_p=self.dropout.p if self.training else 0.0, bias=bias)
-    return (folded(self.o(out.flatten(1)), *hidden_states.shape[:2]),)
-
-
-# DeBERTa: its attention mixes contents and distances as only its own code does. So the attention itself runs padded,
-# and everything around it (most of the work: feed-forward, norms, output projections, embeddings) on kept tokens only.
-@dataclass(frozen=True, eq=False)
-class PaddedMask:
-    """The model's own (B, 1, L, L) mask, carried through layers whose tokens are packed."""
-
-    packing: Packing
-    mask: Tensor
-
-
-def _deberta_methods(base: Any) -> Iterator[tuple[nn.Module, str, Callable[..., Any]]]:
-    encoder = base.encoder
-    yield encoder, "get_attention_mask", deberta_attention_mask
-    yield encoder, "get_rel_pos", deberta_relative_positions
-    for layer in encoder.layer:
-        yield layer.attention.self, "forward", deberta_attention
-    if getattr(encoder, "conv", None) is not None:
-        yield encoder.conv, "forward", deberta_convolution
-
-
-def deberta_attention_mask(self: Any, attention_mask: Tensor) -> Any:
-    """What layers get as their mask."""
-    packing = packing_of()
-    if packing is None:
-        return type(self).get_attention_mask(self, attention_mask)
-    padded = type(self).get_attention_mask(self, _keys(packing).to(attention_mask.dtype))
-    return PaddedMask(packing, padded)
-
-
-def deberta_relative_positions(
-    self: Any, hidden_states: Tensor, query_states: Any = None, relative_pos: Any = None
-) -> Any:
-    """The distances between all columns."""
-    packing = packing_of()
-    like = hidden_states if packing is None else hidden_states.new_empty((*packing.keep.shape, 0))
-    return type(self).get_rel_pos(self, like, query_states, relative_pos)
-
-
-def deberta_attention(self: Any, hidden_states: Tensor, attention_mask: Any, *args: Any, **kwargs: Any) -> Any:
-    """The model's own attention, in the padded layout."""
-    if not isinstance(attention_mask, PaddedMask):
-        return type(self).forward(self, hidden_states, attention_mask, *args, **kwargs)
-    packing = attention_mask.packing
-    padded = packing.unpack(flat(hidden_states, packing.tokens))
-    out, weights = type(self).forward(self, padded, attention_mask.mask, *args, **kwargs)
-    return folded(packing.pack(out), *hidden_states.shape[:2]), weights
-
-
-def deberta_convolution(self: Any, hidden_states: Tensor, residual_states: Tensor, input_mask: Tensor) -> Tensor:
-    """The model's own convolution, in the padded layout: it reads neighbours, which are zero where padded."""
-    packing = packing_of()
-    if packing is None:
-        out: Tensor = type(self).forward(self, hidden_states, residual_states, input_mask)
-        return out
-    padded = (packing.unpack(flat(each, packing.tokens)) for each in (hidden_states, residual_states))
-    out = type(self).forward(self, *padded, _keys(packing).to(input_mask.dtype))
-    return folded(packing.pack(out), *hidden_states.shape[:2])
-
-
-def _keys(packing: Packing) -> Tensor:
-    """What attention may read: what is computed, without the first tokens that are queries only."""
-    keys = packing.keep
-    if packing.watched:
-        keys = keys.clone()
-        keys[sorted(packing.watched), 0] = False
-    return keys
-
-
-FAMILIES = (
-    Family(frozenset({"MPNetModel"}), _mpnet_methods, eager=True),
-    Family(frozenset({"DebertaModel", "DebertaV2Model"}), _deberta_methods),
-)

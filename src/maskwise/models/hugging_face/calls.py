@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from maskwise.models.hugging_face.generation import new_cache, packed_cache
-from maskwise.models.hugging_face.layout import Layout, pack_arguments
+from maskwise.models.hugging_face.layout import Layout, keys_of, mask_of, pack_arguments
 from maskwise.models.linear import fast_linear
 from maskwise.models.packing import Packing
 from maskwise.models.quantized import QuantizedLayers
@@ -59,7 +59,9 @@ class State:
         computes_first: whether a dropped first token, which heads read all the same, comes out as it does padded.
         routers: whether router logits do.
         prefills: whether a cache that a packed call fills does.
+        cross: whether its cross attention reads packed tokens.
         kinds: the layout of its packed outputs, by their paths.
+        layers: of a head, the linear layers that read one row for each token, with the sequence that they read.
         checked: whether it was compared with the padded model; a model without weights is, at its first call.
         quantized: which layers were quantized then; with others it is compared again.
     """
@@ -75,7 +77,9 @@ class State:
     computes_first: bool = True
     routers: bool = True
     prefills: bool = False
+    cross: bool = False
     kinds: dict[str, str] = field(default_factory=dict)
+    layers: dict[str, str] = field(default_factory=dict)
     checked: bool = False
     quantized: QuantizedLayers = field(default_factory=QuantizedLayers)
 
@@ -104,9 +108,10 @@ def original(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return type(module).forward(module, *args, **kwargs) if covered is None else covered(*args, **kwargs)
 
 
-def layout_for(state: State, mask: Tensor) -> Layout:
-    """The positions of the tokens that a mask keeps, in a packed call."""
-    return Layout.of(Packing.of(mask != 0, watch_first=not state.causal), limit=state.limit, spare=state.spare)
+def layout_for(state: State, named: dict[str, Any]) -> Layout:
+    """The positions of the tokens that the masks of a call keep, in a packed call."""
+    packing = Packing.of(mask_of(named) != 0, watch_first=not state.causal)
+    return Layout.of(packing, limit=state.limit, spare=state.spare, keys=keys_of(named))
 
 
 def run_packed(module: nn.Module, named: dict[str, Any], layout: Layout, *, fill: bool = False) -> Any:
@@ -123,7 +128,7 @@ def run_packed(module: nn.Module, named: dict[str, Any], layout: Layout, *, fill
     cache = (new_cache(module) if given is None else given) if fill else None
     if cache is not None:
         packed |= {"past_key_values": packed_cache(cache, layout), "use_cache": True}
-    with call(Frame(layout)), fast_linear(tokens=layout.tokens):
+    with call(Frame(layout, ids=named.get("input_ids"))), fast_linear(tokens=layout.tokens):
         output = original(module, **packed)
     if cache is not None:
         output["past_key_values"] = cache
@@ -139,11 +144,13 @@ class Frame:
         layout: the positions of the tokens, if they are packed.
         padded: why everything in the call must run padded.
         labelled: whether the call computes a loss.
+        ids: the tokens of a packed call in the padded layout, if they were given as ids.
     """
 
     layout: Layout | None = None
     padded: Padded | None = None
     labelled: bool = False
+    ids: Tensor | None = None
 
 
 class _Stack(threading.local):

@@ -6,6 +6,7 @@ tokenizers and trainers inspect.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -31,12 +32,16 @@ from maskwise.models.hugging_face.calls import (
 from maskwise.models.hugging_face.generation import fills_cache, padding_of, prefill_reason
 from maskwise.models.hugging_face.layout import (
     BY_TOKEN,
+    CROSS,
     arguments,
+    mask_of,
     padded_reason,
+    takes,
     tokens_of,
     unpacked,
 )
 from maskwise.models.hugging_face.probe import check
+from maskwise.models.hugging_face.tokens import computing, kept_tokens, release
 from maskwise.models.routes import Padded, dispatch, routes, warn_once
 from maskwise.nn.binding import bind, unbind
 from maskwise.ops.torch_private import is_tracing, is_transformed
@@ -47,7 +52,8 @@ IGNORED = -100
 """The label that every loss of transformers skips."""
 COMPILED = "a graph that is being compiled has no sizes that depend on data"
 TOKENWISE_LOSSES = ("ForMaskedLM", "ForTokenClassification", "ForPreTraining")
-"""Heads whose loss reads the logits at the label's own position. Any other may predict a token from the one before."""
+"""Heads whose loss reads the logits at the label's own position, as those of encoder-decoders do, whose decoder reads
+shifted labels. Any other may predict a token from the one before."""
 
 
 def base_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -64,7 +70,7 @@ def base_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
     if is_recorded():
         run = _run_packed if padded is None else _run_padded
     else:
-        run = dispatch(module, ROUTES, tokens_of(named), named.get("attention_mask"), padded)
+        run = dispatch(module, ROUTES, tokens_of(named), mask_of(named), padded)
     return run(module, named, args, kwargs)
 
 
@@ -74,7 +80,7 @@ def _run_packed(module: Any, named: dict[str, Any], args: Any, kwargs: Any) -> A
     if as_tuple:
         named["return_dict"] = True
     state = state_of(module)
-    layout = layout_for(state, named["attention_mask"])
+    layout = layout_for(state, named)
     output = unpacked(run_packed(module, named, layout, fill=_fills(module, state, named)), layout, state.kinds)
     return output.to_tuple() if as_tuple and hasattr(output, "to_tuple") else output
 
@@ -94,15 +100,16 @@ def _padded(module: Any, state: State, named: dict[str, Any]) -> Padded | None:
         return outer.padded
     if module.config._attn_implementation != state.implementation:
         return Padded("its attention implementation was changed after unpad", "mw.unpad(mw.models.repad(model))")
-    if (padded := padded_reason(module, named)) is not None:
+    if (padded := padded_reason(module, named, cross=state.cross)) is not None:
         return padded
     if _fills(module, state, named) and (padded := prefill_reason(named, prefills=state.prefills)) is not None:
         return padded
-    if state.eager and not state.causal and not bool((named["attention_mask"] != 0).any(1).all()):
+    read = [named.get(CROSS[1]), None if state.causal else named.get("attention_mask")]
+    if state.eager and not all(mask is None or bool((mask != 0).any(1).all()) for mask in read):
         return Padded(
             "a row keeps nothing, and eager attention then reads what is dropped", "a batch without such rows"
         )
-    if not state.causal and not state.computes_first and not bool(named["attention_mask"][:, 0].all()):
+    if not state.causal and not state.computes_first and not bool(mask_of(named)[:, 0].all()):
         return Padded(
             "a row drops its first token, which heads read, and computes it from dropped ones", "padding on the right"
         )
@@ -134,7 +141,10 @@ def head_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
     named, outer = arguments(module, args, kwargs), running()
     padded = outer.padded if outer is not None and outer.padded is not None else _read_dropped(module, named)
     labelled = named.get("labels") is not None or (outer is not None and outer.labelled)
-    with call(Frame(padded=padded, labelled=labelled)):
+    # The head's own linear layers compute kept tokens, too.
+    is_kept = padded is None and bool(state_of(module).layers)
+    kept = computing(kept_tokens(named)) if is_kept else nullcontext()
+    with call(Frame(padded=padded, labelled=labelled)), kept:
         begun = calls()
         output = original(module, *args, **kwargs)
     if calls() == begun and named.get("attention_mask") is not None and not is_recorded():
@@ -146,14 +156,18 @@ def _read_dropped(module: Any, named: dict[str, Any]) -> Padded | None:
     """Why the head reads the outputs of dropped tokens, or None."""
     if (padded := _routers(module, state_of(module), named)) is not None:
         return padded
-    if named.get("start_positions") is not None:
+    is_pair = takes(module, "decoder_input_ids")
+    mask = named.get("decoder_attention_mask" if is_pair else "attention_mask")
+    if named.get("start_positions") is not None and not (is_pair and mask is None):
         return Padded("the loss of question answering reads the logits of every position", "a loss of the kept logits")
-    mask = named.get("attention_mask")
     if not isinstance(mask, Tensor) or mask.dim() != 2:
         return None
     dropped = mask == 0
     if isinstance(last := named.get("logits_to_keep"), int) and last and bool(dropped[:, -last:].any()):
         return Padded("the logits of dropped tokens are requested", "padding on the left, or no logits_to_keep")
+    if is_pair and _is_named(module, "ForSequenceClassification"):
+        change = "a call without decoder_attention_mask"
+        return Padded("the head reads a token of the decoder that its mask may drop", change)
     if _is_named(module, "ForSequenceClassification"):
         causal = any(state_of(each).causal for each in packed_parts(module))
         if causal and bool(dropped.gather(1, last_token(module, named, mask)).any()):
@@ -167,7 +181,7 @@ def _read_dropped(module: Any, named: dict[str, Any]) -> Padded | None:
             continue
         counted = labels != IGNORED
         read = counted & dropped
-        if name != "shift_labels" and not _is_named(module, *TOKENWISE_LOSSES):
+        if name != "shift_labels" and not is_pair and not _is_named(module, *TOKENWISE_LOSSES):
             read[:, 1:] |= counted[:, 1:] & dropped[:, :-1]
         if bool(read.any()):
             change = f"padding on the right, or {name} of {IGNORED} where a token is predicted from a dropped one"
@@ -247,8 +261,10 @@ def cover(module: Any, state: State) -> None:
 
 def uncover(module: nn.Module) -> None:
     """Take away what `cover` put on a module; nothing where it put nothing."""
-    if vars(module).pop(STATE, None) is not None:
+    if (state := vars(module).pop(STATE, None)) is not None:
         vars(module).pop(MARK, None)
+        if not state.base:
+            release(module)
         unbind(module, "forward")
         if (covered := vars(module).pop(COVERED, None)) is not None:
             module.forward = covered

@@ -18,13 +18,16 @@ from maskwise.ops.torch_private import is_tracing, is_transformed
 
 __all__ = [
     "BY_TOKEN",
+    "CROSS",
     "OTHER",
     "Layout",
     "arguments",
     "flat",
     "folded",
+    "keys_of",
     "kind_of",
     "leaves",
+    "mask_of",
     "pack_arguments",
     "padded_reason",
     "padding_aware_embeddings",
@@ -53,19 +56,22 @@ class Layout:
     packing: Packing
     rows: int
     width: int
+    keys: Packing | None = None
+    """The kept tokens of the sequences that cross attention reads; None without such."""
 
     @classmethod
-    def of(cls, packing: Packing, *, limit: int | None, spare: int = 0) -> Layout:
+    def of(cls, packing: Packing, *, limit: int | None, spare: int = 0, keys: Packing | None = None) -> Layout:
         """One row where the model takes it, else rows that are no longer than the padded batch is.
 
         Args:
             packing: which tokens are computed.
             limit: how many positions the model has; None where the config has no limit.
             spare: how many places to leave at the end at the least.
+            keys: which tokens of other sequences cross attention reads.
         """
         length, tokens = packing.keep.shape[1], packing.tokens + spare
         rows = 1 if tokens <= max(length, limit or 0) else -(-tokens // length)
-        return cls(packing, rows, -(-tokens // rows))
+        return cls(packing, rows, -(-tokens // rows), keys)
 
     @property
     def tokens(self) -> int:
@@ -76,6 +82,18 @@ class Layout:
     def size(self) -> int:
         """How many places there are, the spare ones included."""
         return self.rows * self.width
+
+    @cached_property
+    def key_mask(self) -> Tensor:
+        """The mask of packed keys, all True: by it a mask function knows that of cross attention."""
+        assert self.keys is not None
+        width = -(-self.keys.tokens // self.rows)
+        return torch.ones((self.rows, width), dtype=torch.bool, device=self.packing.keep.device)
+
+    def fold_keys(self, x: Tensor) -> Tensor:
+        """What cross attention reads, (B, Lk, D), to as many rows as tokens are in."""
+        assert self.keys is not None
+        return folded(self.keys.pack(x), *self.key_mask.shape)
 
     def fold(self, x: Tensor, spare: Tensor | None = None) -> Tensor:
         """(B, L, *rest) to (rows, width, *rest), the places at the end filled with ``spare`` or the first token."""
@@ -183,14 +201,35 @@ def tokens_of(named: dict[str, Any]) -> Any:
     return tokens if tokens is not None else named.get("inputs_embeds")
 
 
-def padded_reason(module: Any, named: dict[str, Any]) -> Padded | None:
+CROSS = ("encoder_hidden_states", "encoder_attention_mask")
+"""What cross attention reads, (B, Lk, D), and which of it is kept, (B, Lk)."""
+
+
+def mask_of(named: dict[str, Any]) -> Any:
+    """The mask of a call's tokens; where only cross attention has one, all of them."""
+    mask, tokens = named.get("attention_mask"), tokens_of(named)
+    if mask is None and isinstance(tokens, Tensor) and named.get(CROSS[1]) is not None:
+        return torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
+    return mask
+
+
+def keys_of(named: dict[str, Any]) -> Packing | None:
+    """Which tokens of other sequences a call reads, or None."""
+    states, mask = (named.get(name) for name in CROSS)
+    if states is None:
+        return None
+    return Packing.of(states.new_ones(states.shape[:2], dtype=torch.bool) if mask is None else mask != 0)
+
+
+def padded_reason(module: Any, named: dict[str, Any], *, cross: bool = False) -> Padded | None:
     """Why this call must run padded, or None where it can run packed.
 
     Args:
         module: the base model.
         named: its arguments.
+        cross: whether its cross attention can read packed tokens.
     """
-    mask, tokens = named.get("attention_mask"), tokens_of(named)
+    mask, tokens = mask_of(named), tokens_of(named)
     if is_tracing():
         return Padded("a graph that is being traced has no sizes that depend on data", "trace mw.models.repad(model)")
     if is_transformed():
@@ -210,16 +249,27 @@ def padded_reason(module: Any, named: dict[str, Any]) -> Padded | None:
     if named.get("labels") is not None:
         return Padded("it computes its loss inside of the packed part", "a loss of the logits outside of the model")
     for name, value in named.items():
+        if cross and name in CROSS and _fits_keys(named, mask):
+            continue
         if name != "attention_mask" and not _fits(name, value, mask):
             return Padded(
                 f"{name} is not known to have an entry for each token",
                 f"a call without {name}, or mw.models.repad(model)",
             )
-    if bool(mask.all()):
+    others = named.get(CROSS[1])
+    if bool(mask.all()) and (others is None or bool(others.all())):
         return Padded("nothing is dropped")
     if not bool(mask.any()):
         return Padded("nothing is kept")
     return None
+
+
+def _fits_keys(named: dict[str, Any], mask: Tensor) -> bool:
+    """Whether what cross attention reads is of as many sequences, with a flag for each of their tokens."""
+    states, keep = (named.get(name) for name in CROSS)
+    if not isinstance(states, Tensor) or states.dim() != 3 or states.shape[0] != mask.shape[0]:
+        return states is None
+    return keep is None or (isinstance(keep, Tensor) and keep.shape == states.shape[:2])
 
 
 def _fits(name: str, value: Any, mask: Tensor) -> bool:
@@ -238,7 +288,9 @@ def _fits(name: str, value: Any, mask: Tensor) -> bool:
 def pack_arguments(module: nn.Module, named: dict[str, Any], layout: Layout, embeddings: str | None) -> dict[str, Any]:
     """The arguments of the packed call: all kept tokens, each with the position that it had."""
     shape = layout.packing.keep.shape
-    if named.get("position_ids") is None:
+    # A mask, if only of ones, so that the model does not make one of its own.
+    named = {**named, "attention_mask": mask_of(named)}
+    if named.get("position_ids") is None and takes(module, "position_ids"):
         named = {**named, "position_ids": _positions(module, named, layout, embeddings)}
     packed = {}
     for name, value in named.items():
@@ -247,6 +299,8 @@ def pack_arguments(module: nn.Module, named: dict[str, Any], layout: Layout, emb
             packed[name] = value.new_ones((layout.rows, layout.width))
         elif name == "past_key_values":
             packed[name] = None
+        elif layout.keys is not None and name in CROSS:
+            packed[name] = layout.key_mask if name == CROSS[1] else layout.fold_keys(value)
         elif not isinstance(value, Tensor) or value.numel() == 1:
             packed[name] = value
         elif name == "position_ids":
@@ -256,6 +310,8 @@ def pack_arguments(module: nn.Module, named: dict[str, Any], layout: Layout, emb
             packed[name] = folds[0] if value.dim() == 2 else folds
         else:
             packed[name] = layout.fold(value.expand(*shape, *value.shape[2:]))
+    if layout.keys is not None:
+        packed[CROSS[1]] = layout.key_mask
     if takes(module, "use_cache"):
         packed["use_cache"] = False
     return packed
@@ -280,6 +336,10 @@ def _positions(module: nn.Module, named: dict[str, Any], layout: Layout, path: s
     """The position ids that the padded model would make, (B, L)."""
     keep = layout.packing.keep
     columns = torch.arange(keep.shape[1], device=keep.device).expand(keep.shape)
+    if any(kind.__name__ == "OPTDecoder" for kind in type(module).__mro__):
+        # Only tokens that the mask keeps are counted.
+        counted: Tensor = mask_of(named).ne(0).long().cumsum(1) - 1
+        return counted
     if path is None:
         return columns
     embeddings = module.get_submodule(path)

@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,7 +28,8 @@ from maskwise.models.hugging_face.calls import (
     state_of,
 )
 from maskwise.models.hugging_face.generation import cached, new_cache
-from maskwise.models.hugging_face.layout import OTHER, Layout, kind_of, leaves, takes, unpacked
+from maskwise.models.hugging_face.layout import CROSS, OTHER, Layout, kind_of, leaves, takes, unpacked
+from maskwise.models.hugging_face.tokens import hold, sequences_of
 from maskwise.models.quantized import replace_quantized, stands_in
 from maskwise.models.routes import Padded
 from maskwise.ops.torch_private import TorchDispatchMode
@@ -35,9 +37,11 @@ from maskwise.plan.dispatch import force
 
 __all__ = [
     "NoReference",
+    "add_decoder",
     "batch_of_text",
     "check",
     "difference",
+    "kept",
     "masks",
     "mixing_module",
     "unchanged",
@@ -46,6 +50,8 @@ __all__ = [
 
 LENGTH = 13
 """Of the padded batch: a size that hardly anything else has, and so is the number of tokens that it keeps, 43."""
+DECODER_LENGTH = 11
+"""Of the other sequence of an encoder-decoder: another one."""
 TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-4}
 """Relative to the largest value of an output. Packing moves float32 sums by 1e-6; a wrong mask or position by 1e-2."""
 HALF_TOLERANCE = 5e-2
@@ -105,6 +111,9 @@ def check(module: Any) -> str | None:
         found = None
     state.checked = found is None
     state.quantized.record(module)
+    if found is None and not state.base:
+        # Here, since the comparison leaves modules as they were.
+        hold(module, state.layers)
     return found
 
 
@@ -136,11 +145,40 @@ def _compare_base(base: Any) -> str | None:
     named = batch_of_text(base, keep)
     if named is None:
         return _NO_VOCABULARY
-    padded = _reference(base, named)
+    # Cross attention is compared where there is some: sequences that are given to it change the output.
+    state.cross = False
+    alone = _reference(base, named, keep)
+    if not (takes(base, CROSS[0]) and takes(base, CROSS[1])):
+        return _compare_stack(base, named, alone, keep)
+    given = {**named, **_other_sequences(base)}
+    both = _reference(base, given, keep)
+    if isinstance(both, NoReference):
+        return both if isinstance(alone, NoReference) else _compare_stack(base, named, alone, keep)
+    if not isinstance(alone, NoReference) and _difference_of(alone, both, keep) is None:
+        return _compare_stack(base, named, alone, keep)
+    state.cross = True
+    why = _compare_stack(base, given, both, keep)
+    if why is None or isinstance(alone, NoReference) or base.config.is_encoder_decoder:
+        return why
+    state.cross = False
+    return _compare_stack(base, named, alone, keep)
+
+
+def _other_sequences(base: Any) -> dict[str, Any]:
+    """What cross attention reads: sequences of other lengths, with padding of their own."""
+    config, keep = base.config, masks(base.device)[:, :DECODER_LENGTH].flip(0)
+    size = getattr(config, "cross_attention_hidden_size", None) or config.hidden_size
+    states = torch.randn(*keep.shape, size, generator=torch.Generator().manual_seed(1))
+    return {CROSS[0]: states.to(base.device, base.dtype), CROSS[1]: keep.long()}
+
+
+def _compare_stack(base: Any, named: dict[str, Any], padded: Any, keep: Tensor) -> str | None:
+    """A call of a model without its head; ``padded`` is what it gives padded."""
+    state = state_of(base)
     if isinstance(padded, NoReference):
         return padded
-    layout = layout_for(state, keep)
-    narrow = Layout(layout.packing, 5, -(-layout.tokens // 5))
+    layout = layout_for(state, named)
+    narrow = replace(layout, rows=5, width=-(-layout.tokens // 5))
     packed = None
     for each in (layout, narrow):
         # In one row, the size of the tokens' dim is one that nothing else has.
@@ -171,7 +209,7 @@ def _is_first_same(padded: Any, packed: Any, state: State) -> bool:
 
 def _is_cache_same(base: Any, named: dict[str, Any], layout: Layout, keep: Tensor) -> bool:
     """Whether a packed call fills a cache with the keys and values of a padded one."""
-    padded = _reference(base, named)
+    padded = _reference(base, named, keep)
     if isinstance(padded, NoReference) or type(getattr(padded, "past_key_values", None)) is not type(new_cache(base)):
         return False
     packed, why = _packed(partial(run_packed, base, named, layout, fill=True))
@@ -183,7 +221,7 @@ def _is_cache_same(base: Any, named: dict[str, Any], layout: Layout, keep: Tenso
 
 def _are_routers_same(base: Any, named: dict[str, Any], layout: Layout, keep: Tensor) -> bool:
     """Whether router logits are the same; stores their layout."""
-    state, padded = state_of(base), _reference(base, named)
+    state, padded = state_of(base), _reference(base, named, keep)
     if isinstance(padded, NoReference):
         return False
     packed, why = _packed(partial(run_packed, base, named, layout))
@@ -202,15 +240,23 @@ def _compare_around(model: Any) -> str | None:
     named = batch_of_text(model, keep)
     if named is None:
         return _NO_VOCABULARY
-    if (why := _compare_call(model, named, keep)) is not None:
+    keeps = keep, add_decoder(model, named, keep)
+    state_of(model).layers = {}
+    try:
+        with call(Frame(padded=PROBE)):
+            state_of(model).layers = sequences_of(model, named, keeps, tuple(packed_parts(model)))
+    except Exception as error:
+        return NoReference(f"{type(error).__name__}: {error}")
+    hold(model, state_of(model).layers)
+    if (why := _compare_call(model, named, keeps)) is not None:
         return why
     if takes(model, "output_router_logits"):
-        state_of(model).routers = _compare_call(model, {**named, "output_router_logits": True}, keep) is None
+        state_of(model).routers = _compare_call(model, {**named, "output_router_logits": True}, keeps) is None
     return None
 
 
-def _compare_call(model: Any, named: dict[str, Any], keep: Tensor) -> str | None:
-    padded = _reference(model, named)
+def _compare_call(model: Any, named: dict[str, Any], keeps: tuple[Tensor, Tensor]) -> str | None:
+    padded = _reference(model, named, *keeps)
     if isinstance(padded, NoReference):
         return padded
     with recording() as frames:
@@ -220,25 +266,27 @@ def _compare_call(model: Any, named: dict[str, Any], keep: Tensor) -> str | None
     if all(frame.layout is None for frame in frames):
         return "a batch of padded text runs padded: its parts get masks that are made elsewhere"
     kinds = _kinds(padded, packed, None)
-    return kinds if isinstance(kinds, str) else _difference_of(padded, packed, keep)
+    return kinds if isinstance(kinds, str) else _difference_of(padded, packed, *keeps)
 
 
 def _run_text(model: Any) -> None:
     """Call a model, padded, with the batch of the comparison."""
-    if (named := batch_of_text(model, masks(model.device))) is not None:
+    keep = masks(model.device)
+    if (named := batch_of_text(model, keep)) is not None:
+        add_decoder(model, named, keep)
         with call(Frame(padded=PROBE)):
             original(model, **named)
 
 
 # -- running ----------------------------------------------------------------------------------------------------------
-def _reference(model: Any, named: dict[str, Any]) -> Any:
-    """What the padded model gives, or a `NoReference`."""
+def _reference(model: Any, named: dict[str, Any], *keeps: Tensor) -> Any:
+    """What the padded model gives, or a `NoReference`; what it gives for dropped tokens does not matter."""
     try:
         with call(Frame(padded=PROBE)):
             padded = original(model, **named)
     except Exception as error:
         return NoReference(f"{type(error).__name__}: {error}")
-    hidden = (each for path, each in leaves(padded) if each.is_floating_point() and "hidden" in path)
+    hidden = (kept(each, *keeps) for path, each in leaves(padded) if each.is_floating_point() and "hidden" in path)
     return padded if all(bool(each.isfinite().all()) for each in hidden) else NoReference("values that are not finite")
 
 
@@ -337,6 +385,18 @@ def batch_of_text(model: Any, keep: Tensor) -> dict[str, Any] | None:
     return named
 
 
+def add_decoder(model: Any, named: dict[str, Any], keep: Tensor) -> Tensor:
+    """Give an encoder-decoder tokens of its decoder, and return which of them are kept; for others, `keep`."""
+    if not takes(model, "decoder_input_ids"):
+        return keep
+    named["decoder_input_ids"] = named["input_ids"][:, :DECODER_LENGTH].clone()
+    decoder = keep[:, :DECODER_LENGTH].clone()
+    if not takes(model, "decoder_attention_mask"):
+        return torch.ones_like(decoder)
+    named["decoder_attention_mask"] = decoder.long()
+    return decoder
+
+
 def _token_ids(config: dict[str, Any]) -> set[int]:
     """Every token that a config gives a meaning."""
     found: set[int] = set()
@@ -369,13 +429,13 @@ def _kinds(padded: Any, packed: Any, layout: Layout | None) -> dict[str, str] | 
     return kinds
 
 
-def _difference_of(padded: Any, packed: Any, keep: Tensor) -> str | None:
+def _difference_of(padded: Any, packed: Any, *keeps: Tensor) -> str | None:
     """The reason to refuse a model for the first output that differs, or None.
 
     Not of the one that differs most: rounding would choose between two that are alike.
     """
     for (path, wanted), (_, value) in zip(leaves(padded), leaves(packed), strict=True):
-        apart = difference(_kept(wanted, keep), _kept(value, keep))
+        apart = difference(kept(wanted, *keeps), kept(value, *keeps))
         if apart > TOLERANCES.get(wanted.dtype, HALF_TOLERANCE):
             return (
                 f"its {path or 'output'} changes when tokens are packed, by {apart:.0e} of the largest: "
@@ -384,11 +444,14 @@ def _difference_of(padded: Any, packed: Any, keep: Tensor) -> str | None:
     return None
 
 
-def _kept(value: Tensor, keep: Tensor) -> Tensor:
-    """The part of an output that must be the same."""
-    if value.shape[:2] == keep.shape:
-        return value[keep]
-    return value[keep.flatten()] if value.shape[:1] == (keep.numel(),) else value
+def kept(value: Tensor, *keeps: Tensor) -> Tensor:
+    """The part of an output that must be the same: of the sequence that it has the length of."""
+    for keep in keeps:
+        if value.shape[:2] == keep.shape:
+            return value[keep]
+        if value.shape[:1] == (keep.numel(),):
+            return value[keep.flatten()]
+    return value
 
 
 def difference(padded: Tensor, packed: Tensor) -> float:

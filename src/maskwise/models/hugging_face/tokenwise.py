@@ -7,9 +7,6 @@ sequence (an encoder's or a decoder's), is seen in a small batch whose sequences
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -32,14 +29,24 @@ from maskwise.models.hugging_face.probe import (
     HALF_TOLERANCE,
     TOLERANCES,
     NoReference,
+    add_decoder,
     batch_of_text,
     difference,
+    kept,
     masks,
     unchanged,
     with_random_weights,
 )
-from maskwise.models.packing import Packing
-from maskwise.models.quantized import QuantizedLayers, is_quantized, own_forward, replace_quantized
+from maskwise.models.hugging_face.tokens import (
+    Tokens,
+    computing,
+    hold,
+    is_computing,
+    kept_tokens,
+    release,
+    sequences_of,
+)
+from maskwise.models.quantized import QuantizedLayers, replace_quantized
 from maskwise.models.routes import Padded, dispatch, routes, warn_once
 from maskwise.nn.binding import bind, unbind
 from maskwise.ops.torch_private import is_tracing, is_transformed
@@ -47,10 +54,7 @@ from maskwise.plan.dispatch import force
 
 __all__ = ["TokenwiseAdapter"]
 
-STATE, SEQUENCE = "_maskwise_tokenwise", "_maskwise_sequence"
-INPUT, DECODER = "input", "decoder"
-DECODER_LENGTH = 11
-"""Of the probe's decoder: another one than that of its encoder."""
+STATE = "_maskwise_tokenwise"
 IGNORED = -100
 BATCH_NORMS = (nn.BatchNorm1d, nn.SyncBatchNorm)
 """In training they count every row, dropped or not; the comparison is in evaluation."""
@@ -70,30 +74,6 @@ class State:
     checked: bool = False
     sequences: dict[str, str] = field(default_factory=dict)
     quantized: QuantizedLayers = field(default_factory=QuantizedLayers)
-
-
-@dataclass(frozen=True, eq=False)
-class Tokens:
-    """The kept tokens of a running call, by the sequence that they are of."""
-
-    packings: dict[str, Packing] = field(default_factory=dict)
-
-
-class _Stack(threading.local):
-    def __init__(self) -> None:
-        self.calls: list[Tokens] = []
-
-
-_stack = _Stack()
-
-
-@contextmanager
-def _call(tokens: Tokens) -> Iterator[None]:
-    _stack.calls.append(tokens)
-    try:
-        yield
-    finally:
-        _stack.calls.pop()
 
 
 class TokenwiseAdapter:
@@ -140,55 +120,17 @@ class TokenwiseAdapter:
             unbind(module, "forward")
             if (covered := vars(module).pop(COVERED, None)) is not None:
                 module.forward = covered
-        _release(module)
-
-
-def _hold(model: nn.Module, sequences: dict[str, str]) -> None:
-    """Let layers compute the kept tokens of a sequence."""
-    _release(model)
-    for path, sequence in sequences.items():
-        layer = model.get_submodule(path)
-        vars(layer)[SEQUENCE] = sequence
-        bind(layer, "forward", linear_forward)
-
-
-def _release(model: nn.Module) -> None:
-    for layer in _layers(model):
-        if vars(layer).pop(SEQUENCE, None) is not None:
-            unbind(layer, "forward")
+        release(module)
 
 
 def _is_meta(module: nn.Module) -> bool:
     return any(each.device.type == "meta" for each in module.parameters())
 
 
-def _layers(model: nn.Module) -> list[nn.Module]:
-    """The linear layers that may be packed: those of torch and of transformers, and quantized ones."""
-    return [
-        each for each in model.modules() if type(each) is nn.Linear or _is_of_transformers(each) or is_quantized(each)
-    ]
-
-
-def _is_of_transformers(layer: nn.Module) -> bool:
-    kind = type(layer)
-    is_linear = isinstance(layer, nn.Linear) or kind.__name__ == "Conv1D"
-    return is_linear and kind.__module__.startswith(("transformers.models.", "transformers.pytorch_utils"))
-
-
 # -- calls -------------------------------------------------------------------------------------------------------------
-def linear_forward(self: Any, x: Tensor) -> Tensor:
-    """A linear layer on the kept tokens of the running call; 0 for the others."""
-    packing = _stack.calls[-1].packings.get(vars(self)[SEQUENCE]) if _stack.calls else None
-    forward = own_forward(self)
-    if packing is None or x.dim() < 3 or x.shape[:2] != packing.keep.shape:
-        out: Tensor = forward(self, x)
-        return out
-    return packing.unpack(forward(self, packing.pack(x)))
-
-
 def model_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
     """The model with the kept tokens of its call."""
-    if torch.compiler.is_compiling() or _stack.calls:
+    if torch.compiler.is_compiling() or is_computing():
         return original(module, *args, **kwargs)
     if not _check_once(module):
         return module.forward(*args, **kwargs)
@@ -200,29 +142,17 @@ def model_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _run_tokenwise(module: Any, named: dict[str, Any], args: Any, kwargs: Any) -> Any:
-    with _call(Tokens(_packings(named))):
+    with computing(kept_tokens(named)):
         return original(module, *args, **kwargs)
 
 
 def _run_padded(module: Any, named: dict[str, Any], args: Any, kwargs: Any) -> Any:
     # Nothing inside is another call.
-    with _call(Tokens()):
+    with computing(Tokens()):
         return original(module, *args, **kwargs)
 
 
 ROUTES = routes(_run_tokenwise, _run_padded, name="tokenwise", reason=REASON)
-
-
-def _packings(named: dict[str, Any]) -> dict[str, Packing]:
-    """The kept tokens of each sequence, with the first and the last column, which heads and generation read as well."""
-    found = {}
-    for sequence, name in ((INPUT, "attention_mask"), (DECODER, "decoder_attention_mask")):
-        mask = named.get(name)
-        if isinstance(mask, Tensor) and mask.dim() == 2 and not bool(mask.all()):
-            keep = mask != 0
-            keep[:, [0, -1]] = True
-            found[sequence] = Packing.of(keep)
-    return found
 
 
 def _padded(module: Any, named: dict[str, Any]) -> Padded | None:
@@ -243,7 +173,7 @@ def _padded(module: Any, named: dict[str, Any]) -> Padded | None:
     if named.get("encoder_hidden_states") is not None:
         change = "a call without encoder_hidden_states, or mw.models.repad(model)"
         return Padded("encoder_hidden_states is not known to have an entry for each token", change)
-    if not _packings(named):
+    if not kept_tokens(named).packings:
         return Padded("nothing is dropped")
     fills = _is_decoder(module) and fills_cache(module, named, labelled=named.get("labels") is not None)
     # The last column is computed, dropped or not; behind a window it may find no key, and then reads dropped ones.
@@ -327,100 +257,58 @@ def _check(module: Any) -> str | None:
     state.quantized.record(module)
     if found is None:
         # Here, since the comparison leaves modules as they were.
-        _hold(module, state.sequences)
+        hold(module, state.sequences)
     return found
-
-
-def _text(module: Any, keep: Tensor) -> tuple[dict[str, Any] | None, Tensor]:
-    """A batch of text, for the decoder as well where there is one, and what the decoder's keeps."""
-    named, decoder = batch_of_text(module, keep), keep
-    if named is not None and takes(module, "decoder_input_ids"):
-        decoder = keep[:, :DECODER_LENGTH].clone()
-        named["decoder_input_ids"] = named["input_ids"][:, :DECODER_LENGTH].clone()
-        if takes(module, "decoder_attention_mask"):
-            named["decoder_attention_mask"] = decoder.long()
-        else:
-            decoder = torch.ones_like(decoder)
-    return named, decoder
 
 
 def _run_text(module: Any) -> None:
     """Call a model, padded, with the batch of the comparison."""
-    named, _ = _text(module, masks(module.device))
-    if named is not None:
-        with _call(Tokens()):
+    keep = masks(module.device)
+    if (named := batch_of_text(module, keep)) is not None:
+        add_decoder(module, named, keep)
+        with computing(Tokens()):
             original(module, **named)
 
 
 def _compare(module: Any) -> str | None:
     keep = masks(module.device)
-    named, decoder = _text(module, keep)
+    named = batch_of_text(module, keep)
     if named is None:
         return "it has no vocabulary, so that no text could be tried"
+    decoder = add_decoder(module, named, keep)
     try:
         wanted = _with_gradients(module, named, (keep, decoder), Tokens())
         if not all(bool(each.isfinite().all()) for path, each in wanted[0].items() if "hidden" in path):
             return NoReference("values that are not finite")
         state: State = vars(module)[STATE]
-        state.sequences = _sequences(module, named, (keep, decoder))
+        state.sequences = sequences_of(module, named, (keep, decoder))
         if not state.sequences:
             return "no linear layer of it reads one row for each token"
-        _hold(module, state.sequences)
-        found = _with_gradients(module, named, (keep, decoder), Tokens(_packings(named)))
+        hold(module, state.sequences)
+        found = _with_gradients(module, named, (keep, decoder), kept_tokens(named))
     except Exception as error:
         return NoReference(f"{type(error).__name__}: {error}")
     return _different(wanted, found)
-
-
-def _sequences(module: Any, named: dict[str, Any], keeps: tuple[Tensor, Tensor]) -> dict[str, str]:
-    """The layers that read one row for each token, in all that they read, and of which sequence: by path."""
-    seen: dict[nn.Module, set[str]] = {}
-    sizes = {tuple(keeps[1].shape): DECODER, tuple(keeps[0].shape): INPUT}
-
-    def look(layer: nn.Module, inputs: Any) -> None:
-        x = inputs[0]
-        found = sizes.get(tuple(x.shape[:2])) if x.dim() >= 3 else None
-        seen.setdefault(layer, set()).add(found or "")
-
-    layers = set(_layers(module))
-    handles = [layer.register_forward_pre_hook(look) for layer in layers]
-    try:
-        with torch.no_grad(), _call(Tokens()):
-            original(module, **named)
-    finally:
-        for handle in handles:
-            handle.remove()
-    paths = {layer: path for path, layer in module.named_modules()}
-    return {paths[layer]: next(iter(each)) for layer, each in seen.items() if len(each) == 1 and "" not in each}
 
 
 def _with_gradients(
     module: Any, named: dict[str, Any], keeps: tuple[Tensor, Tensor], tokens: Tokens
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """What is kept of every output, and the gradient of each parameter."""
-    with torch.enable_grad(), _call(tokens):
+    with torch.enable_grad(), computing(tokens):
         output = original(module, **named)
-        kept = {path: _kept(value, keeps) for path, value in leaves(output) if path.split(".")[0] != "attentions"}
+        rows = {path: kept(value, *keeps) for path, value in leaves(output) if path.split(".")[0] != "attentions"}
         total = sum(
             (each * torch.sin(torch.arange(each.numel(), device=each.device).to(each.dtype)).view_as(each)).sum()
-            for each in kept.values()
+            for each in rows.values()
             if each.is_floating_point() and each.requires_grad
         )
         parameters = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         if not isinstance(total, Tensor):
-            return {path: each.detach() for path, each in kept.items()}, {}
+            return {path: each.detach() for path, each in rows.items()}, {}
         found = torch.autograd.grad(total, [p for _, p in parameters], allow_unused=True)
     gradients = {name: g for (name, _), g in zip(parameters, found, strict=True) if g is not None}
-    return {path: each.detach() for path, each in kept.items()}, gradients
-
-
-def _kept(value: Tensor, keeps: tuple[Tensor, Tensor]) -> Tensor:
-    for keep in keeps:
-        if value.shape[:2] == keep.shape:
-            return value[keep]
-        if value.shape[:1] == (keep.numel(),):
-            return value[keep.flatten()]
-    return value
+    return {path: each.detach() for path, each in rows.items()}, gradients
 
 
 def _different(wanted: Any, found: Any) -> str | None:

@@ -72,10 +72,20 @@ class StructuredBias(ABC):
         """The bias of each pair of a query and a key: (H, Lq, Lk)."""
         return self.of_distances(keys - queries[:, None] - self.offset)
 
+    def between_ranges(self, queries: tuple[int, int], keys: tuple[int, int]) -> Tensor:
+        """The bias of consecutive queries and keys, of [start, end) each: (H, Lq, Lk).
+
+        Each diagonal has one distance, so there are Lq + Lk - 1 values, and each row is a window of them.
+        """
+        (start, end), (first, last) = queries, keys
+        if start == end or first == last:
+            return self.tensor.new_zeros(self.heads, end - start, last - first)
+        distances = torch.arange(first - end + 1, last - start, device=self.tensor.device) - self.offset
+        return self.of_distances(distances).unfold(-1, last - first, 1).flip(-2)
+
     def to_tensor(self, queries: int, keys: int) -> Tensor:
         """The bias of all pairs, (H, queries, keys), as a tensor that other libraries take."""
-        device = self.tensor.device
-        return self.between(torch.arange(queries, device=device), torch.arange(keys, device=device))
+        return self.between_ranges((0, queries), (0, keys))
 
     def _with(self: Bias, tensor: Tensor) -> Bias:
         return replace(self, tensor=tensor)
@@ -245,6 +255,8 @@ class ScoreMod(NamedTuple):
         if self.bias is None:
             return None
         if isinstance(self.bias, StructuredBias):
+            if places is None and not isinstance(block.keys, Tensor):
+                return self.bias.between_ranges(block.rows, block.keys)[None].to(dtype)
             device = self.bias.tensor.device
             rows = torch.arange(*block.rows, device=device)
             keys = block.keys if isinstance(block.keys, Tensor) else torch.arange(*block.keys, device=device)

@@ -1,7 +1,8 @@
 """Attention on the CPU whose scores are capped, biased by distance, or shared with sinks: block by block.
 
 A block is one call of torch's own CPU kernel, which adds the bias of that block, or plain operations, which are
-computed again in the backward pass: for a soft cap, and for a bias that requires grad. No tensor of all pairs is made.
+computed again in the backward pass, for a soft cap. No tensor of all pairs is made. The kernel has no gradient of a
+bias: that of a block's scores is computed beside it, from the log-sum-exps of the forward pass.
 
 Sinks need no scores. With L the log-sum-exp of a query's scores, a sink of logit s leaves the part sigmoid(L - s) of
 its result. The kernel's backward pass takes the log-sum-exp and the result of the forward pass: with those of the
@@ -98,9 +99,8 @@ def attend(
 
 
 def _fits_kernel(q: Tensor, k: Tensor, v: Tensor, mod: ScoreMod, dropout_p: float) -> bool:
-    """Whether torch's kernel computes the blocks: it has no soft cap, no dropout, and no gradient of a bias."""
-    learns = mod.tensor is not None and mod.tensor.requires_grad and torch.is_grad_enabled()
-    if mod.softcap is not None or dropout_p > 0.0 or learns:
+    """Whether torch's kernel computes the blocks: it has no soft cap and no dropout."""
+    if mod.softcap is not None or dropout_p > 0.0:
         return False
     return blocks.takes(q.dtype, q.shape[1], k.shape[1], q.shape[-1], v.shape[-1]) and 0 not in (*q.shape, *k.shape)
 
@@ -290,7 +290,11 @@ class _Scored(torch.autograd.Function):
                 # The gradient of a query that keeps nothing may be anything, and takes no part.
                 above = where_kept(above, block.kept().any(-1, keepdim=True), 0.0)
             if is_fused:
-                found = _fused_gradients(above, (q, k, v, out, norms[index]), block, mod, places, scale)
+                saved = q, k, v, out, norms[index]
+                found = _fused_gradients(above, saved, block, mod, places, scale)
+                if ctx.needs_input_grad[3]:
+                    of_bias = _gradient_of_bias(above, saved, block, mod, places, scale)
+                    found = (*found[:3], of_bias, found[4])
             else:
                 found = _plain_gradients(above, (q, k, v), block, mod, places, scale, ctx.needs_input_grad[:5])
             _add(leaves, block, found)
@@ -360,6 +364,36 @@ def _fused_gradients(
     mean = (above.to(norm.dtype) * part.to(norm.dtype)).sum(-1)
     weight = torch.exp(mod.sinks.to(norm.dtype)[:, None] - norm)
     return dq, dk, dv, None, -(weight * mean).sum((0, 2)).to(mod.sinks.dtype)
+
+
+def _gradient_of_bias(
+    above: Tensor,
+    saved: tuple[Tensor, ...],
+    block: Block,
+    mod: ScoreMod,
+    places: Places | None,
+    scale: float | None,
+) -> Tensor:
+    """The gradient of what the bias is made of: that of a block's scores, summed where the bias is the same."""
+    q, k, v, out, norm = saved
+    one, keys, values, part = block.queries_of(q), block.keys_of(k), block.keys_of(v), block.queries_of(out)
+    wide, shared = norm.dtype, one.shape[1] // keys.shape[1]
+    one, keys, values, part, above = (x.to(wide) for x in (one, keys, values, part, above))
+    if shared > 1:
+        keys, values = (x.repeat_interleave(shared, 1) for x in (keys, values))
+    scores = one @ keys.mT
+    scores.mul_(one.shape[-1] ** -0.5 if scale is None else scale)
+    assert mod.tensor is not None
+    with torch.enable_grad():
+        tensor = mod.tensor.detach().requires_grad_()
+        bias = mod.with_tensors(tensor, None).of_block(block, places, wide)
+    assert bias is not None
+    weights = scores.add_(bias.detach()).sub_(norm[..., None]).exp_()
+    found = (above @ values.mT).sub_((above * part).sum(-1, keepdim=True)).mul_(weights)
+    if (kept := _kept(block)) is not None:
+        found = where_kept(found, kept, 0.0)
+    (gradient,) = torch.autograd.grad(bias, tensor, found.sum_to_size(bias.shape))
+    return gradient
 
 
 def _plain_gradients(

@@ -17,7 +17,7 @@ using ReduceLoop = Loop<3>;
 struct ReduceNest : Nest<3> {
   Mask mask;
   // Whether the mask drops few rows of x, and those whole: they are then prefetched, so that the CPU goes on reading ahead.
-  // mw.explain counts them as read (ops/reduce/reduction.py).
+  // mw.explain counts them as read (ops/operation.py).
   bool few_dropped = false;
 };
 

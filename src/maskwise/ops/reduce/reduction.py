@@ -16,13 +16,10 @@ import torch
 from torch import Tensor
 
 from maskwise.errors import DtypeError, say
-from maskwise.mask import Mask
-from maskwise.ops.arguments import MaskLike
 from maskwise.ops.backends import FLOATING
-from maskwise.ops.operation import ALONG, Describe, Operation, as_bits, define, dropped_blocks, kept_mask, register
+from maskwise.ops.operation import ALONG, Describe, Operation, as_bits, define, dropped_unless_few, kept_mask, register
 from maskwise.ops.torch_private import is_tracing, is_transformed
 from maskwise.plan.cost import Work
-from maskwise.plan.dispatch import Skips
 
 __all__ = [
     "GPU", "backward_of", "define_backward", "full", "may_hold", "need_floating", "nothing_to_reduce", "reduction",
@@ -106,25 +103,8 @@ def reduction(
         gpu=dtypes,
         gpu_from=f"{GPU}:{name}",
         fuses=True,
-        skips=_skips,
+        skips=dropped_unless_few,
     )
-
-
-#: The fewest elements of x for one of a mask, and the part of it that is kept, for kernels to prefetch dropped rows too
-#: (`drops_few`, csrc/reduce_loops.cpp).
-_ROW, _MOST = 16, 0.75
-
-
-def _skips(x: Tensor, mask: MaskLike) -> Skips | int:
-    """What kernels skip: where few rows are dropped, those are prefetched, and count as read.
-
-    >>> [_skips(torch.ones(100, 64), torch.arange(100)[:, None] < n).name for n in (74, 75)]
-    ['READING', 'COMPUTING']
-    """
-    found = dropped_blocks(x, mask)
-    if isinstance(mask, Mask) or found is not Skips.READING or mask.numel() * _ROW > x.numel():
-        return found
-    return Skips.COMPUTING if int(mask.sum()) >= _MOST * mask.numel() else found
 
 
 def save(*, out: bool = True) -> Callable[..., None]:

@@ -27,7 +27,8 @@ from maskwise.plan.explain import kept_elements, record
 
 __all__ = [
     "ALONG", "Describe", "Operation", "as_bits", "as_operand", "define", "differentiate", "dropped_blocks",
-    "dropped_rows", "dropped_unless_few", "eager_function", "has_no_gaps", "kept_mask", "register", "report", "takes_intervals",
+    "dropped_rows", "dropped_unless_few", "eager_function", "has_no_gaps", "kept_mask", "register", "report",
+    "takes_intervals",
 ]  # fmt: skip
 
 #: How an operation describes its work: (route, elements, bytes per element, gradient) -> Work.

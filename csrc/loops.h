@@ -221,10 +221,20 @@ void for_each_run(const Loops<N>& loops, int64_t begin, int64_t end, const Run& 
     return;
   }
   const int64_t inner = loops.back().size;
+  int64_t within = begin % inner;
+  Offset<N> at = offset_of(loops, begin);
   while (begin < end) {
-    const int64_t count = std::min(inner - begin % inner, end - begin);
-    run(offset_of(loops, begin), count);
+    const int64_t count = std::min(inner - within, end - begin);
+    run(at, count);
     begin += count;
+    if (loops.size() == 2) {
+      // A step of the outer loop, without the divisions of offset_of: runs can be short.
+      at.step(loops[1], -within);
+      at.step(loops[0], 1);
+    } else if (begin < end) {
+      at = offset_of(loops, begin);
+    }
+    within = 0;
   }
 }
 

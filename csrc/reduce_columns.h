@@ -109,48 +109,44 @@ struct ReduceColumns : ReduceRows<Op> {
     held = columns;
   }
 
-  // R rows of columns that are kept whole.
-  struct WholeRows {
-    const In* x[R];
-    bool adjacent = false;
-  };
-
-  // Rows of which all columns are kept or none: the kept ones R at a time, wherever they are. Where they lie apart, the CPU
-  // finds no order to read ahead in, and they are prefetched a step ahead.
+  // Rows of which all columns are kept or none: the kept ones R at a time, wherever they are. Where few are kept, they are
+  // prefetched some steps ahead; where few are dropped, the CPU reads ahead, if those are prefetched as well.
   static void accumulate_whole_rows(const Op& op, Columns& held, const ColumnRun& run, int64_t count) {
-    constexpr int64_t kNear = 2048;
+    constexpr int64_t kNear = 2048, kSteps = 8;
     Columns columns = held;
     auto* lanes = reinterpret_cast<Lanes*>(columns.lanes);
     const int64_t x_stride = run.row.stride[kX], m_stride = run.row.stride[kMask], bytes = columns.w * sizeof(In);
+    const bool narrow = x_stride == bytes && bytes <= kNear;
+    const bool most = run.few_dropped;
     const uint8_t* ms[R];
     std::fill_n(ms, R, kAllKept.bytes);
-    const auto accumulate = [&](const WholeRows& rows, bool all) {
+    const auto accumulate = [&](const In* const (&x)[R], bool all) {
       if (columns.pending + R > Op::kPeriod) collect_columns(&op, columns);
       columns.pending += R;
-      if (rows.adjacent && x_stride == bytes && bytes <= kNear) touch(rows.x[0], R * bytes);
-      accumulate_rows(op, lanes, rows.x, ms, columns.w, 0, all);
+      accumulate_rows(op, lanes, x, ms, columns.w, 0, all);
     };
-    WholeRows steps[2];
-    int now = 0, filled = 0;
-    bool ready = false;
+    // Steps that wait for their memory, R rows each: a ring.
+    const In* rows[kSteps][R];
+    const int64_t wait = most ? 0 : std::clamp<int64_t>(kAheadRuns / (R * std::min(bytes, kNear)), 1, kSteps - 1);
+    int64_t filled = 0, done = 0;
     for (int64_t r = 0; r < count; ++r) {
-      if (run.m[r * m_stride] == 0) continue;
-      WholeRows& step = steps[now];
-      step.x[filled++] = reinterpret_cast<const In*>(run.x + r * x_stride);
-      if (filled < R) continue;
-      step.adjacent = reinterpret_cast<const char*>(step.x[0]) == run.x + (r - (R - 1)) * x_stride;
-      if (!step.adjacent)
-        for (const In* x : step.x) prefetch_lines(x, std::min(bytes, kNear));
-      now ^= 1;
-      filled = 0;
-      if (ready) accumulate(steps[now], true);
-      ready = true;
+      const char* x = run.x + r * x_stride;
+      if (run.m[r * m_stride] == 0) {
+        if (most && narrow)
+          for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(x + i);
+        continue;
+      }
+      if (!most)
+        prefetch_lines(x, std::min(bytes, kNear));
+      else if (narrow)
+        touch(x, bytes);
+      rows[filled / R % kSteps][filled % R] = reinterpret_cast<const In*>(x);
+      if (++filled % R == 0 && filled / R > done + wait) accumulate(rows[done++ % kSteps], true);
     }
-    if (ready) accumulate(steps[now ^ 1], true);
-    if (filled > 0) {
-      WholeRows& rest = steps[now];
-      rest.adjacent = false;
-      for (int k = filled; k < R; ++k) rest.x[k] = rest.x[0], ms[k] = kNoneKept.bytes;
+    while (done < filled / R) accumulate(rows[done++ % kSteps], true);
+    if (filled % R != 0) {
+      auto& rest = rows[done % kSteps];
+      for (int k = static_cast<int>(filled % R); k < R; ++k) rest[k] = rest[0], ms[k] = kNoneKept.bytes;
       accumulate(rest, false);
     }
     held = columns;

@@ -16,6 +16,7 @@ struct LogSumExpOp : ReduceOp<LogSumExpOp<T>> {
   using In = T;
   using A = Acc<T>;
   using Out = T;
+  static constexpr bool kComputeBound = true;
   static constexpr A kInf = std::numeric_limits<A>::infinity();
   struct Lanes {
     Vec<A> peak, sum;

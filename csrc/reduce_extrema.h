@@ -41,13 +41,12 @@ struct Position : ReduceOp<Position<T>> {
     }
   }
   // Finds the extremum of a chunk, and only if it is a new one, looks where it was.
-  void run(State& s, const T* x, const uint8_t* m, int64_t n, int64_t at, int64_t beyond, const Behind<T>& behind) const {
+  void run(State& s, const T* x, const uint8_t* m, int64_t n, int64_t at, int64_t beyond, Ahead* ahead) const {
     for (int64_t i = 0; i < n; i += kChunk) {
       const int64_t count = std::min(kChunk, n - i);
       const uint8_t* kept = m == nullptr ? nullptr : m + i;
       typename Extremum<T>::State chunk;
-      accumulate_run(Extremum<T>{{}, order, T(0)}, chunk, x + i, kept, count, n - i - count + beyond,
-                     behind.before(n - i - count));
+      accumulate_run(Extremum<T>{{}, order, T(0)}, chunk, x + i, kept, count, n - i - count + beyond, ahead);
       const A least = chunk.nan ? std::numeric_limits<A>::quiet_NaN() : chunk.least;
       if (chunk.some && wins(least, s))
         s = {least, at + i + find(x + i, kept == nullptr ? kAllKept.bytes : kept, count, least)};

@@ -26,7 +26,8 @@ void accumulate_strided(const Reduction& kernel, void* state, const char* x, int
 }
 
 // Contiguous runs of which all is kept, and which are accumulated a little later, in order: runs that touch are joined to
-// one, and the CPU, which does not read ahead from where one ends to where the next one begins, prefetches meanwhile.
+// one. The CPU does not read ahead from where one ends to where the next one begins: that is prefetched meanwhile, or, where
+// few are dropped, those are prefetched as well.
 class HeldRuns {
  public:
   struct Run {
@@ -34,20 +35,27 @@ class HeldRuns {
     int64_t n, at;
   };
 
-  HeldRuns(const Reduction& kernel, void* state) : kernel_(kernel), state_(state) {}
+  HeldRuns(const Reduction& kernel, void* state, bool few_dropped)
+      : kernel_(kernel), state_(state), few_dropped_(few_dropped) {}
 
   void add(const Run& run) {
     if (size_ > 0) {
       Run& last = runs_[(first_ + size_ - 1) % kHeld];
       if (run.x == last.x + last.n * kernel_.in_bytes && run.at == last.at + last.n) {
         last.n += run.n;
+        if (!few_dropped_) prefetch<2>(run);
         return;
       }
-      const int64_t bytes = std::min(run.n * kernel_.in_bytes, kAheadBytes);
-      for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(run.x + i);
+      if (!few_dropped_) prefetch<2>(run);
     }
-    if (size_ == kHeld) accumulate_first();
+    if (size_ == (few_dropped_ ? 1 : kHeld)) accumulate_first();
     runs_[(first_ + size_++) % kHeld] = run;
+  }
+
+  void drop(const Run& run) {
+    if (!few_dropped_) return;
+    flush();
+    prefetch<3>(run);
   }
 
   void flush() {
@@ -55,8 +63,14 @@ class HeldRuns {
   }
 
  private:
-  static constexpr int kHeld = 4;
-  static constexpr int64_t kAheadBytes = 1024;
+  static constexpr int kHeld = 8;
+  static constexpr int64_t kAheadBytes = 2048;
+
+  template <int kHint>
+  __attribute__((always_inline)) void prefetch(const Run& run) const {
+    const int64_t bytes = std::min(run.n * kernel_.in_bytes, kAheadBytes);
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(run.x + i, 0, kHint);
+  }
 
   void accumulate_first() {
     const Run& run = runs_[first_];
@@ -67,6 +81,7 @@ class HeldRuns {
 
   const Reduction& kernel_;
   void* state_;
+  bool few_dropped_;
   Run runs_[kHeld];
   int first_ = 0, size_ = 0;
 };
@@ -144,7 +159,7 @@ void reduce_columns(const Reduction& kernel, const ReduceNest& nest, const char*
       int64_t from = task % splits * step;
       for_each_run(nest.inner, from, std::min(from + step, nest.length), [&](const Offset<3>& to, int64_t count) {
         const ColumnRun run{x + at[kX] + to[kX], mask, mask.data + at[kMask] + to[kMask], at[kPosition] + to[kPosition],
-                            row, column};
+                            row, column, nest.few_dropped};
         kernel.accumulate_columns(kernel.op, columns, run, count, from);
         from += count;
       });
@@ -177,7 +192,7 @@ void accumulate_range(const Reduction& kernel, void* state, const ReduceNest& ne
   // A nest without inner loops has one element for each output.
   const bool contiguous = nest.inner.empty() || stride == kernel.in_bytes;
   int64_t position = begin;
-  HeldRuns held(kernel, state);
+  HeldRuns held(kernel, state, nest.few_dropped);
   for_each_run(nest.inner, begin, end, [&](const Offset<3>& to, int64_t count) {
     const uint8_t* m = mask.data + from[kMask] + to[kMask];
     const int64_t line = from[kPosition] + to[kPosition];
@@ -191,7 +206,10 @@ void accumulate_range(const Reduction& kernel, void* state, const ReduceNest& ne
     };
     if (run.kept == Kept::all && contiguous) {
       held.add({values + run.begin * kernel.in_bytes, run.end - run.begin, position + run.begin});
-    } else if (run.kept != Kept::none) {
+    } else if (run.kept == Kept::none) {
+      // Of an interval that keeps nothing nothing is touched.
+      if (!mask.has_intervals() && contiguous) held.drop({values, count, position});
+    } else {
       held.flush();
       if (run.kept == Kept::all)
         accumulate(run.begin, run.end - run.begin, nullptr);
@@ -225,8 +243,19 @@ void run_reduction(const Reduction& kernel, const ReduceNest& nest, const void* 
   (columns ? reduce_columns : reduce_rows)(kernel, nest, static_cast<const char*>(x), static_cast<char*>(out));
 }
 
+// Whether a mask of bytes for whole rows of x keeps three quarters of them and more.
+static bool drops_few(const Tensor& x, const Tensor& mask, int64_t along) {
+  constexpr int64_t kRow = 16;
+  const int64_t n = mask.numel();
+  if (along != 0 || n * kRow > x.numel() || !mask.is_contiguous()) return false;
+  const auto* bytes = static_cast<const uint8_t*>(mask.const_data_ptr());
+  int64_t kept = 0;
+  for (int64_t i = 0; i < n; ++i) kept += bytes[i] != 0;
+  return kept * 4 >= n * 3;
+}
+
 static ReduceNest reduce_nest(const Tensor& x, const Tensor& mask, const Dims& dim, int64_t along) {
-  ReduceNest nest{{}, Mask(mask, along, x)};
+  ReduceNest nest{{}, Mask(mask, along, x), drops_few(x, mask, along)};
   const Operand values{&x, static_cast<int64_t>(x.element_size())};
   static_cast<Nest<3>&>(nest) =
       make_nest<3>(x, {values, nest.mask.operand, nest.mask.position}, dim, -1, &nest.mask, kMask);

@@ -16,6 +16,9 @@ enum : int { kX = 0, kMask = 1, kPosition = 2 };
 using ReduceLoop = Loop<3>;
 struct ReduceNest : Nest<3> {
   Mask mask;
+  // Whether the mask drops few rows of x, and those whole: they are then prefetched, so that the CPU goes on reading ahead.
+  // mw.explain counts them as read (ops/operation.py).
+  bool few_dropped = false;
 };
 
 // Contiguous rows, which are a step of `loop` apart, with their mask. Along a row the mask moves by `bits`, its position by
@@ -37,6 +40,7 @@ struct ColumnRun {
   int64_t position;
   const ReduceLoop& row;
   const ReduceLoop& column;
+  bool few_dropped;  // see ReduceNest
 };
 
 // Up to kColumns outputs side by side, and what they have accumulated.

@@ -306,6 +306,31 @@ inline uint64_t set_bytes(const uint8_t* m) {
   return word;
 }
 
+// Which words of eight mask bytes have one that is set, of N bytes, as the lowest N / 8 bits.
+template <int N>
+inline uint64_t set_words(const uint8_t* m) {
+#if MASKWISE_VECTOR_BYTES == 64
+  if constexpr (N == 64) {
+    const __m512i v = _mm512_loadu_si512(m);
+    return _mm512_test_epi64_mask(v, v);
+  }
+#endif
+#if defined(MASKWISE_F16C)
+  if constexpr (N == 32) {
+    const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(m));
+    return 15 & ~_mm256_movemask_pd((__m256d)_mm256_cmpeq_epi64(v, _mm256_setzero_si256()));
+  }
+  if constexpr (N == 64) return set_words<32>(m) | set_words<32>(m + 32) << 4;
+#endif
+  uint64_t words = 0;
+  for (int i = 0; i < N; i += 8) {
+    uint64_t bytes;
+    std::memcpy(&bytes, m + i, 8);
+    words |= static_cast<uint64_t>(bytes != 0) << (i / 8);
+  }
+  return words;
+}
+
 // Whether none of n mask bytes is set; stops at the first that is.
 inline bool none_of(const uint8_t* m, int64_t n) {
   int64_t i = 0;

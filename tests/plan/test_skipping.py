@@ -106,6 +106,13 @@ def test_dropped_rows_are_skipped_by_the_kernels_that_pass_over_them_and_by_no_o
     assert report(call_of(function, OF_ROWS, X.T.contiguous().T)) == (0, 0, 0)
 
 
+def test_where_few_rows_are_dropped_reductions_may_read_them_and_compute_none_of_them():
+    few, many = (mw.Mask(torch.arange(64)[:, None] % n != 1) for n in (8, 2))
+    few.count(), many.count()
+    assert report(lambda: mw.sum(X, few, dim=0))[:2] == (8 * 256, 0)
+    assert report(lambda: mw.sum(X, many, dim=0))[:2] == (32 * 256, 4 * 32 * 256)
+
+
 @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=lambda function: function.name)
 def test_the_dense_route_skips_nothing(function):
     with mw.force("dense"):

@@ -42,7 +42,8 @@ from maskwise.plan.explain import kept_elements, record
 
 __all__ = [
     "ALONG", "Describe", "Operation", "as_bits", "as_operand", "define", "differentiate", "dropped_blocks",
-    "dropped_rows", "eager_function", "has_no_gaps", "kept_mask", "register", "report", "takes_intervals",
+    "dropped_rows", "dropped_unless_few", "eager_function", "has_no_gaps", "kept_mask", "register", "report",
+    "takes_intervals",
 ]  # fmt: skip
 
 #: How an operation describes its work: (route, elements, bytes per element, gradient) -> Work.
@@ -316,6 +317,23 @@ def dropped_blocks(x: torch.Tensor, mask: MaskLike) -> Skips | int:
         return Skips.NOTHING
     some = bits.unflatten(-1, (-1, _BLOCK)).any(-1)
     return int((~some).sum()) * _BLOCK * (x.numel() // bits.numel())
+
+
+#: The fewest elements of x for one of a mask, and the part of it that is kept, for kernels to prefetch dropped rows too
+#: (`drops_few`, csrc/reduce_loops.cpp).
+_ROW, _MOST = 16, 0.75
+
+
+def dropped_unless_few(x: torch.Tensor, mask: MaskLike) -> Skips | int:
+    """The same for reductions: where few rows are dropped, those are prefetched, and count as read.
+
+    >>> [dropped_unless_few(torch.ones(100, 64), torch.arange(100)[:, None] < n).name for n in (74, 75)]
+    ['READING', 'COMPUTING']
+    """
+    found = dropped_blocks(x, mask)
+    if isinstance(mask, Mask) or found is not Skips.READING or mask.numel() * _ROW > x.numel():
+        return found
+    return Skips.COMPUTING if int(mask.sum()) >= _MOST * mask.numel() else found
 
 
 # -- registration with torch.library -----------------------------------------------------------------------------------

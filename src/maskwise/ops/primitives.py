@@ -19,7 +19,16 @@ from maskwise.errors import ArgumentError, DtypeError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import Dim, MaskLike, dims_of
 from maskwise.ops.backends import DEVICE, FLOATING, INTEGRAL, is_kernel_allowed, why_not_served
-from maskwise.ops.operation import ALONG, as_bits, define, dropped_blocks, has_no_gaps, kept_mask, register
+from maskwise.ops.operation import (
+    ALONG,
+    as_bits,
+    define,
+    dropped_blocks,
+    dropped_unless_few,
+    has_no_gaps,
+    kept_mask,
+    register,
+)
 from maskwise.ops.torch_private import has_dispatch_modes, is_tracing, is_vmapped_or_functional
 from maskwise.plan.cost import Work
 
@@ -304,7 +313,7 @@ masked_sum = register(
     gpu=(*FLOATING, *INTEGRAL, torch.bool),
     gpu_from="maskwise.ops.reduce.gpu:sum",
     fuses=True,
-    skips=dropped_blocks,
+    skips=dropped_unless_few,
 )
 _sum_step = replace(masked_sum, is_step=True)
 

@@ -186,6 +186,74 @@ def test_rows_of_every_length_are_reduced_completely(n, density):
         assert_agrees(run("kernel", name, x, mask, 1), x, mask, exact(name, x, mask, 1), name, magnitude=20)
 
 
+def uneven_bits(rows, n):
+    """Rows of which 2 % are kept here and 80 % there, with runs of 64, nothing and everything between them."""
+    parts = [torch.rand(rows, n) < 0.02, torch.rand(rows, n) < 0.8, torch.rand(rows, -(-n // 64)).lt(0.3)]
+    parts[2] = parts[2].repeat_interleave(64, 1)[:, :n]
+    parts += [torch.zeros(rows, n, dtype=torch.bool), torch.ones(rows, n, dtype=torch.bool)]
+    which = torch.randint(len(parts), (rows, -(-n // 512))).repeat_interleave(512, 1)[:, :n]
+    return torch.stack(parts).gather(0, which[None])[0]
+
+
+@every_call
+@pytest.mark.parametrize("level", SIMD_LEVELS if status().loaded else [])
+def test_rows_that_are_sparse_here_and_dense_there_keep_what_their_bits_say(name, kwargs, level):
+    before = torch.ops.maskwise.simd_level(-1)
+    try:
+        torch.ops.maskwise.simd_level(level)
+        for dtype in (torch.float32, torch.float64, torch.bfloat16):
+            # Rows of several chunks and a rest, and more of them than are looked at ahead.
+            x, mask = values(dtype, 24, 9001, around=0.01), uneven_bits(24, 9001)
+            expected = exact(name, x, mask, 1, **kwargs)
+            out = run("kernel", name, x.masked_fill(~mask, torch.nan), mask, 1, **kwargs)
+            assert_agrees(out, x, mask, expected, name, magnitude=10_000)
+    finally:
+        torch.ops.maskwise.simd_level(before)
+
+
+@every_call
+def test_the_bits_of_sparse_rows_do_not_depend_on_the_number_of_threads(name, kwargs):
+    x, mask = torch.randn(300, 4096), uneven_bits(300, 4096)
+    outs = []
+    for threads in (1, 2, 5):
+        torch.set_num_threads(threads)
+        outs.append(run("kernel", name, x, mask, 1, **kwargs))
+    torch.set_num_threads(2)
+    for out in outs[1:]:
+        torch.testing.assert_close(out, outs[0], rtol=0, atol=0, equal_nan=True)
+
+
+@every_call
+@pytest.mark.parametrize("kept", [0.03, 0.3, 0.74, 0.76, 0.97, 1.0])
+def test_positions_of_which_few_or_many_are_dropped_give_the_exact_value(name, kwargs, kept):
+    if kwargs.get("ord", 2) not in (2, 3):
+        pytest.skip("the same loops as the other norms")
+    for width in (64, 700):
+        x, mask = values(torch.float32, 5, 90, width, around=0.01), torch.rand(5, 90, 1) < kept
+        clean, mask[1] = x.clone(), False
+        x = x.masked_fill(~mask, torch.nan)
+        for dim in (1, (1, 2), (0, 1)):
+            if isinstance(dim, tuple) and name in ("argmax", "argmin"):
+                continue
+            expected = exact(name, clean, mask, dim, **kwargs)
+            assert_agrees(run("kernel", name, x, mask, dim, **kwargs), clean, mask, expected, name, magnitude=20_000)
+
+
+def test_intervals_of_every_kind_of_row_are_reduced_completely():
+    """Rows with long and short intervals, none and all of a row, at any start: over the ends of many rows in a line."""
+    generator = torch.Generator().manual_seed(3)
+    for rows, n in ((700, 130), (90, 5003), (300, 1)):
+        x = torch.randn(rows, n + 3)[:, :n]
+        starts = torch.randint(-2, n, (rows,), generator=generator)
+        lengths = torch.randint(0, n + 3, (rows,), generator=generator) * (torch.rand(rows, generator=generator) < 0.8)
+        mask = mw.Mask.from_lengths((starts + lengths).clamp(0, n), n) & mw.Mask.from_lengths(
+            (n - starts).clamp(0, n), n, side="left"
+        )
+        for name in ("sum", "amax", "argmax", "logsumexp", "any"):
+            expected = exact(name, x, mask.to_bool(), 1)
+            assert_agrees(run("kernel", name, x, mask, 1), x, mask, expected, name, magnitude=100)
+
+
 def test_more_than_two_to_the_31_elements_are_reduced():
     n = 2**31 + 4096
     x = torch.zeros(n, dtype=torch.int8)

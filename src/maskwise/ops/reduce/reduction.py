@@ -17,7 +17,7 @@ from torch import Tensor
 
 from maskwise.errors import DtypeError, say
 from maskwise.ops.backends import FLOATING
-from maskwise.ops.operation import ALONG, Describe, Operation, as_bits, define, dropped_blocks, kept_mask, register
+from maskwise.ops.operation import ALONG, Describe, Operation, as_bits, define, dropped_unless_few, kept_mask, register
 from maskwise.ops.torch_private import is_tracing, is_transformed
 from maskwise.plan.cost import Work
 
@@ -103,7 +103,7 @@ def reduction(
         gpu=dtypes,
         gpu_from=f"{GPU}:{name}",
         fuses=True,
-        skips=dropped_blocks,
+        skips=dropped_unless_few,
     )
 
 

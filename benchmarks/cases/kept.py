@@ -271,6 +271,13 @@ APPLY_NORM = Measured(
     _indexed(_layer_norm),
     floor=lambda i: lambda: _layer_norm(i.x),
 )
+APPLY_FUNCTION = Measured(
+    FAMILY,
+    "apply(function of layer_norm)",
+    lambda i: lambda: mw.apply(_layer_norm, i.x, mask=i.keep),
+    _indexed(_layer_norm),
+    floor=lambda i: lambda: _layer_norm(i.x),
+)
 APPLY_TANH = Measured(
     FAMILY,
     "apply(tanh)",
@@ -409,6 +416,7 @@ def _layers() -> Iterator[Case]:
     for work in (LAYER_NORM, MEAN_POOL, MAX_POOL):
         yield _row(work, "sequences", BATCH, None, 0.2, (LAYERS,))
     yield _row(APPLY_NORM, "sequences", BATCH, None, 0.5, (APPLIED,))
+    yield _row(APPLY_FUNCTION, "sequences", BATCH, None, 0.5, (APPLIED,))
     for shape in ((8, 16), (64, 256)):
         yield _row(APPLY_TANH, "random", shape, None, 0.5)
 

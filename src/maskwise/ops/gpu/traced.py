@@ -8,6 +8,7 @@ among its arguments is called by a generated one that takes their elements.
 from __future__ import annotations
 
 import linecache
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -73,9 +74,8 @@ def flatten(kernel: Any, arguments: Mapping[str, Any]) -> tuple[Any, dict[str, A
 @lru_cache(512)
 def _flat(kernel: Any, sizes: tuple[tuple[str, int], ...]) -> Any:
     """The kernel of these sizes of tuples: a function that makes the tuples and calls the other."""
-    from maskwise.ops.gpu import triton as kernels
-
-    triton = kernels.triton
+    # The module of the kernel has imported it.
+    triton = sys.modules["triton"]
     of = dict(sizes)
     constants = {p.name for p in kernel.params if p.is_constexpr}
     untouched = {p.name for p in kernel.params if p.do_not_specialize}

@@ -220,6 +220,8 @@ void for_each_run(const Loops<N>& loops, int64_t begin, int64_t end, const Run& 
     if (begin < end) run(offset_of(loops, begin), loops.empty() ? int64_t{1} : end - begin);
     return;
   }
+  // Of nothing, a loop may have no size to divide by.
+  if (begin >= end) return;
   const int64_t inner = loops.back().size;
   int64_t within = begin % inner;
   Offset<N> at = offset_of(loops, begin);

@@ -508,6 +508,10 @@ ROWS = [
                 f"mw.nn.{name}.forward", lambda pool=pool: pool(MAP, torch.ones(3) > 0), ShapeError, "mask of (1, 8, 8)"
             ),
             Row(f"mw.nn.{name}.forward", lambda pool=pool: pool(MAP, MAP), DtypeError, "mask"),
+            Row(f"mw.nn.{name}.forward", lambda pool=pool: pool(MAP.int()), DtypeError, "input.float()"),
+            Row(f"mw.nn.{name}.forward", lambda pool=pool: pool(MAP[..., :1]), ShapeError, "padding=kernel_size // 2"),
+            Row(f"mw.nn.{name}.outputs", lambda pool=pool: pool.outputs(MAP), DtypeError, "mask != 0"),
+            Row(f"mw.nn.{name}.outputs", lambda pool=pool: pool.outputs(EVERYWHERE[0]), ShapeError, "mask[None]"),
             Row(
                 f"mw.nn.{name}.forward",
                 lambda pool=pool: pool(MAP, torch.ones(8, 8, dtype=torch.bool, device="meta")),
@@ -528,7 +532,9 @@ ROWS = [
     Row("mw.nn.Regions.forward", lambda: REGIONS(MAP, MAP), DtypeError, "mask"),
     Row("mw.nn.Regions.forward", lambda: REGIONS(MAP, EVERYWHERE.to("meta")), DeviceError, "mask.to(x.device)"),
     Row("mw.nn.Regions.forward", lambda: REGIONS(MAP, EVERYWHERE), ArgumentError, "mw.nn.Regions(model.backbone)"),
+    Row("mw.nn.Regions.forward", lambda: REGIONS(MAP.expand(1, 2, 8, 8), EVERYWHERE), ArgumentError, "model(x) shows"),
     Row("mw.nn.Regions.outputs", lambda: REGIONS.outputs(EVERYWHERE[0]), ShapeError, "mask[None]"),
+    Row("mw.nn.Regions.outputs", lambda: REGIONS.outputs(MAP), DtypeError, "mask != 0"),
     Row("mw.nn.Regions.outputs", lambda: POOLED.outputs(EVERYWHERE), ArgumentError, "outputs of a backbone"),
     Row("mw.nn.Incremental", lambda: mw.nn.Incremental(X), DtypeError, "torch.nn."),
     Row("mw.nn.Incremental", lambda: mw.nn.Incremental(nn.Sequential(nn.Dropout())), ArgumentError, "model.eval()"),
@@ -536,6 +542,7 @@ ROWS = [
     Row("mw.nn.Incremental", lambda: mw.nn.Incremental(Writing()), ArgumentError, "torch.where, or a copy"),
     Row("mw.nn.Incremental.__call__", lambda: UPDATED(MAP[0]), ShapeError, "x[None] for one image"),
     Row("mw.nn.Incremental.__call__", lambda: UPDATED(MAP.int()), DtypeError, "x.float()"),
+    Row("mw.nn.Incremental.__call__", lambda: UPDATED(MAP[:0]), ShapeError, "if x.numel(): y = inc(x)"),
     Row("mw.nn.Incremental.__call__", lambda: mw.nn.Incremental(nn.GroupNorm(1, 1))(MAP), ArgumentError, "nn.Conv2d"),
     Row("mw.nn.Incremental.__call__", train_after_tracing, ArgumentError, "model.eval()"),
     Row(

@@ -230,6 +230,7 @@ ROWS = [
     # -- convolutions
     Row("mw.conv2d", conv([1.0]), DtypeError, "torch.as_tensor(x)"),
     Row("mw.conv2d", conv(MAP, weight=None), DtypeError, "torch.as_tensor(weight)"),
+    Row("mw.conv2d", conv(MAP, weight=torch.zeros(0, 3, 3, 3)), ShapeError, "torch.zeros(channels, channels, 3, 3)"),
     Row("mw.conv2d", conv(MAP.to_sparse()), ArgumentError, "x.to_dense()"),
     Row("mw.conv2d", conv(MAP.long()), DtypeError, "x.float()"),
     Row("mw.conv2d", conv(MAP, weight=KERNEL.double()), DtypeError, "weight.to(x.dtype)"),

@@ -166,6 +166,8 @@ def _pretending():
         mock.patch("torch.cuda.current_device", return_value=0),
         mock.patch("torch.cuda.device_count", return_value=1),
         mock.patch("torch.cuda.is_available", return_value=True),
+        # Cached where another test has found no driver.
+        mock.patch("torch._inductor.scheduler.has_triton", return_value=True),
         mock.patch("torch.utils._triton.triton_hash_with_backend", return_value=""),
         mock.patch("torch._inductor.runtime.triton_helpers.set_driver_to_gpu", return_value=None),
         config.patch(fx_graph_cache=False),

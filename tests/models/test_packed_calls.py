@@ -57,22 +57,23 @@ def test_an_encoders_output_of_the_same_length_is_not_packed_with_the_decoders_m
     }
     expected = model(**given).logits
     mw.unpad(model)
-    with mw.explain() as log, pytest.warns(PaddedRunWarning, match="encoder_hidden_states"):
+    with mw.explain() as log:
         found = model(**given).logits
-    assert routes(log) == ["packed", "padded"]
+    assert routes(log) == ["packed", "packed"]
     assert_close_where(KEEP.flip(0), found, expected)
 
 
-def test_a_decoder_with_cross_attention_runs_padded_beside_an_encoders_output():
+def test_a_decoder_with_cross_attention_runs_packed_beside_an_encoders_output():
     settings = {"vocab_size": 99, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, **IDS}
     model = larger(transformers.GPT2LMHeadModel(config("GPT2", **settings, add_cross_attention=True)))
     states = torch.randn(3, 12, 32, generator=torch.Generator().manual_seed(1))
     given = {"input_ids": TOKENS, "attention_mask": KEEP.long(), "use_cache": False, "encoder_hidden_states": states}
     expected = model(**given).logits
     mw.unpad(model)
-    with pytest.warns(PaddedRunWarning, match="encoder_hidden_states"):
+    with mw.explain() as log:
         found = model(**given).logits
-    assert torch.equal(found, expected)
+    assert routes(log) == ["packed"]
+    assert_close_where(KEEP, found, expected)
 
 
 def test_a_number_of_items_as_trainers_pass_it_runs_packed():

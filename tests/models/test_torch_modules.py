@@ -202,7 +202,7 @@ class Own(nn.TransformerEncoderLayer):
 
 
 REFUSED = {
-    "no part of it is of a kind": lambda: nn.Linear(2, 2),
+    "no adapter knows a part of it": lambda: nn.Linear(2, 2),
     "appends a key": lambda: nn.MultiheadAttention(D, HEADS, add_bias_kv=True),
     "a size of their own": lambda: nn.MultiheadAttention(D, HEADS, kdim=8, vdim=8),
 }

@@ -220,7 +220,8 @@ def test_without_a_loss_there_is_nothing_to_split():
 # -- optimize ----------------------------------------------------------------------------------------------------------
 def test_optimize_unpads_a_copy_that_agrees():
     model = gpt2().eval()
-    batch = ids(4, 128, (128, 8, 6, 4))
+    # A twentieth of the tokens is real: more than the noise of a busy machine.
+    batch = ids(32, 128, (128, *[4] * 31))
     better, report = mw.optimize(model, batch)
     assert [step.name for step in report.steps] == ["mw.unpad"], str(report)
     keep = batch["attention_mask"].bool()

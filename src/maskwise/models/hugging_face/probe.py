@@ -29,7 +29,7 @@ from maskwise.models.hugging_face.calls import (
 )
 from maskwise.models.hugging_face.generation import cached, new_cache
 from maskwise.models.hugging_face.layout import CROSS, OTHER, Layout, kind_of, leaves, takes, unpacked
-from maskwise.models.hugging_face.tokens import hold, sequences_of
+from maskwise.models.hugging_face.tokens import hold, release, sequences_of
 from maskwise.models.quantized import replace_quantized, stands_in
 from maskwise.models.routes import Padded
 from maskwise.ops.torch_private import TorchDispatchMode
@@ -242,6 +242,8 @@ def _compare_around(model: Any) -> str | None:
         return _NO_VOCABULARY
     keeps = keep, add_decoder(model, named, keep)
     state_of(model).layers = {}
+    # An earlier comparison may have held some.
+    release(model)
     try:
         with call(Frame(padded=PROBE)):
             state_of(model).layers = sequences_of(model, named, keeps, tuple(packed_parts(model)))

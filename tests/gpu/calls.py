@@ -100,6 +100,8 @@ LAYOUTS += (
     Layout("every other", (4096, 8192), -1, step=2),
     Layout("columns of no whole vectors", (64, 1000, 501), 1),
     Layout("one odd row", (1, 50_001), -1),
+    Layout("two columns", (1025, 2049, 2), 1),
+    Layout("one strided column", (1, 33, 1), 2, mask=(1, 1, 1), step=3),
 )
 #: Single short rows, with gaps and without: elementwise kernels take dims without gaps for one row.
 TINY = tuple(Layout(f"{n} by {step}", (1, n), -1, step=step) for n in (8, 32, 64, 128, 256, 512) for step in (1, 3))

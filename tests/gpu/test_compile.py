@@ -134,7 +134,7 @@ def test_there_is_a_launch_for_each_kind_of_tile():
     passes = {launch.arguments["PASS"] for launch in launches if "PASS" in launch.arguments}
     assert passes == {"registers", "loop", "write"}
     for name, kinds in {
-        "ALIGN": {"aligned", "shifted", ""},
+        "ALIGN": {"aligned", "shifted", "even", ""},
         "MASK": {"bits", "rows"},
         "SIDE": {"rows", "columns"},
         "GROUP": {1, 4},

@@ -37,6 +37,8 @@ class Case:
 LEFT_OUT = {
     "vibevoice": "its tokenizer of sound has no small config",
     "vibevoice_asr": "its tokenizer of sound has no small config",
+    "vits": "it draws random durations, so that no two of its outputs have one shape",
+    "diffusion_gemma": "it draws random tokens, as many as its batch has places, which a packed batch has fewer of",
 }
 """Kinds that cannot be compared, and why."""
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +15,7 @@ from torch.nn import functional
 from maskwise.mask import Mask
 from maskwise.ops.attention import attend, attention
 from maskwise.ops.attention.bias import ScoreMod, StructuredBias
+from maskwise.ops.flops import on_kept_rows
 from maskwise.ops.select.packed import Packed, collect
 
 __all__ = ["PackedMask", "Packing", "Row"]
@@ -84,6 +87,11 @@ class Packing:
     def tokens(self) -> int:
         """How many tokens are computed."""
         return sum(self.lengths) + len(self.watched)
+
+    def counted(self) -> AbstractContextManager[Any]:
+        """Let `mw.FlopCounter` know that the products of a block compute these tokens only."""
+        total, length = self.keep.numel(), self.keep.shape[1]
+        return on_kept_rows(self.tokens, total, (sum(n * n for n in self.lengths), total * length))
 
     @cached_property
     def rows(self) -> list[Row]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from math import prod
@@ -22,7 +22,7 @@ from torch import Tensor
 from maskwise.ops.torch_private import TorchDispatchMode
 from maskwise.plan.explain import explain
 
-__all__ = ["FORMULAS", "FlopCounter", "count_kept", "register_formula"]
+__all__ = ["FORMULAS", "FlopCounter", "count_kept", "on_kept_rows", "register_formula"]
 
 COUNTER = "torch.utils.flop_counter"
 #: The calls that torch's counter counts: a sum, for example, has none.
@@ -61,9 +61,9 @@ class FlopCounter:
     (10240, 5242880)
 
     What is computed is counted by ``torch.utils.flop_counter``: products, convolutions and attention, forward and
-    backward, of any torch code in the block. What masks skip is what `mw.explain` reports for forward passes, and rows
-    that `mw.linear_cross_entropy` leaves out, gradients included. For a function passed to `mw.apply` it is not known,
-    and counts as nothing.
+    backward, of any torch code in the block. What masks skip is what `mw.explain` reports for forward passes, what a
+    function passed to `mw.apply` or an unpadded model would compute for dropped rows in its forward pass, and rows that
+    `mw.linear_cross_entropy` leaves out, gradients included.
 
     Attributes:
         kept: FLOPs that were computed; a multiply-add is two.
@@ -86,6 +86,8 @@ class FlopCounter:
 
         self._stack = ExitStack()
         self._extra = _Skipped()
+        _open.append(self)
+        self._stack.callback(_open.remove, self)
         self._log = self._stack.enter_context(explain())
         self._stack.enter_context(self._extra)
         self._counter = self._stack.enter_context(FlopCounterMode(display=False))
@@ -102,6 +104,47 @@ class FlopCounter:
     def __repr__(self) -> str:
         share = 1.0 if not self.dense else self.kept / self.dense
         return f"FlopCounter(kept={self.kept:,}, dense={self.dense:,}: {share:.0%})"
+
+
+_open: list[FlopCounter] = []
+"""The counters of running blocks."""
+
+
+def on_kept_rows(kept: int, total: int, pairs: tuple[int, int] | None = None) -> AbstractContextManager[Any]:
+    """Let open counters know that products in a block compute some rows of a batch only.
+
+    Args:
+        kept: how many rows they compute.
+        total: how many they would compute without a mask.
+        pairs: the same of attention: pairs of positions; None where it is counted by rows.
+    """
+    return _KeptRows(kept, total, pairs) if _open and kept else nullcontext()
+
+
+class _KeptRows:
+    """Adds to every open counter what dropped rows would take; within another one, nothing."""
+
+    depth = 0
+
+    def __init__(self, kept: int, total: int, pairs: tuple[int, int] | None) -> None:
+        self.kept, self.total, self.pairs = kept, total, pairs
+
+    def __enter__(self) -> None:
+        type(self).depth += 1
+        self.before = [_counts(counter) for counter in _open]
+
+    def __exit__(self, *error: object) -> None:
+        type(self).depth -= 1
+        if type(self).depth:
+            return
+        for counter, before in zip(_open, self.before, strict=True):
+            for op, count in _counts(counter).items():
+                kept, total = self.pairs if self.pairs is not None and "attention" in op else (self.kept, self.total)
+                counter._extra.flops += (count - before.get(op, 0)) * (total - kept) // max(kept, 1)
+
+
+def _counts(counter: FlopCounter) -> dict[str, int]:
+    return {str(op): count for op, count in counter._counter.get_flop_counts().get("Global", {}).items()}
 
 
 class _Skipped(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -161,7 +204,7 @@ def count_kept(mask: Tensor | None, shape: Sequence[int]) -> int:
     return int(mask.sum()) * (prod(shape) // max(mask.numel(), 1))
 
 
-# -- torch's own CPU kernel of attention, which `mw.attention` calls and its counter does not know -------------------
+# -- torch's own CPU kernels that are called here, and that its counter does not know ----------------------------------
 def _flash_attention_for_cpu(q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> int:
     """Torch's own CPU kernel, which its counter does not know; masks and the causal triangle count in full there."""
     batch, heads, queries, width = q.shape
@@ -174,5 +217,11 @@ def _flash_attention_for_cpu_backward(grad: Tensor, q: Tensor, k: Tensor, v: Ten
     return 2 * batch * heads * queries * k.shape[2] * (3 * width + 2 * v.shape[-1])
 
 
+def _onednn_linear(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> int:
+    """A linear layer by oneDNN, which packed models call."""
+    return 2 * x.numel() * weight.shape[0]
+
+
+register_formula("mkldnn::_linear_pointwise", _onednn_linear)
 register_formula("aten::_scaled_dot_product_flash_attention_for_cpu", _flash_attention_for_cpu)
 register_formula("aten::_scaled_dot_product_flash_attention_for_cpu_backward", _flash_attention_for_cpu_backward)

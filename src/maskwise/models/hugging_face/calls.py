@@ -128,7 +128,8 @@ def run_packed(module: nn.Module, named: dict[str, Any], layout: Layout, *, fill
     cache = (new_cache(module) if given is None else given) if fill else None
     if cache is not None:
         packed |= {"past_key_values": packed_cache(cache, layout), "use_cache": True}
-    with call(Frame(layout, ids=named.get("input_ids"))), fast_linear(tokens=layout.tokens):
+    frame = Frame(layout, ids=named.get("input_ids"))
+    with call(frame), layout.packing.counted(), fast_linear(tokens=layout.tokens):
         output = original(module, **packed)
     if cache is not None:
         output["past_key_values"] = cache

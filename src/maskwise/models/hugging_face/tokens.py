@@ -84,7 +84,8 @@ def linear_forward(self: Any, x: Tensor) -> Tensor:
     if packing is None or x.dim() < 3 or x.shape[:2] != packing.keep.shape:
         out: Tensor = forward(self, x)
         return out
-    return packing.unpack(forward(self, packing.pack(x)))
+    with packing.counted():
+        return packing.unpack(forward(self, packing.pack(x)))
 
 
 def hold(model: nn.Module, sequences: dict[str, str]) -> None:

@@ -15,6 +15,7 @@ from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
 from maskwise.ops.arguments import MaskLike, need_dense
 from maskwise.ops.backends import why_not_served
+from maskwise.ops.flops import on_kept_rows
 from maskwise.ops.primitives import fill_dropped, fits_dtype
 from maskwise.ops.row_functions import RowFunction, find
 from maskwise.ops.select.arguments import line_up
@@ -387,18 +388,23 @@ def _run_on_kept(fn: Callable[..., Any], arguments: list[Any], lead: Mask, other
         mask = mask_of_rows(lead)
         packed = [pack_rows_forward(x, mask)]
         n = packed[0].shape[0]
-        outs = _called(fn, packed)
+        with on_kept_rows(n, lead.numel()):
+            outs = _called(fn, packed)
         # Released before the result is allocated.
         packed.clear()
         return _each(outs, lambda out: _unpacked(_checked(out, n), mask, lead, other))
     if grad and len(arguments) == 1 and not isinstance(other, Tensor) and _is_few(x):
         bits = lead.to_bool()
         few = index_rows(x, bits)
-        return _each(_called(fn, [few]), lambda out: _scatter_few(_checked(out, few.shape[0]), bits, other))
+        with on_kept_rows(few.shape[0], lead.numel()):
+            outs = _called(fn, [few])
+        return _each(outs, lambda out: _scatter_few(_checked(out, few.shape[0]), bits, other))
     capacity = None if lead.device.type == "cpu" else lead.facts.count
     rows = [collect(a, lead, capacity=capacity).values if isinstance(a, Tensor) and a.dim() else a for a in arguments]
     count = rows[0].shape[0]
-    return _each(_called(fn, rows), lambda out: Packed(_checked(out, count), lead, capacity).unpack(other))
+    with on_kept_rows(count, lead.numel()):
+        outs = _called(fn, rows)
+    return _each(outs, lambda out: Packed(_checked(out, count), lead, capacity).unpack(other))
 
 
 def _unpacked(values: Tensor, mask: Tensor, lead: Mask, other: float | Tensor) -> Tensor:

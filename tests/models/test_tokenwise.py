@@ -123,3 +123,12 @@ def test_a_model_that_reads_what_is_dropped_is_refused():
 
     with pytest.raises(mw.models.UnsupportedModelError):
         mw.unpad(Mean(transformers.GPTJConfig(**GPTJ)))
+
+
+def test_experts_with_a_capacity_are_refused_since_dropped_tokens_take_a_part_of_it():
+    sizes = {"vocab_size": 99, "d_model": 32, "d_kv": 16, "d_ff": 64, "num_heads": 2, "num_experts": 2}
+    config = transformers.SwitchTransformersConfig(
+        num_layers=2, num_decoder_layers=2, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1, **sizes
+    )
+    with pytest.raises(mw.models.UnsupportedModelError, match="gives experts a capacity"):
+        mw.unpad(transformers.SwitchTransformersForConditionalGeneration(config))

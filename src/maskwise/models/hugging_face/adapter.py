@@ -13,7 +13,7 @@ from maskwise.models.hugging_face.calls import PREFIX, STATE, State, packed_part
 from maskwise.models.hugging_face.families import families_of, is_eager, patch, unpatch
 from maskwise.models.hugging_face.forwards import cover, uncover
 from maskwise.models.hugging_face.layout import padding_aware_embeddings, takes
-from maskwise.models.hugging_face.probe import check, mixing_module
+from maskwise.models.hugging_face.probe import check, mixing_module, shared_capacity
 
 __all__ = ["HuggingFaceAdapter"]
 
@@ -66,7 +66,8 @@ class HuggingFaceAdapter:
         patch(base)
         try:
             cover(base, _state(base))
-            reason = _why_mixing(base) if base.device.type == "meta" else check(base)
+            if (reason := shared_capacity(base)) is None:
+                reason = _why_mixing(base) if base.device.type == "meta" else check(base)
             if reason is not None:
                 raise UnsupportedModelError(reason)
             if module is not base:

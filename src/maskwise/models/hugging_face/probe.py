@@ -44,6 +44,7 @@ __all__ = [
     "kept",
     "masks",
     "mixing_module",
+    "shared_capacity",
     "unchanged",
     "with_random_weights",
 ]
@@ -529,4 +530,15 @@ def mixing_module(model: nn.Module, inner: tuple[str, ...] = ()) -> str | None:
         wide = isinstance(module, (nn.Conv1d, nn.ConvTranspose1d)) and module.kernel_size != (1,)
         if wide or isinstance(module, (nn.RNNBase, nn.BatchNorm1d, nn.InstanceNorm1d)):
             return f"{path}, a {type(module).__name__}, mixes tokens"
+    return None
+
+
+def shared_capacity(model: nn.Module) -> str | None:
+    """The router whose experts compute so many tokens of a batch and no more, dropped ones included; None without one.
+
+    The comparison does not show it: its batch is smaller than any capacity.
+    """
+    for path, module in model.named_modules():
+        if hasattr(module, "expert_capacity"):
+            return f"{path}, a {type(module).__name__}, gives experts a capacity, which all tokens of a batch share"
     return None

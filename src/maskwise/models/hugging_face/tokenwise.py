@@ -34,6 +34,7 @@ from maskwise.models.hugging_face.probe import (
     difference,
     kept,
     masks,
+    shared_capacity,
     unchanged,
     with_random_weights,
 )
@@ -106,6 +107,8 @@ class TokenwiseAdapter:
         try:
             if any(isinstance(each, BATCH_NORMS) for each in module.modules()):
                 raise ReadsDroppedError("a norm of a batch counts all tokens")
+            if (reason := shared_capacity(module)) is not None:
+                raise ReadsDroppedError(reason)
             if not _is_meta(module) and (reason := _check(module)) is not None:
                 if isinstance(reason, QuantizesBatch):
                     raise QuantizesBatchError(reason)

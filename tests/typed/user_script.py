@@ -414,7 +414,7 @@ def models(model: nn.Module) -> None:
     packing = mw.models.Packing.of(torch.ones(2, 3, dtype=torch.bool))
     attending = mw.models.PackedMask(packing)
     q = torch.randn(packing.tokens, 2, 4)
-    print([row.keys for row in packing.rows], packing.columns.shape)
+    print([row.keys for row in packing.rows], packing.columns.shape, packing.is_contiguous, packing.key_rows.shape)
     assert_type(attending.attend(q, q, q), Tensor)
     known = list(mw.models.adapters())
 

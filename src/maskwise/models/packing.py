@@ -18,7 +18,7 @@ from maskwise.ops.attention.bias import ScoreMod, StructuredBias
 from maskwise.ops.flops import on_kept_rows
 from maskwise.ops.select.packed import Packed, collect
 
-__all__ = ["PackedMask", "Packing", "Row"]
+__all__ = ["PackedMask", "Packing", "Row", "on_kept_tokens"]
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,6 @@ class Packing:
         """How many tokens are computed."""
         return sum(self.lengths) + len(self.watched)
 
-    def counted(self) -> AbstractContextManager[Any]:
-        """Let `mw.FlopCounter` know that the products of a block compute these tokens only."""
-        total, length = self.keep.numel(), self.keep.shape[1]
-        return on_kept_rows(self.tokens, total, (sum(n * n for n in self.lengths), total * length))
-
     @cached_property
     def rows(self) -> list[Row]:
         """The rows of each sequence."""
@@ -129,6 +124,12 @@ class Packing:
     def unpack(self, x: Tensor) -> Tensor:
         """The padded layout: (N, *rest) to (B, L, *rest), with 0 where nothing was computed."""
         return Packed(x, self.mask).unpack()
+
+
+def on_kept_tokens(packing: Packing) -> AbstractContextManager[Any]:
+    """Let `mw.FlopCounter` know that the products of a block compute these tokens only."""
+    total, length = packing.keep.numel(), packing.keep.shape[1]
+    return on_kept_rows(packing.tokens, total, (sum(n * n for n in packing.lengths), total * length))
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from maskwise.models.adapter import MixesTokens
 from maskwise.models.linear import fast_linear
-from maskwise.models.packing import PackedMask, Packing
+from maskwise.models.packing import PackedMask, Packing, on_kept_tokens
 from maskwise.models.routes import Padded, dispatch, routes
 from maskwise.nn.binding import bind, is_bound, unbind
 from maskwise.ops.torch_private import has_output_hooks, is_tracing, is_transformed
@@ -380,7 +380,7 @@ def layer_forward(
 
 def _packed_layer(self: nn.TransformerEncoderLayer, mask: PackedMask, src: Tensor, *rest: Any) -> Tensor:
     batch_first, packing = self.self_attn.batch_first, mask.packing
-    with packing.counted(), fast_linear(tokens=packing.tokens):
+    with on_kept_tokens(packing), fast_linear(tokens=packing.tokens):
         out = packing.unpack(_run_layer(self, packing.pack(src if batch_first else src.transpose(0, 1)), mask))
     return out if batch_first else out.transpose(0, 1)
 
@@ -423,7 +423,7 @@ def encoder_forward(
 def _packed_encoder(self: nn.TransformerEncoder, mask: PackedMask, src: Tensor, *rest: Any) -> Tensor:
     batch_first = self.layers[0].self_attn.batch_first
     x = mask.packing.pack(src if batch_first else src.transpose(0, 1))
-    with mask.packing.counted(), fast_linear(tokens=len(x)):
+    with on_kept_tokens(mask.packing), fast_linear(tokens=len(x)):
         for layer in self.layers:
             x = layer(x, src_mask=mask, is_causal=mask.is_causal, src_key_padding_mask=None)
     if self.norm is not None:

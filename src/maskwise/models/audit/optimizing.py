@@ -101,7 +101,7 @@ def optimize(
         model: any module. It is not changed, which is how to go back; the result is a copy, so an optimizer is made
             from its parameters.
         batch: what the model is called with, as for `mw.audit`, of typical sizes.
-        mask: as for `mw.audit`.
+        mask: a Mask or a bool tensor (B, L); True means keep. By default it is found, as for `mw.audit`.
         loss: as for `mw.audit`; for a model in training.
 
     Returns:

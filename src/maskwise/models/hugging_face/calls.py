@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from maskwise.models.hugging_face.generation import new_cache, packed_cache
 from maskwise.models.hugging_face.layout import Layout, keys_of, mask_of, pack_arguments
 from maskwise.models.linear import fast_linear
-from maskwise.models.packing import Packing
+from maskwise.models.packing import Packing, on_kept_tokens
 from maskwise.models.quantized import QuantizedLayers
 from maskwise.models.routes import Padded
 
@@ -129,7 +129,7 @@ def run_packed(module: nn.Module, named: dict[str, Any], layout: Layout, *, fill
     if cache is not None:
         packed |= {"past_key_values": packed_cache(cache, layout), "use_cache": True}
     frame = Frame(layout, ids=named.get("input_ids"))
-    with call(frame), layout.packing.counted(), fast_linear(tokens=layout.tokens):
+    with call(frame), on_kept_tokens(layout.packing), fast_linear(tokens=layout.tokens):
         output = original(module, **packed)
     if cache is not None:
         output["past_key_values"] = cache

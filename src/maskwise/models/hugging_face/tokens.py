@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from maskwise.models.hugging_face.calls import original
-from maskwise.models.packing import Packing
+from maskwise.models.packing import Packing, on_kept_tokens
 from maskwise.models.quantized import is_quantized, own_forward
 from maskwise.nn.binding import bind, is_bound, unbind
 
@@ -84,7 +84,7 @@ def linear_forward(self: Any, x: Tensor) -> Tensor:
     if packing is None or x.dim() < 3 or x.shape[:2] != packing.keep.shape:
         out: Tensor = forward(self, x)
         return out
-    with packing.counted():
+    with on_kept_tokens(packing):
         return packing.unpack(forward(self, packing.pack(x)))
 
 

@@ -171,11 +171,9 @@ def _mse(i: Masked) -> Call:
 
 def _weights(i: Masked) -> tuple[Tensor, Tensor, mw.Mask]:
     """An input, a weight of as many outputs as x has rows, but not more than 256, and what is kept of it."""
-    x, keep = i.x.flatten(0, -2), i.keep.flatten(0, -2)[:256]
-    weight = torch.rand(keep.shape, generator=torch.Generator().manual_seed(1)).to(x.device)
-    mask = mw.Mask(keep)
-    if i.mask.operand == "intervals":
-        mask = i.mask[:256] if i.mask.ndim == 2 else mw.Mask.from_lengths(mask.lengths, keep.shape[-1])
+    x = i.x.flatten(0, -2)
+    mask = (i.mask if i.mask.operand == "intervals" else mw.Mask(i.keep)).expand(i.x.shape).flatten(0, -2)[:256]
+    weight = torch.rand(mask.shape, generator=torch.Generator().manual_seed(1)).to(x.device)
     return x[:64], weight, mask
 
 

@@ -109,6 +109,13 @@ def test_every_function_of_the_sweep_runs_and_agrees_by_every_route(swept, layou
     assert result.route in routes if routes else result.route is None
 
 
+@pytest.mark.parametrize("case", [case for case in SWEEP if case.name.startswith("linear sweep 32x128x256 keep=50%")])
+def test_the_mask_of_a_weight_has_its_shape_and_keeps_its_kind(case):
+    _, weight, mask = case.setup(case)
+    assert mask.shape == weight.shape == (256, 256)
+    assert mask.operand == ("bits" if case.name.endswith(("contiguous", "strided")) else "intervals")
+
+
 def test_strided_inputs_are_strided_and_equal_to_contiguous_ones():
     cases = [case for case in SWEEP if case.name.startswith("sum sweep 64x128 keep=50%")]
     contiguous, strided, lengths, *others = (case.setup(case) for case in cases)

@@ -313,6 +313,10 @@ class StructureConformance:
             assert got.count() == int(want.sum())
             assert torch.equal(got.to_bool(), want)
         if ndim >= 2:
+            rows = mask.expand(lead, *mask.shape).flatten(0, -2)
+            assert torch.equal(rows.to_bool(), expected.expand(lead, *expected.shape).flatten(0, -2))
+            assert rows.operand == "intervals" or mask._structure.along != -1 or mask.shape[-1] <= 1
+            assert torch.equal(rows.reshape(lead, *mask.shape).to_bool(), expected.expand(lead, *expected.shape))
             assert torch.equal(mask.mT.to_bool(), expected.mT)
             assert torch.equal(mask.transpose(0, -1).to_bool(), expected.transpose(0, -1))
             assert torch.equal(mask.movedim(0, -1).to_bool(), expected.movedim(0, -1))

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from maskwise.errors import ArgumentError, ShapeError, say
 from maskwise.mask.checks import need_data
-from maskwise.mask.structures import Dense, affine
-from maskwise.mask.structures.base import assemble, take_apart
+from maskwise.mask.structures import Constant, Dense, Intervals, affine
+from maskwise.mask.structures.base import Structure, assemble, take_apart
 
 if TYPE_CHECKING:
     from maskwise.mask.mask import Mask
@@ -227,10 +227,12 @@ def movedim(mask: Mask, source: int, destination: int) -> Mask:
 
 
 def reshape(mask: Mask, *shape: int | Sequence[int]) -> Mask:
-    """Return the mask in another shape; structure survives where only dims of size 1 come or go.
+    """Return the mask in another shape; intervals stay intervals where the dim that they lie along keeps its size.
 
     >>> from maskwise import Mask
     >>> Mask.from_lengths([2, 4]).reshape(2, 1, 4).facts.kind
+    'intervals'
+    >>> Mask.causal(4).expand(2, 8, 4, 4).flatten(0, 2).facts.kind
     'intervals'
     >>> Mask.from_lengths([2, 4]).reshape(-1).shape
     torch.Size([8])
@@ -250,8 +252,23 @@ def reshape(mask: Mask, *shape: int | Sequence[int]) -> Mask:
     if prod(sizes) != prod(old) or any(size < 0 for size in sizes):
         must = f"hold as many positions as {tuple(old)}, {prod(old)}"
         raise ShapeError(say("Mask.reshape", "shape", must=must, got=_flat(shape), hint="mask.reshape(-1)"))
-    view = affine.reshape_ones(old, sizes)
-    return mask._wrap(Dense(mask.to_bool().reshape(sizes)) if view is None else mask._structure.view(view))
+    return mask._wrap(_in_shape(mask._structure, tuple(sizes)) or Dense(mask.to_bool().reshape(sizes)))
+
+
+def _in_shape(structure: Structure, shape: tuple[int, ...]) -> Structure | None:
+    """The structure in another shape of as many positions, without its bits; None where they are needed."""
+    old = structure.shape
+    view = affine.reshape_ones(old, shape)
+    if view is not None:
+        return structure.view(view)
+    if isinstance(structure, Constant):
+        return Constant(shape, structure.device, structure.value)
+    if structure.along != -1 or shape[-1:] != old[-1:] or prod(shape[:-1]) != prod(old[:-1]):
+        return None
+    starts, ends = (
+        None if b is None else b.squeeze(-1).expand(old[:-1]).reshape(shape[:-1]) for b in structure.bounds()
+    )
+    return Intervals.between(starts, ends, shape, structure.device, structure.known_count)
 
 
 def flatten(mask: Mask, start_dim: int = 0, end_dim: int = -1) -> Mask:

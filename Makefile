@@ -145,6 +145,8 @@ models-table: install  ## Run the sweep and write what it finds: its table and d
 
 # The sanitizer runtimes must be in the process before Python is, hence LD_PRELOAD; libstdc++ goes with them so that
 # AddressSanitizer finds the exception machinery it intercepts. Python itself leaks by design: no leak detection.
+# A report is written straight to the file descriptor just before a worker dies: pytest must not hold it back, and
+# faulthandler must not take its place.
 .PHONY: test-sanitize
 test-sanitize: install  ## Kernel tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	$(STEP) sanitize "building the C++ kernels with sanitizers" $(WITH_TOOLS) MASKWISE_SANITIZE=1 \
@@ -153,8 +155,9 @@ test-sanitize: install  ## Kernel tests under AddressSanitizer and UndefinedBeha
 	    LD_PRELOAD="$$(for name in asan ubsan stdc++; do $(CXX) -print-file-name=lib$$name.so; done | tr '\n' ' ')" \
 	    ASAN_OPTIONS=detect_leaks=0:halt_on_error=1:abort_on_error=0:exitcode=99 \
 	    UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
-	    PYTHONMALLOC=malloc \
-	    $(BIN)/python tests/packaging/sanitized.py $(ARGS)
+	    PYTHONMALLOC=malloc OMP_WAIT_POLICY=passive \
+	    $(BIN)/python -m pytest -p tests.packaging.sanitized -p no:faulthandler -p no:cacheprovider --capture=sys -m kernel \
+	    -n $(WORKERS) --dist worksteal $(or $(ARGS),tests)
 
 # The suites of laws and of ops meet the Triton kernels, which Triton's interpreter runs on the CPU. That takes ten
 # minutes; `make test-gpu SHARE=7` takes every seventh test of the laws.

@@ -1,20 +1,17 @@
-"""Run the kernel tests in this process, after making sure that the sanitized extension is what they will meet.
+"""A pytest plugin: every process that runs tests must meet the sanitized extension.
 
-`make test-sanitize` starts this with the sanitizer runtimes preloaded. A run that silently took the ordinary extension
-would prove nothing, so that is checked first.
+`make test-sanitize` loads it with the sanitizer runtimes preloaded. A run that silently took the ordinary extension
+would prove nothing, so each worker checks that first.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 
-def main(arguments: list[str]) -> int:
-    """Check the extension, then hand over to pytest."""
-    import pytest
-
+def pytest_configure() -> None:
+    """Check the extension of this process before it collects a test."""
     from maskwise.ops import backends
 
     status = backends.status()
@@ -25,11 +22,3 @@ def main(arguments: list[str]) -> int:
     binary = Path(wanted).read_bytes()
     assert b"__asan_init" in binary, f"{wanted} was built without AddressSanitizer"
     assert b"__ubsan_handle" in binary, f"{wanted} was built without UndefinedBehaviorSanitizer"
-    # A report is written straight to the file descriptor just before the process dies: pytest must not hold it back,
-    # and faulthandler must not take its place.
-    quiet = ["--capture=sys", "-p", "no:faulthandler", "-p", "no:cacheprovider"]
-    return pytest.main(["-m", "kernel", *quiet, *(arguments or ["tests"])])
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

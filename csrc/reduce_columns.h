@@ -193,27 +193,32 @@ struct ReduceColumns : ReduceRows<Op> {
     held = columns;
   }
 
-  // Rows with a byte for each column, which are looked at a step before they are accumulated: what blocks of columns keep is
-  // prefetched meanwhile, and where a block is kept as a whole or not at all, only the rows that keep it are read.
-  static void accumulate_bits(const Op& op, Columns& held, const ColumnRun& run, int64_t count) {
+  // Whether few blocks of `count` rows with a byte for each column keep something, by some of them.
+  static bool few_blocks(const ColumnRun& run, int64_t count, int64_t w) {
+    constexpr int64_t kSamples = 8;
+    const int64_t down = ceil_div(count, kSamples), across = ceil_div(w / kMaskBlock, kSamples) * kMaskBlock;
+    int64_t some = 0, all = 0;
+    for (int64_t r = 0; r < count; r += down)
+      for (int64_t j = 0; j + kMaskBlock <= w; j += across, ++all)
+        some += set_bytes<kMaskBlock>(run.m + r * run.row.stride[kMask] + j) != 0;
+    return some * 4 < all * 3;
+  }
+
+  // Rows with a byte for each column, of which few blocks are kept: they are looked at a step before they are accumulated, and
+  // what they keep is prefetched meanwhile. Of a block only the rows that keep something are read.
+  static void accumulate_blocks_kept(const Op& op, Columns& held, const ColumnRun& run, int64_t count) {
     constexpr int64_t B = std::max<int64_t>(kMaskBlock, L), kBlocks = kColumns / B;
     Columns columns = held;
     auto* lanes = reinterpret_cast<Lanes*>(columns.lanes);
     const int64_t x_stride = run.row.stride[kX], m_stride = run.row.stride[kMask], w = columns.w, blocks = w / B;
     const auto row_of = [&](int64_t r) { return reinterpret_cast<const In*>(run.x + r * x_stride); };
     uint64_t sets[2][kBlocks][R];
-    bool few = false;
     const auto look = [&](int64_t r, uint64_t (&of)[kBlocks][R]) {
-      int64_t some = 0;
       for (int k = 0; k < R; ++k)
         for (int64_t b = 0; b < blocks; ++b) {
           of[b][k] = r + k < count ? set_bytes<kMaskBlock>(run.m + (r + k) * m_stride + b * B) : 0;
-          if (of[b][k] == 0) continue;
-          ++some;
-          if (few) prefetch_lines(row_of(r + k) + b * B, B * sizeof(In));
+          if (of[b][k] != 0) prefetch_lines(row_of(r + k) + b * B, B * sizeof(In));
         }
-      // Where many are kept, the CPU reads ahead by itself.
-      few = some * 4 < blocks * R * 3;
     };
     look(0, sets[0]);
     for (int64_t r = 0; r < count; r += R) {
@@ -267,9 +272,25 @@ struct ReduceColumns : ReduceRows<Op> {
       return accumulate_bounded(self(op), held, run, count, at);
     if (!run.mask.has_intervals() && run.column.stride[kMask] == 0 && run.row.stride[kMask] != 0)
       if (!Op::kPositions || !run.few_dropped) return accumulate_whole_rows(self(op), held, run, count, at);
+    // Where many blocks are kept, the CPU reads ahead by itself.
+    constexpr int64_t kRows = 256;
+    const bool in_blocks = !run.mask.has_intervals() && run.column.stride[kMask] == 1 && held.w >= 2 * kMaskBlock;
+    if (Op::kPositions || !in_blocks) return accumulate_masked(op, held, run, count, at);
     if constexpr (!Op::kPositions)
-      if (!run.mask.has_intervals() && run.column.stride[kMask] == 1 && held.w >= 2 * kMaskBlock)
-        return accumulate_bits(self(op), held, run, count);
+      for (int64_t r = 0; r < count; r += kRows) {
+        ColumnRun part = run;
+        part.x += r * run.row.stride[kX];
+        part.m += r * run.row.stride[kMask];
+        const int64_t n = std::min(kRows, count - r);
+        if (few_blocks(part, n, held.w))
+          accumulate_blocks_kept(self(op), held, part, n);
+        else
+          accumulate_masked(op, held, part, n, at + r);
+      }
+  }
+
+  // Rows by whatever mask they have, R at a time.
+  static void accumulate_masked(const void* op, Columns& held, const ColumnRun& run, int64_t count, int64_t at) {
     // In registers: what is written through a pointer to char could be any of it.
     Columns columns = held;
     const Mask& mask = run.mask;

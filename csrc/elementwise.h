@@ -215,9 +215,10 @@ class Elementwise {
   }
 
   // What look_ahead says, of the line at `to`; of one that is kept as a whole nothing, since the CPU reads on to the next.
+  // Always inlined, both: see prefetch_line (reduce_rows.h).
   __attribute__((always_inline)) void prefetch_later(const Offset<kElementOperands>& to) const {
     const int last = of.count - 1;
-    const auto prefetch = [&](int64_t begin, int64_t end) {
+    const auto prefetch = [&](int64_t begin, int64_t end) __attribute__((always_inline)) {
       const char* from = data[0] + to[0] + begin * stride[0];
       const char* result = data[last] + to[last] + begin * stride[last];
       for (int64_t i = 0; i < (end - begin) * stride[0]; i += 64) {

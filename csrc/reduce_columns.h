@@ -149,18 +149,19 @@ struct ReduceColumns : ReduceRows<Op> {
     const uint8_t* ms[R];
     std::fill_n(ms, R, kAllKept.bytes);
     const auto accumulate = [&](const In* const (&x)[kStep], int64_t r, bool all) {
-      const bool leaves = Op::kPositions && at + r + 1 - columns.base > Op::kPeriod;
-      if (columns.pending + kStep > Op::kPeriod || leaves) collect_columns(&op, columns);
-      if (columns.pending == 0) columns.base = at + r;
-      columns.pending += kStep;
-      if constexpr (Op::kPositions)
+      if (columns.pending + kStep > Op::kPeriod) collect_columns(&op, columns);
+      if constexpr (Op::kPositions) {
+        if (at + r + 1 - columns.base > Op::kPeriod) collect_columns(&op, columns);
+        if (columns.pending == 0) columns.base = at + r;
         accumulate_range(op, lanes, x[0], 0, columns.w, static_cast<BitsOf<A>>(at + r - columns.base));
-      else
+      } else {
         accumulate_rows(op, lanes, x, ms, columns.w, 0, all);
+      }
+      columns.pending += kStep;
     };
     // Steps that wait for their memory: a ring.
     const In* rows[kSteps][kStep];
-    int64_t last[kSteps];
+    int64_t places[kSteps] = {};  // of rows by themselves
     const int64_t wait = most ? 0 : std::clamp<int64_t>(kAheadRuns / (kStep * std::min(bytes, kNear)), 1, kSteps - 1);
     int64_t filled = 0, done = 0;
     const auto next = [&] { return done++ % kSteps; };
@@ -176,19 +177,19 @@ struct ReduceColumns : ReduceRows<Op> {
       else if (narrow)
         touch(x, bytes);
       rows[filled / kStep % kSteps][filled % kStep] = reinterpret_cast<const In*>(x);
-      last[filled / kStep % kSteps] = r;
+      if constexpr (Op::kPositions) places[filled % kSteps] = r;
       if (++filled % kStep != 0 || filled / kStep <= done + wait) continue;
       const int64_t step = next();
-      accumulate(rows[step], last[step], true);
+      accumulate(rows[step], places[step], true);
     }
     while (done < filled / kStep) {
       const int64_t step = next();
-      accumulate(rows[step], last[step], true);
+      accumulate(rows[step], places[step], true);
     }
     if (filled % kStep != 0) {
       auto& rest = rows[done % kSteps];
       for (int k = static_cast<int>(filled % kStep); k < kStep; ++k) rest[k] = rest[0], ms[k] = kNoneKept.bytes;
-      accumulate(rest, last[done % kSteps], false);
+      accumulate(rest, 0, false);
     }
     held = columns;
   }

@@ -98,6 +98,16 @@ class Elementwise {
     parallel_uneven(tasks(), each, [&](int64_t begin, int64_t end) { run_tasks(begin, end, run); });
   }
 
+  // Of lines of which a part is kept, has the first `bytes` of what is kept `lines` later prefetched, of the first operand and
+  // of the last one: the CPU reads ahead along a line, and not from where one ends to where the next one begins.
+  void look_ahead(int64_t lines, int64_t bytes) {
+    const bool in_bits = !mask.has_intervals() && inner.stride[of.mask] == 1;
+    const bool in_intervals = inner.stride[of.mask] == 0 && inner.stride[kElementPosition] != 0;
+    if (!(in_bits || in_intervals) || tiled || buffered > 0) return;
+    ahead_lines = lines;
+    ahead_bytes = bytes;
+  }
+
   // The same where the elements are written, as those of a result that has no gaps; of one that is zeros already, without
   // the runs of which nothing is kept.
   template <class Run>
@@ -204,13 +214,40 @@ class Elementwise {
     part(Kept::none, kept.end, n);
   }
 
+  // What look_ahead says, of the line at `to`; of one that is kept as a whole nothing, since the CPU reads on to the next.
+  // Always inlined, both: see prefetch_line (reduce_rows.h).
+  __attribute__((always_inline)) void prefetch_later(const Offset<kElementOperands>& to) const {
+    const int last = of.count - 1;
+    const auto prefetch = [&](int64_t begin, int64_t end) __attribute__((always_inline)) {
+      const char* from = data[0] + to[0] + begin * stride[0];
+      const char* result = data[last] + to[last] + begin * stride[last];
+      for (int64_t i = 0; i < (end - begin) * stride[0]; i += 64) {
+        __builtin_prefetch(from + i);
+        __builtin_prefetch(result + i, 1);
+      }
+    };
+    const int64_t most = ahead_bytes / stride[0];
+    const KeptRun kept = kept_at(data[of.mask] + to[of.mask], to[kElementPosition], inner.size);
+    if (kept.kept == Kept::all && kept.end - kept.begin < inner.size)
+      prefetch(kept.begin, std::min(kept.end, kept.begin + most));
+    if (kept.kept != Kept::bits) return;
+    const auto* bits = reinterpret_cast<const uint8_t*>(data[of.mask] + to[of.mask]);
+    if (inner.size < kMaskBlock || kept_of_block(bits + inner.size - kMaskBlock) == Kept::all) return;
+    for (int64_t i = 0; i + kMaskBlock <= std::min(inner.size, most); i += kMaskBlock)
+      if (kept_of_block(bits + i) != Kept::none) prefetch(i, i + kMaskBlock);
+  }
+
   template <class Run>
   void run_lines(int64_t task, char* const* buffers, const Run& run) const {
     const int64_t begin = task * kElementTask, end = std::min(elements, begin + kElementTask);
     Steps<kElementOperands> lines(outer, begin / inner.size);
+    std::optional<Steps<kElementOperands>> later;
+    int64_t left = ahead_lines == 0 ? 0 : elements / inner.size - begin / inner.size - ahead_lines;
+    if (left > 0) later.emplace(outer, begin / inner.size + ahead_lines);
     int64_t step = begin % inner.size;
     for (int64_t index = begin, n = 0; index < end; index += n) {
       n = std::min(inner.size - step, end - index);
+      if (left > 0 && step == 0) prefetch_later(later->at);
       auto offset = lines.at;
       if (step != 0) offset.step(inner, step);
       char* at[kElementOperands];
@@ -233,6 +270,7 @@ class Elementwise {
       if (step == inner.size) {
         step = 0;
         lines.next();
+        if (--left > 0) later->next();
       }
     }
   }
@@ -285,6 +323,7 @@ class Elementwise {
   int64_t buffered = 0;                   // bytes that the copies take for each element
   bool tiled = false;
   int64_t width = 0, height = 0, tiles = 1;  // of a tile; and how many
+  int64_t ahead_lines = 0, ahead_bytes = 0;  // see look_ahead
 };
 
 }  // namespace maskwise

@@ -23,19 +23,12 @@ void for_each_kept_run(const Elementwise& loops, NormRun run) {
 }
 
 // Runs over everything; the result, which is the operand `out`, is 0 where nothing is kept.
-void write_runs(const Elementwise& loops, NormRun run, int out, const Tensor& result) {
+void write_runs(Elementwise loops, NormRun run, int out, const Tensor& result) {
   const auto bytes = static_cast<int64_t>(result.element_size());
-  // Lines of which a part is kept: the CPU does not read ahead from one to the next.
   constexpr int64_t kAheadLines = 3, kAheadBytes = 512;
   const int64_t pitch = result.is_contiguous() && result.dim() > 0 ? result.size(result.dim() - 1) * bytes : 0;
-  const bool has_gaps = pitch >= kAheadBytes && pitch <= 16 * kAheadBytes;
-  const FreshPages pages(result, true);
-  loops.for_each(pages, [&](int64_t, Kept keeps, char* const* at, const int64_t* stride, int64_t n) {
-    if (has_gaps && keeps == Kept::all && n * bytes < pitch)
-      for (int64_t i = 0; i < std::min(n * bytes, kAheadBytes); i += 64) {
-        __builtin_prefetch(at[0] + kAheadLines * pitch + i);
-        __builtin_prefetch(at[out] + kAheadLines * pitch + i, 1);
-      }
+  if (pitch >= kAheadBytes && pitch <= 16 * kAheadBytes) loops.look_ahead(kAheadLines, kAheadBytes);
+  loops.for_each(FreshPages(result, true), [&](int64_t, Kept keeps, char* const* at, const int64_t* stride, int64_t n) {
     if (keeps != Kept::none)
       run(keeps, at, stride, n);
     else

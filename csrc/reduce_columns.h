@@ -87,6 +87,12 @@ struct ReduceColumns : ReduceRows<Op> {
           accumulate_vectors<R, false>(op, lanes + j / L, xs, nullptr, B / L, row);
           continue;
         }
+        if constexpr (sizeof(A) == sizeof(int32_t)) {
+          if (rows == R && width == B) {
+            accumulate_between(op, lanes + j / L, xs, starts + j, ends + j, static_cast<int32_t>(r), row);
+            continue;
+          }
+        }
         uint8_t bytes[R][B] = {};
         const uint8_t* ms[R];
         const In* some = nullptr;
@@ -109,10 +115,32 @@ struct ReduceColumns : ReduceRows<Op> {
     held = columns;
   }
 
-  // Rows of which all columns are kept or none: the kept ones R at a time, wherever they are. Where few are kept, they are
-  // prefetched some steps ahead; where few are dropped, the CPU reads ahead, if those are prefetched as well.
-  static void accumulate_whole_rows(const Op& op, Columns& held, const ColumnRun& run, int64_t count) {
+  // R rows of a block of columns, from row `r` on, each column from its start to its end. Vectors of a row of which nothing is
+  // kept are not read.
+  static void accumulate_between(const Op& op, Lanes* lanes, const In* const (&x)[R], const int32_t* starts,
+                                 const int32_t* ends, int32_t r, BitsOf<A> first) {
+    constexpr int64_t B = std::max<int64_t>(kMaskBlock, L);
+    for (int64_t i = 0; i < B; i += L) {
+      const auto start = load_raw<LaneMask<A>>(starts + i), end = load_raw<LaneMask<A>>(ends + i);
+      LaneMask<A> kept[R], some{};
+      for (int k = 0; k < R; ++k) {
+        const auto at = splat<BitsOf<A>>(r + k);
+        kept[k] = (start <= at) & (at < end);
+        some |= kept[k];
+      }
+      if (!any_lane(some)) continue;
+      Vec<A> values[R];
+      for (int k = 0; k < R; ++k) values[k] = any_lane(kept[k]) ? load<A>(x[k] + i) : Vec<A>{};
+      op.template accumulate<R>(lanes[i / L], values, kept, first);
+    }
+  }
+
+  // Rows of which all columns are kept or none: the kept ones some at a time, wherever they are; one by one where lanes hold
+  // positions. Where few are kept, they are prefetched some steps ahead; where few are dropped, the CPU reads ahead, if those
+  // are prefetched as well.
+  static void accumulate_whole_rows(const Op& op, Columns& held, const ColumnRun& run, int64_t count, int64_t at) {
     constexpr int64_t kNear = 2048, kSteps = 8;
+    constexpr int kStep = Op::kPositions ? 1 : R;
     Columns columns = held;
     auto* lanes = reinterpret_cast<Lanes*>(columns.lanes);
     const int64_t x_stride = run.row.stride[kX], m_stride = run.row.stride[kMask], bytes = columns.w * sizeof(In);
@@ -120,15 +148,23 @@ struct ReduceColumns : ReduceRows<Op> {
     const bool most = run.few_dropped;
     const uint8_t* ms[R];
     std::fill_n(ms, R, kAllKept.bytes);
-    const auto accumulate = [&](const In* const (&x)[R], bool all) {
-      if (columns.pending + R > Op::kPeriod) collect_columns(&op, columns);
-      columns.pending += R;
-      accumulate_rows(op, lanes, x, ms, columns.w, 0, all);
+    const auto accumulate = [&](const In* const (&x)[kStep], int64_t r, bool all) {
+      if (columns.pending + kStep > Op::kPeriod) collect_columns(&op, columns);
+      if constexpr (Op::kPositions) {
+        if (at + r + 1 - columns.base > Op::kPeriod) collect_columns(&op, columns);
+        if (columns.pending == 0) columns.base = at + r;
+        accumulate_range(op, lanes, x[0], 0, columns.w, static_cast<BitsOf<A>>(at + r - columns.base));
+      } else {
+        accumulate_rows(op, lanes, x, ms, columns.w, 0, all);
+      }
+      columns.pending += kStep;
     };
-    // Steps that wait for their memory, R rows each: a ring.
-    const In* rows[kSteps][R];
-    const int64_t wait = most ? 0 : std::clamp<int64_t>(kAheadRuns / (R * std::min(bytes, kNear)), 1, kSteps - 1);
+    // Steps that wait for their memory: a ring.
+    const In* rows[kSteps][kStep];
+    int64_t places[kSteps] = {};  // of rows by themselves
+    const int64_t wait = most ? 0 : std::clamp<int64_t>(kAheadRuns / (kStep * std::min(bytes, kNear)), 1, kSteps - 1);
     int64_t filled = 0, done = 0;
+    const auto next = [&] { return done++ % kSteps; };
     for (int64_t r = 0; r < count; ++r) {
       const char* x = run.x + r * x_stride;
       if (run.m[r * m_stride] == 0) {
@@ -140,16 +176,93 @@ struct ReduceColumns : ReduceRows<Op> {
         prefetch_lines(x, std::min(bytes, kNear));
       else if (narrow)
         touch(x, bytes);
-      rows[filled / R % kSteps][filled % R] = reinterpret_cast<const In*>(x);
-      if (++filled % R == 0 && filled / R > done + wait) accumulate(rows[done++ % kSteps], true);
+      rows[filled / kStep % kSteps][filled % kStep] = reinterpret_cast<const In*>(x);
+      if constexpr (Op::kPositions) places[filled % kSteps] = r;
+      if (++filled % kStep != 0 || filled / kStep <= done + wait) continue;
+      const int64_t step = next();
+      accumulate(rows[step], places[step], true);
     }
-    while (done < filled / R) accumulate(rows[done++ % kSteps], true);
-    if (filled % R != 0) {
+    while (done < filled / kStep) {
+      const int64_t step = next();
+      accumulate(rows[step], places[step], true);
+    }
+    if (filled % kStep != 0) {
       auto& rest = rows[done % kSteps];
-      for (int k = static_cast<int>(filled % R); k < R; ++k) rest[k] = rest[0], ms[k] = kNoneKept.bytes;
-      accumulate(rest, false);
+      for (int k = static_cast<int>(filled % kStep); k < kStep; ++k) rest[k] = rest[0], ms[k] = kNoneKept.bytes;
+      accumulate(rest, 0, false);
     }
     held = columns;
+  }
+
+  // Whether few blocks of `count` rows with a byte for each column keep something, by some of them.
+  static bool few_blocks(const ColumnRun& run, int64_t count, int64_t w) {
+    constexpr int64_t kSamples = 8;
+    const int64_t down = ceil_div(count, kSamples), across = ceil_div(w / kMaskBlock, kSamples) * kMaskBlock;
+    int64_t some = 0, all = 0;
+    for (int64_t r = 0; r < count; r += down)
+      for (int64_t j = 0; j + kMaskBlock <= w; j += across, ++all)
+        some += set_bytes<kMaskBlock>(run.m + r * run.row.stride[kMask] + j) != 0;
+    return some * 4 < all * 3;
+  }
+
+  // Rows with a byte for each column, of which few blocks are kept: they are looked at a step before they are accumulated, and
+  // what they keep is prefetched meanwhile. Of a block only the rows that keep something are read.
+  static void accumulate_blocks_kept(const Op& op, Columns& held, const ColumnRun& run, int64_t count) {
+    constexpr int64_t B = std::max<int64_t>(kMaskBlock, L), kBlocks = kColumns / B;
+    Columns columns = held;
+    auto* lanes = reinterpret_cast<Lanes*>(columns.lanes);
+    const int64_t x_stride = run.row.stride[kX], m_stride = run.row.stride[kMask], w = columns.w, blocks = w / B;
+    const auto row_of = [&](int64_t r) { return reinterpret_cast<const In*>(run.x + r * x_stride); };
+    uint64_t sets[2][kBlocks][R];
+    const auto look = [&](int64_t r, uint64_t (&of)[kBlocks][R]) {
+      for (int k = 0; k < R; ++k)
+        for (int64_t b = 0; b < blocks; ++b) {
+          of[b][k] = r + k < count ? set_bytes<kMaskBlock>(run.m + (r + k) * m_stride + b * B) : 0;
+          if (of[b][k] != 0) prefetch_lines(row_of(r + k) + b * B, B * sizeof(In));
+        }
+    };
+    look(0, sets[0]);
+    for (int64_t r = 0; r < count; r += R) {
+      const auto& now = sets[r / R % 2];
+      if (r + R < count) look(r + R, sets[(r / R + 1) % 2]);
+      if (columns.pending + R > Op::kPeriod) collect_columns(&op, columns);
+      columns.pending += R;
+      for (int64_t b = 0; b < blocks; ++b) {
+        const In* xs[R];
+        const uint8_t* ms[R];
+        int n = 0;
+        bool all = true;
+        for (int k = 0; k < R; ++k) {
+          if (now[b][k] == 0) continue;
+          xs[n] = row_of(r + k) + b * B;
+          ms[n++] = run.m + (r + k) * m_stride + b * B;
+          all = all && now[b][k] == ~uint64_t{0};
+        }
+        accumulate_some(op, lanes + b * B / L, xs, ms, n, all, B / L);
+      }
+      if (const int64_t j = blocks * B; j < w) {
+        const In* xs[R];
+        const uint8_t* ms[R];
+        for (int k = 0; k < R; ++k) {
+          xs[k] = row_of(r + (r + k < count ? k : 0)) + j;
+          ms[k] = r + k < count ? run.m + (r + k) * m_stride + j : kNoneKept.bytes;
+        }
+        accumulate_rows(op, lanes + j / L, xs, ms, w - j, 0, false);
+      }
+    }
+    held = columns;
+  }
+
+  // The first n of R rows of whole vectors.
+  static void accumulate_some(const Op& op, Lanes* lanes, const In* (&x)[R], const uint8_t* (&m)[R], int n, bool all,
+                              int64_t vectors) {
+    if (n == 0) return;
+    const In* const first[1] = {x[0]};
+    if (n == R && all) return accumulate_vectors<R, false>(op, lanes, x, nullptr, vectors, 0);
+    if (n == 1 && all) return accumulate_vectors<1, false>(op, lanes, first, nullptr, vectors, 0);
+    if (n == 1) return accumulate_vectors<1, true>(op, lanes, first, m, vectors, 0);
+    for (int k = n; k < R; ++k) x[k] = x[0], m[k] = kNoneKept.bytes;
+    accumulate_vectors<R, true>(op, lanes, x, m, vectors, 0);
   }
 
   // Not in the loops that are compiled once: narrow columns have few elements a step, and a call a step costs more.
@@ -158,9 +271,27 @@ struct ReduceColumns : ReduceRows<Op> {
     if (run.mask.has_intervals() && run.column.stride[kMask] != 0 && run.column.stride[kPosition] == 0 &&
         run.row.stride[kMask] == 0 && run.row.stride[kPosition] > 0 && count <= std::numeric_limits<int32_t>::max())
       return accumulate_bounded(self(op), held, run, count, at);
+    if (!run.mask.has_intervals() && run.column.stride[kMask] == 0 && run.row.stride[kMask] != 0)
+      if (!Op::kPositions || !run.few_dropped) return accumulate_whole_rows(self(op), held, run, count, at);
+    // Where many blocks are kept, the CPU reads ahead by itself.
+    constexpr int64_t kRows = 256;
+    const bool in_blocks = !run.mask.has_intervals() && run.column.stride[kMask] == 1 && held.w >= 2 * kMaskBlock;
+    if (Op::kPositions || !in_blocks) return accumulate_masked(op, held, run, count, at);
     if constexpr (!Op::kPositions)
-      if (!run.mask.has_intervals() && run.column.stride[kMask] == 0 && run.row.stride[kMask] != 0)
-        return accumulate_whole_rows(self(op), held, run, count);
+      for (int64_t r = 0; r < count; r += kRows) {
+        ColumnRun part = run;
+        part.x += r * run.row.stride[kX];
+        part.m += r * run.row.stride[kMask];
+        const int64_t n = std::min(kRows, count - r);
+        if (few_blocks(part, n, held.w))
+          accumulate_blocks_kept(self(op), held, part, n);
+        else
+          accumulate_masked(op, held, part, n, at + r);
+      }
+  }
+
+  // Rows by whatever mask they have, R at a time.
+  static void accumulate_masked(const void* op, Columns& held, const ColumnRun& run, int64_t count, int64_t at) {
     // In registers: what is written through a pointer to char could be any of it.
     Columns columns = held;
     const Mask& mask = run.mask;

@@ -1,6 +1,7 @@
 // The loops of reductions, compiled once: rows where the reduced run is contiguous, columns side by side where the outer
 // one is, and small gathers for any other stride.
 #include "segments.h"
+#include "select_mask.h"
 
 namespace maskwise {
 namespace {
@@ -85,6 +86,17 @@ class HeldRuns {
   Run runs_[kHeld];
   int first_ = 0, size_ = 0;
 };
+
+// Elements [begin, end) of one output, in rows of `size` that follow each other in memory, with a mask byte each: runs of
+// rows are found by their bytes alone.
+void accumulate_whole_rows(const Reduction& kernel, HeldRuns& held, const char* x, const uint8_t* m, int64_t size,
+                           int64_t begin, int64_t end) {
+  for_each_segment(m, begin / size, ceil_div(end, size), [&](bool keeps, int64_t row, int64_t rows) {
+    const int64_t first = std::max(begin, row * size), last = std::min(end, (row + rows) * size);
+    const HeldRuns::Run run{x + first * kernel.in_bytes, last - first, first};
+    keeps ? held.add(run) : held.drop(run);
+  });
+}
 
 void reduce_rows(const Reduction& kernel, const ReduceNest& nest, const char* x, char* out) {
   const int64_t splits = ceil_div(nest.length, kSplit);
@@ -193,6 +205,13 @@ void accumulate_range(const Reduction& kernel, void* state, const ReduceNest& ne
   const bool contiguous = nest.inner.empty() || stride == kernel.in_bytes;
   int64_t position = begin;
   HeldRuns held(kernel, state, nest.few_dropped);
+  if (contiguous && bits == 0 && !mask.has_intervals() && nest.inner.size() == 2 && begin < end) {
+    const ReduceLoop& rows = nest.inner[0];
+    if (rows.stride[kMask] == 1 && rows.stride[kX] == inner.size * stride) {
+      accumulate_whole_rows(kernel, held, x + from[kX], mask.data + from[kMask], inner.size, begin, end);
+      return held.flush();
+    }
+  }
   for_each_run(nest.inner, begin, end, [&](const Offset<3>& to, int64_t count) {
     const uint8_t* m = mask.data + from[kMask] + to[kMask];
     const int64_t line = from[kPosition] + to[kPosition];
@@ -249,9 +268,7 @@ static bool drops_few(const Tensor& x, const Tensor& mask, int64_t along) {
   const int64_t n = mask.numel();
   if (along != 0 || n * kRow > x.numel() || !mask.is_contiguous()) return false;
   const auto* bytes = static_cast<const uint8_t*>(mask.const_data_ptr());
-  int64_t kept = 0;
-  for (int64_t i = 0; i < n; ++i) kept += bytes[i] != 0;
-  return kept * 4 >= n * 3;
+  return count_kept(bytes, n) * 4 >= n * 3;
 }
 
 static ReduceNest reduce_nest(const Tensor& x, const Tensor& mask, const Dims& dim, int64_t along) {

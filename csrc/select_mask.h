@@ -54,8 +54,12 @@ void for_each_segment(const uint8_t* mask, int64_t begin, int64_t end, const Run
     const bool kept = mask[begin] != 0;
     const uint64_t same = kept ? kOnes : 0;
     int64_t stop = begin + 1;
-    while (stop + 8 <= end && kept_of_eight(mask + stop) == same) stop += 8;
-    while (stop < end && (mask[stop] != 0) == kept) ++stop;
+    uint64_t others = 0;
+    for (; stop + 8 <= end && others == 0; stop += 8) others = kept_of_eight(mask + stop) ^ same;
+    if (others != 0)
+      stop += __builtin_ctzll(others) / 8 - 8;
+    else
+      while (stop < end && (mask[stop] != 0) == kept) ++stop;
     run(kept, begin, stop - begin);
     begin = stop;
   }

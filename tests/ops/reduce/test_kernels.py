@@ -212,6 +212,47 @@ def test_rows_that_are_sparse_here_and_dense_there_keep_what_their_bits_say(name
 
 
 @every_call
+@pytest.mark.parametrize("level", SIMD_LEVELS if status().loaded else [])
+def test_columns_of_which_blocks_are_kept_here_and_single_elements_there_keep_what_their_bits_say(name, kwargs, level):
+    before = torch.ops.maskwise.simd_level(-1)
+    try:
+        torch.ops.maskwise.simd_level(level)
+        for dtype in (torch.float32, torch.float64, torch.bfloat16):
+            # A rest of rows and of columns, and more of both than are looked at together.
+            for rows, n in ((67, 1100), (1, 200), (270, 130)):
+                x, mask = values(dtype, rows, n, around=0.01), uneven_bits(rows, n)
+                expected = exact(name, x, mask, 0, **kwargs)
+                out = run("kernel", name, x.masked_fill(~mask, torch.nan), mask, 0, **kwargs)
+                assert_agrees(out, x, mask, expected, name, magnitude=10_000)
+    finally:
+        torch.ops.maskwise.simd_level(before)
+
+
+@every_call
+@pytest.mark.parametrize("level", SIMD_LEVELS if status().loaded else [])
+def test_columns_that_keep_an_interval_each_are_reduced_completely(name, kwargs, level):
+    generator = torch.Generator().manual_seed(3)
+    before = torch.ops.maskwise.simd_level(-1)
+    try:
+        torch.ops.maskwise.simd_level(level)
+        for dtype in (torch.float32, torch.float64, torch.bfloat16):
+            for rows, n in ((67, 1100), (300, 130), (5, 64)):
+                starts = torch.randint(-2, rows, (n,), generator=generator)
+                lengths = torch.randint(0, rows, (n,), generator=generator)
+                # Blocks of columns of which all keep the same, a part, and nothing.
+                starts[:64], lengths[:64], lengths[64:80] = 1, rows - 2, 0
+                mask = mw.Mask.from_lengths((starts + lengths).clamp(0, rows), rows) & mw.Mask.from_lengths(
+                    (rows - starts).clamp(0, rows), rows, side="left"
+                )
+                x, keep = values(dtype, rows, n, around=0.01), mask.T.to_bool()
+                expected = exact(name, x, keep, 0, **kwargs)
+                out = run("kernel", name, x.masked_fill(~keep, torch.nan), mask.T, 0, **kwargs)
+                assert_agrees(out, x, keep, expected, name, magnitude=10_000)
+    finally:
+        torch.ops.maskwise.simd_level(before)
+
+
+@every_call
 def test_the_bits_of_sparse_rows_do_not_depend_on_the_number_of_threads(name, kwargs):
     x, mask = torch.randn(300, 4096), uneven_bits(300, 4096)
     outs = []

@@ -41,6 +41,8 @@ WEIGHTS = {"cumsum": 1, "cumprod": 1, "cummax": 4, "cummin": 4, "logcumsumexp": 
 WEIGHTS |= {"sum": 1, "extreme": 4, "exponentials": 4, "product": 4}
 #: The most warps of a program that scans: more leave each thread too few registers.
 MOST_WARPS = 8
+#: The most elements of such a program where much is held of each, for four warps.
+FEW_ELEMENTS = 2048
 #: The most rows, that is columns of memory, of a tile in which each thread scans its own ones.
 MOST_COLUMNS = 512
 
@@ -69,9 +71,9 @@ def of_scan(blocks: Blocks, geometry: Geometry, itemsize: int, dtype: torch.dtyp
         return blocks._replace(warps=max(blocks.warps, blocks.elements // (WARP * held)))
     fewer = min(blocks.warps, MOST_WARPS)
     elements = blocks.elements * fewer // blocks.warps
-    if blocks.rows == 1:
-        # What comes before a tile, and the partial results of a split row, take registers too.
-        elements = min(elements, WARP * fewer * max(blocks.group, held // 2))
+    if blocks.rows == 1 and held < HELD:
+        # Threads of four warps have registers for what comes before a tile, and for the parts of a split row.
+        fewer, elements = 4, min(elements, FEW_ELEMENTS)
     return blocks._replace(warps=fewer, elements=elements)
 
 

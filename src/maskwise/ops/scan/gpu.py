@@ -41,13 +41,13 @@ WEIGHTS = {"cumsum": 1, "cumprod": 1, "cummax": 4, "cummin": 4, "logcumsumexp": 
 WEIGHTS |= {"sum": 1, "extreme": 4, "exponentials": 4, "product": 4}
 #: The most warps of a program that scans: more leave each thread too few registers.
 MOST_WARPS = 8
-#: The most elements of such a program where much is held of each, for four warps.
-FEW_ELEMENTS = 2048
+#: What spills registers over long rows unless a program has four warps, and the most elements of such a program.
+FOUR_WARPS, FEW_ELEMENTS = ("cummax", "cummin", "product"), 2048
 #: The most rows, that is columns of memory, of a tile in which each thread scans its own ones.
 MOST_COLUMNS = 512
 
 
-def of_scan(blocks: Blocks, geometry: Geometry, itemsize: int, dtype: torch.dtype, weight: int) -> Blocks:
+def of_scan(blocks: Blocks, geometry: Geometry, itemsize: int, dtype: torch.dtype, op: str) -> Blocks:
     """The tile of a kernel that scans.
 
     Args:
@@ -55,11 +55,11 @@ def of_scan(blocks: Blocks, geometry: Geometry, itemsize: int, dtype: torch.dtyp
         geometry: of the operands.
         itemsize: of the operand that is loaded.
         dtype: of the accumulators.
-        weight: how much of each element is held, next to a sum.
+        op: the scan, or its gradient.
     """
     # Products of integers of 64 bits take four registers besides.
     size = dtype.itemsize * (1 if dtype.is_floating_point else 2)
-    held = max(2, HELD * 4 // (weight * max(4, size)))
+    held = max(2, HELD * 4 // (WEIGHTS[op] * max(4, size)))
     if blocks.side == "columns":
         # Threads lie across: none waits for what another one has scanned.
         group = max(1, 16 // itemsize) if blocks.align else 1
@@ -71,8 +71,7 @@ def of_scan(blocks: Blocks, geometry: Geometry, itemsize: int, dtype: torch.dtyp
         return blocks._replace(warps=max(blocks.warps, blocks.elements // (WARP * held)))
     fewer = min(blocks.warps, MOST_WARPS)
     elements = blocks.elements * fewer // blocks.warps
-    if blocks.rows == 1 and held < HELD:
-        # Threads of four warps have registers for what comes before a tile, and for the parts of a split row.
+    if blocks.rows == 1 and (op in FOUR_WARPS or (op == "cumprod" and not dtype.is_floating_point)):
         fewer, elements = 4, min(elements, FEW_ELEMENTS)
     return blocks._replace(warps=fewer, elements=elements)
 
@@ -94,7 +93,7 @@ def forward(
     geometry = lay_out(dim, x, kept.strides, out, shape=x.shape, ordered=True)
     wide = accumulator(dtype)
     blocks = blocks_for(geometry, x, kept, same=are_alike(geometry, 0, 2))
-    blocks = of_scan(blocks, geometry, x.element_size(), wide, WEIGHTS[op])
+    blocks = of_scan(blocks, geometry, x.element_size(), wide, op)
     splits, max_splits = splits_for(geometry, blocks, x.device)
     arguments = row_arguments(geometry, blocks, kept, ("x", "mask", "out"))
     a = b = n = None
@@ -170,7 +169,7 @@ def backward(
     same = are_alike(geometry, 0, 2, 3, 4) and len({t.element_size() for t in (grad, grad_x, others[1])}) == 1
     dtype = accumulator(grad_x.dtype)
     blocks = blocks_for(geometry, grad_x, kept, same=same)
-    blocks = of_scan(blocks, geometry, grad_x.element_size(), dtype, WEIGHTS[op])
+    blocks = of_scan(blocks, geometry, grad_x.element_size(), dtype, op)
     splits, max_splits = splits_for(geometry, blocks, grad.device)
     without = geometry._replace(operands=geometry.operands[1:])
     arguments = row_arguments(without, blocks, kept, ("mask", *operands))
@@ -223,7 +222,7 @@ def cumprod_backward(grad: Tensor, x: Tensor, mask: Tensor, out: Tensor, dim: li
     geometry = lay_out(dim, x, kept.strides, grad, grad_x, shape=x.shape, ordered=True)
     same = are_alike(geometry, 0, 2, 3) and x.element_size() == grad.element_size()
     blocks = blocks_for(geometry, x, kept, same=same)
-    blocks = of_scan(blocks, geometry, x.element_size(), dtype, WEIGHTS["product"])
+    blocks = of_scan(blocks, geometry, x.element_size(), dtype, "product")
     if blocks.group == 8:
         # Half precision is computed in float32: a thread has as many elements as there.
         blocks = blocks._replace(elements=blocks.elements // 2, group=4)

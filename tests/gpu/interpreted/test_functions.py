@@ -95,7 +95,7 @@ def test_rows_longer_than_registers(function, monkeypatch):
     monkeypatch.setattr(launch, "SHORT", 16)
     monkeypatch.setattr(launch, "WARP", 4)
     monkeypatch.setattr(launch, "PROCESSORS", 0)
-    shape = (3, 4097) if EVERYTHING else (3, 137)
+    shape = (3, 2049) if EVERYTHING else (3, 137)
     assert_as_plain(function, *sample(function, shape, shape), -1, rtol=2e-4, atol=2e-4)
 
 

@@ -40,6 +40,14 @@ def test_ci_calls_the_targets_that_exist():
     assert set(called) <= set(phony_targets())
 
 
+def test_ci_leaves_out_of_the_suite_only_samples_of_what_other_targets_run():
+    (sampled,) = re.findall(r"^sampled=\((.*)\)$", (ROOT / ".ci/run").read_text(), flags=re.M)
+    run = {Path(path).stem for path in re.findall(r"tests/gpu/\S+", (ROOT / "Makefile").read_text())}
+    for path in map(Path, sampled.split()):
+        assert (ROOT / path).is_file()
+        assert path.stem in run or path.stem.removeprefix("test_") in run
+
+
 def run_step(folder, *command):
     step = [ROOT / "tools" / "step", "trial", "trying it", *command]
     return subprocess.run(step, cwd=folder, check=False, capture_output=True, text=True)

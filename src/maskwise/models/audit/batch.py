@@ -167,7 +167,7 @@ class Embedded:
     def hooked(self, model: nn.Module) -> Iterator[None]:
         """Replace what embeddings return at dropped positions, by embeddings of kept ones."""
         handles = [
-            module.register_forward_hook(self._hook(name))
+            module.register_forward_hook(self._hook(name), prepend=True)
             for name, module in model.named_modules()
             if isinstance(module, nn.Embedding)
         ]

@@ -89,14 +89,16 @@ def cause_of(place: Place, probe: Probe) -> Cause:
         return Cause(
             "0 times NaN",
             f"`{operation or place.kind}` multiplies dropped values by 0, and 0 times NaN is NaN; finite ones are safe",
-            "mw.attention(q, k, v, mask[:, None, None, :])" if attends else "x = mw.fill(x, mask[..., None]) before it",
+            "mw.attention(q, k, v, mask[:, None, None, :])"
+            if attends
+            else "x = mw.fill(x, mask[..., None], 0) before it",
         )
     if operation in _NORMS:
         name, reason, layer = _NORMS[operation]
         module = place.module
         layer = layer.replace("BatchNorm1d", f"BatchNorm{_dims(module)}d") if "BatchNorm" in layer else layer
         return Cause(name, reason, f"{path} = mw.nn.{layer}({_sizes(module)}), called with the mask")
-    if operation in _CONV:
+    if operation in _CONV or isinstance(place.module, nn.modules.conv._ConvNd):
         return Cause(
             "convolution over padding",
             "windows at the end of a sequence reach into dropped positions",
@@ -140,7 +142,7 @@ def cause_of(place: Place, probe: Probe) -> Cause:
     return Cause(
         "mixes positions",
         f"`{operation}` reads dropped positions" if operation else "its forward reads dropped positions",
-        "mw.fill(x, mask[..., None]) before it, or a masked function of mw in its place",
+        "mw.fill(x, mask[..., None], 0) before it, or a masked function of mw in its place",
     )
 
 
@@ -187,7 +189,7 @@ def _conv(place: Place, operation: str, path: str) -> str:
         return f"mw.{function}(x, weight, bias, ..., mask=mask)"
     dims = len(module.kernel_size)
     if dims > 2 or module.padding_mode != "zeros":
-        return f"{path}(mw.fill(x, mask[:, None]))"
+        return f"{path}(mw.fill(x, mask[:, None], 0))"
     names = [("stride", 1), ("padding", 0), ("dilation", 1)]
     if module.transposed:
         names.insert(2, ("output_padding", 0))

@@ -150,8 +150,11 @@ def _taken(tokens: Tokens, rows: list[int]) -> Tokens:
 
 
 def _tested(subject: Subject, probe: Probe) -> list[Leak]:
-    """The leaks that a probe shows. One that changes the ids of padding may change a mask that the model makes of
-    them; it shows a leak if other embeddings of the same ids show it too."""
+    """The leaks that a probe shows.
+
+    One that changes the ids of padding may change a mask that the model makes of them: it shows a leak if other
+    embeddings of the same ids show it too.
+    """
     found = list(_test(subject, probe))
     if not found or probe.by_embedding is None:
         return found
@@ -235,7 +238,7 @@ def _leak(subject: Subject, probe: Probe, change: _Change, training: Mode, noise
         cause = Cause(
             "gradient of dropped positions",
             "outputs stay as they are and gradients change",
-            "mw.fill(x, mask[..., None]) before the first operation that reads dropped positions",
+            "mw.fill(x, mask[..., None], 0) before the first operation that reads dropped positions",
         )
         module = dict(subject.model.named_modules()).get(name, subject.model)
         return _of(cause, name, type(module).__name__, None, probe, mode, replace(change, gradient=gradient))

@@ -275,8 +275,10 @@ def _try_attention(subject: Subject, batch: Batch, tokens: list[Tokens]) -> Rewr
 def compare_training(
     name: str, line: str, before: Subject, after: Subject, batch: Batch, tokens: list[Tokens]
 ) -> Rewrite | None:
-    """A training step with a rewrite beside one without it: loss and gradients, or without a loss the gradients of a
-    value of kept outputs; None where there are no gradients. They are compared without dropout."""
+    """A training step with a rewrite beside one without it, compared without dropout; None without gradients.
+
+    Without a loss, gradients are those of a value of the kept outputs.
+    """
     with WithoutDropout():
         old, new = _gradients(before, batch, tokens), _gradients(after, batch, tokens)
     if not old or not new:

@@ -93,9 +93,9 @@ class Subject:
     @torch.no_grad()
     def _restore_buffers(self) -> None:
         for name, buffer in self.model.named_buffers():
-            if name in self._buffers and buffer.shape == self._buffers[name].shape:
-                if not torch.equal(buffer, self._buffers[name]):
-                    buffer.copy_(self._buffers[name])
+            saved = self._buffers.get(name)
+            if saved is not None and buffer.shape == saved.shape and not torch.equal(buffer, saved):
+                buffer.copy_(saved)
 
     def forward(self, batch: Batch, *, training: Mode, grad: bool = False) -> Any:
         """The output of a call."""

@@ -247,7 +247,7 @@ def _first_operation(
     subject: Subject, probe: Probe, training: Mode, culprit: int, skipped: set[int], noise: float
 ) -> _Operation | None:
     """The first function in a call whose kept inputs agree and whose output does not."""
-    runs = []
+    runs: list[list[_Operation]] = []
     for batch, positions in zip((probe.before, probe.after), probe.positions(), strict=True):
         recorder = _Recorder(subject.model, positions)
         watch = _Watch(recorder)

@@ -177,6 +177,145 @@ def test_the_first_label_of_a_left_padded_row_is_predicted_from_padding():
     assert [leak for leak in leaks_of(Model(), batch) if not leak.only_nan] == []
 
 
+class ByIds(nn.Module):
+    """Makes its mask of token ids, of which 0 is padding."""
+
+    def __init__(self, pool):
+        super().__init__()
+        self.embed, self.head, self.pool = nn.Embedding(50, D), nn.Linear(D, 3), pool
+
+    def forward(self, input_ids):
+        return self.head(self.pool(self.embed(input_ids), input_ids != 0))
+
+
+@pytest.mark.parametrize(
+    ("pool", "causes"),
+    [
+        (lambda h, keep: mw.mean(h, keep[..., None], dim=1), []),
+        (lambda h, keep: h.mean(1) * keep.any(1, keepdim=True), ["mean without mask"]),
+    ],
+    ids=["masked", "not masked"],
+)
+def test_a_mask_that_the_model_makes_of_token_ids_is_no_leak(pool, causes):
+    keep = keep_mask()
+    ids = torch.randint(1, 50, (B, L)).masked_fill(~keep, 0)
+    assert [leak.cause for leak in leaks_of(ByIds(pool), ids, mask=keep) if not leak.only_nan] == causes
+
+
+def test_ids_that_the_model_looks_up_by_itself_are_replaced():
+    class Functional(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(50, D))
+
+        def forward(self, input_ids):
+            return F.embedding(input_ids, self.weight).mean(1)
+
+    ids = torch.randint(1, 50, (B, L)).masked_fill(~keep_mask(), 0)
+    assert [leak.cause for leak in leaks_of(Functional(), ids, mask=keep_mask())] == ["mean without mask"]
+
+
+def test_more_padding_is_added_for_every_stride():
+    class Strided(nn.Module):
+        """Zeroes padding, and counts it in a norm."""
+
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm = nn.Conv1d(1, D, 8, stride=8), nn.BatchNorm1d(D)
+
+        def forward(self, x, mask):
+            h = self.conv(x.masked_fill(~mask, 0.0)[:, None])
+            keep = mask[:, ::8]
+            return self.norm(h * keep[:, None]).transpose(1, 2)
+
+    keep = mw.Mask.from_lengths([80, 24, 40, 16]).to_bool()
+    (leak,) = [leak for leak in leaks_of(Strided(), (torch.randn(4, 80), keep)) if not leak.only_nan]
+    assert (leak.module, leak.cause, leak.probe) == ("norm", "BatchNorm over padding", "amount")
+
+
+def test_a_model_that_refuses_more_padding_is_audited():
+    class Fixed(nn.Module):
+        def forward(self, x, mask):
+            if x.shape[1] != L:
+                raise ValueError("as many positions as ever")
+            return mw.mean(x, mask[..., None], dim=1)
+
+    assert leaks_of(Fixed(), (floats(), keep_mask())) == []
+
+
+@pytest.mark.parametrize(
+    ("layer", "line"),
+    [
+        (nn.Conv1d(D, D, 3, padding=1), "mw.conv1d(x, model.layer.weight, model.layer.bias, padding=1, mask=mask)"),
+        (
+            nn.Conv1d(D, D, 5, padding="same", groups=2),
+            "mw.conv1d(x, model.layer.weight, model.layer.bias, padding='same', groups=2, mask=mask)",
+        ),
+        (
+            nn.ConvTranspose1d(D, D, 3, padding=1),
+            "mw.conv_transpose1d(x, model.layer.weight, model.layer.bias, padding=1, mask=mask)",
+        ),
+    ],
+    ids=["padding", "same and groups", "transposed"],
+)
+def test_the_repair_of_a_convolution_runs_as_it_is_written(layer, line):
+    class Model(nn.Module):
+        def __init__(self, repaired):
+            super().__init__()
+            self.layer, self.repaired = layer, repaired
+
+        def forward(self, x, mask):
+            x, names = x.transpose(1, 2), {"mw": mw, "model": self, "mask": mask}
+            h = eval(line, names, {"x": x}) if self.repaired else self.layer(x)
+            return h.transpose(1, 2)
+
+    batch = (floats(), keep_mask())
+    assert leaks_of(Model(False), batch)[0].repair == line
+    assert [leak for leak in leaks_of(Model(True), batch) if not leak.only_nan] == []
+
+
+@pytest.mark.parametrize(
+    ("index", "side", "line"),
+    [
+        (-1, "right", "x[torch.arange(len(x)), mask.sum(1) - 1]"),
+        (0, "left", "x[torch.arange(len(x)), mask.long().argmax(1)]"),
+    ],
+)
+def test_the_repair_of_a_fixed_position_follows_the_side_of_the_padding(index, side, line):
+    class Model(nn.Module):
+        def __init__(self, repaired):
+            super().__init__()
+            self.embed, self.repaired = nn.Embedding(50, D), repaired
+
+        def forward(self, input_ids, attention_mask):
+            x, mask = self.embed(input_ids), attention_mask
+            return eval(line, {"torch": torch}, {"x": x, "mask": mask}) if self.repaired else x[:, index]
+
+    first = leaks_of(Model(False), tokens(side))[0]
+    assert first.cause == "fixed position"
+    assert first.repair.startswith(line)
+    assert leaks_of(Model(True), tokens(side)) == []
+
+
+def test_the_repair_of_a_packed_batch_runs_as_it_is_written():
+    line = "mw.attention(q, k, v, mw.Mask.from_segments((position_ids == 0).cumsum(1))[:, None], is_causal=True)"
+
+    class Model(nn.Module):
+        def __init__(self, repaired):
+            super().__init__()
+            self.embed, self.repaired = nn.Embedding(50, D), repaired
+
+        def forward(self, input_ids, position_ids):
+            q = k = v = self.embed(input_ids)[:, None]
+            if self.repaired:
+                return eval(line, {"mw": mw}, {"q": q, "k": k, "v": v, "position_ids": position_ids})[:, 0]
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)[:, 0]
+
+    batch = {"input_ids": torch.randint(50, (1, 6)), "position_ids": torch.tensor([[0, 1, 2, 0, 1, 0]])}
+    assert leaks_of(Model(False), batch)[0].repair == line
+    assert leaks_of(Model(True), batch) == []
+
+
 def test_dropout_noise_is_no_leak():
     class Noisy(nn.Module):
         def __init__(self):
@@ -278,13 +417,18 @@ class Stateful(nn.Module):
     def __init__(self):
         super().__init__()
         self.norm, self.embed, self.dropout = nn.BatchNorm1d(D), nn.Embedding(50, D), nn.Dropout(0.1)
-        self.fails = False
+        self.fails, self.calls = False, 0
+        self.register_buffer("average", torch.zeros(3))
 
     def forward(self, input_ids, attention_mask):
         if self.fails:
             raise RuntimeError("as it happens")
         random.random()
         np.random.rand()
+        self.calls += 1
+        self.last = input_ids
+        if self.training:
+            self.average = self.average + 1
         return self.dropout(self.norm(self.embed(input_ids).transpose(1, 2))).transpose(1, 2)
 
 
@@ -299,6 +443,7 @@ def test_an_audit_leaves_no_trace(fails, copies, monkeypatch):
         monkeypatch.setattr("maskwise.models.audit.subject.clone_model", lambda model: 1 / 0)
     before = copy.deepcopy(model.state_dict()), copy.deepcopy(batch)
     modes = [module.training for module in model.modules()]
+    attributes, average = set(vars(model)), model.average
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
     if fails:
         with pytest.raises(RuntimeError, match="as it happens"):
@@ -308,9 +453,20 @@ def test_an_audit_leaves_no_trace(fails, copies, monkeypatch):
     assert all(torch.equal(value, before[0][name]) for name, value in model.state_dict().items())
     assert all(torch.equal(value, before[1][name]) for name, value in batch.items())
     assert [module.training for module in model.modules()] == modes
+    assert (set(vars(model)), model.calls) == (attributes, 0)
+    assert model.average is average
     assert bool((model.embed.weight.grad == 1).all())
     assert model.norm.weight.grad is None
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     assert torch.equal(torch.get_rng_state(), states[0])
     assert random.getstate() == states[1]
     assert (np.random.get_state()[1] == states[2]).all()
+
+
+def test_a_shuffled_data_loader_draws_no_random_number():
+    ids = tokens()
+    rows = torch.utils.data.TensorDataset(ids["input_ids"], ids["attention_mask"])
+    model, loader = Pooled(True), torch.utils.data.DataLoader(rows, batch_size=B, shuffle=True)
+    state = torch.get_rng_state()
+    mw.audit(model, loader)
+    assert torch.equal(torch.get_rng_state(), state)

@@ -41,7 +41,7 @@ def test_the_text_has_a_line_for_each_finding_then_details_in_80_columns(report)
     assert lines[5].startswith("  loss   depends on the split into micro-batches")
     assert any(line.startswith("  waste  ") for line in lines)
     text = " ".join(" ".join(lines).split())
-    assert "repair: mw.conv1d(x, model.depthwise.weight, model.depthwise.bias, ..., mask=mask)" in text
+    assert "repair: mw.conv1d(x, model.depthwise.weight, model.depthwise.bias, padding=2, groups=8, mask=mask)" in text
     assert "where: depthwise (Conv1d), in `conv1d` at cases.py" in text
 
 

@@ -14,7 +14,7 @@ from maskwise.models.audit.denominator import find_denominator
 from maskwise.models.audit.leaks import find_leaks
 from maskwise.models.audit.report import Audit, Waste
 from maskwise.models.audit.rewrites import measure_rewrites
-from maskwise.models.audit.subject import Loss, Subject, preserved
+from maskwise.models.audit.subject import Loss, Subject, preserved, same_random_state
 from maskwise.models.audit.waste import CAUSES, Profile, profile
 from maskwise.nn.arguments import check_module
 
@@ -88,7 +88,8 @@ def bound(
     if loss is not None and not callable(loss):
         hint = "loss=lambda output, batch: F.cross_entropy(output, batch['labels'])"
         raise DtypeError(say(op, "loss", must="be a function of output and batch", got=type(loss).__name__, hint=hint))
-    found = Batch.of(model, batch)
+    with same_random_state():
+        found = Batch.of(model, batch)
     return found, find_tokens(found, mask)
 
 
@@ -119,6 +120,8 @@ def find_waste(
 ) -> list[Waste]:
     """The causes that take more than a small share, with the rewrites that were measured."""
     shares = {cause: max(measured.share(cause), measured.flops_share(cause)) for cause in CAUSES}
+    # No rewrite saves these, and their FLOPs are few where they take no time.
+    shares["activations"] = measured.share("activations")
     causes = {cause for cause, share in shares.items() if share >= SMALL}
     if causes - {"activations"}:
         on_step("rewrites on a copy")

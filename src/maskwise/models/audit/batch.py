@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from maskwise.errors import ArgumentError, DtypeError, ShapeError, say
 from maskwise.mask import Mask
 
-__all__ = ["IGNORED", "Batch", "Tokens", "find_tokens"]
+__all__ = ["IGNORED", "SEGMENTS", "Batch", "Embedded", "Tokens", "find_tokens"]
 
 OP = "audit"
 IGNORED = -100
@@ -40,6 +41,8 @@ class Batch:
     spare: frozenset[str]
     #: How the user passed it: as a dict, a tuple, or a single tensor.
     kind: type
+    #: What embeddings of token ids return at dropped positions is replaced, instead of the ids.
+    embedded: Embedded | None = None
 
     @classmethod
     def of(cls, model: nn.Module, given: Any) -> Batch:
@@ -72,8 +75,12 @@ class Batch:
     def call(self, model: nn.Module) -> Any:
         """Call the model with copies of the tensors: it may write into them."""
         args = [_copied(self.values[name]) for name in self.positional if name not in self.spare]
-        named = [name for name in self.values if name not in self.positional and name not in self.spare]
-        return model(*args, **{name: _copied(self.values[name]) for name in named})
+        names = [name for name in self.values if name not in self.positional and name not in self.spare]
+        named = {name: _copied(self.values[name]) for name in names}
+        if self.embedded is None:
+            return model(*args, **named)
+        with self.embedded.hooked(model):
+            return model(*args, **named)
 
     def as_passed(self) -> Any:
         """The batch in the form in which the user passed it: what a loss gets."""
@@ -140,6 +147,53 @@ def _batches(given: Any) -> Iterator[Any]:
 
 def _copied(value: Any) -> Any:
     return value.detach().clone().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """Other embeddings of the same token ids: for models that read from the ids what is padding.
+
+    Attributes:
+        ids: the arguments with token ids, (B, L).
+        keep: (B, L) bool.
+        embedded: the paths of the embeddings that were replaced in some call.
+    """
+
+    ids: tuple[Tensor, ...]
+    keep: Tensor
+    embedded: set[str] = field(default_factory=set)
+
+    @contextmanager
+    def hooked(self, model: nn.Module) -> Iterator[None]:
+        """Replace what embeddings return at dropped positions, by embeddings of kept ones."""
+        handles = [
+            module.register_forward_hook(self._hook(name), prepend=True)
+            for name, module in model.named_modules()
+            if isinstance(module, nn.Embedding)
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _hook(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor | None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
+            given = args[0] if args else None
+            if not isinstance(given, Tensor) or not any(_equal(given, ids) for ids in self.ids):
+                return None
+            self.embedded.add(name)
+            keep = self.keep.to(output.device)
+            kept, dropped = output.detach()[keep], int((~keep).sum())
+            changed = output.clone()
+            changed[~keep] = kept.roll(1, 0)[torch.arange(dropped, device=kept.device) % len(kept)]
+            return changed
+
+        return hook
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.equal(a.to(b.device), b)
 
 
 # -- which positions are dropped ---------------------------------------------------------------------------------------

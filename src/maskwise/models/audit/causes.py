@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
-from maskwise.models.audit.batch import IGNORED, Batch
+from maskwise.models.audit.batch import IGNORED, SEGMENTS, Batch
+from maskwise.models.audit.perturb import Probe
 from maskwise.models.audit.tracing import Place
 
 __all__ = ["Cause", "cause_of", "cause_of_loss"]
@@ -71,8 +73,9 @@ _OF_MODULE = (
 )
 
 
-def cause_of(place: Place, kind: str) -> Cause:
+def cause_of(place: Place, probe: Probe) -> Cause:
     """The cause of a leak that begins at a place."""
+    kind = probe.kind
     path = f"model.{place.path}" if place.path else "model"
     operation = place.operation or next((name for each, name in _OF_MODULE if isinstance(place.module, each)), "")
     if place.is_input or (kind == "amount" and operation not in (*_CONV, *_REDUCTIONS, *_ATTENTION, *_NORMS)):
@@ -86,26 +89,28 @@ def cause_of(place: Place, kind: str) -> Cause:
         return Cause(
             "0 times NaN",
             f"`{operation or place.kind}` multiplies dropped values by 0, and 0 times NaN is NaN; finite ones are safe",
-            "mw.attention(q, k, v, mask[:, None, None, :])" if attends else "x = mw.fill(x, mask[..., None]) before it",
+            "mw.attention(q, k, v, mask[:, None, None, :])"
+            if attends
+            else "x = mw.fill(x, mask[..., None], 0) before it",
         )
     if operation in _NORMS:
         name, reason, layer = _NORMS[operation]
         module = place.module
         layer = layer.replace("BatchNorm1d", f"BatchNorm{_dims(module)}d") if "BatchNorm" in layer else layer
         return Cause(name, reason, f"{path} = mw.nn.{layer}({_sizes(module)}), called with the mask")
-    if operation in _CONV:
-        function = "mw.conv2d" if "2d" in operation else "mw.conv1d"
+    if operation in _CONV or isinstance(place.module, nn.modules.conv._ConvNd):
         return Cause(
             "convolution over padding",
             "windows at the end of a sequence reach into dropped positions",
-            f"{function}(x, {path}.weight, {path}.bias, ..., mask=mask)",
+            _conv(place, operation, path),
         )
     if operation in _ATTENTION or (kind == "packed" and operation in _MIXES):
         if kind == "packed":
+            causal = ", is_causal=True" if place.options.get("is_causal") else ""
             return Cause(
                 "packed sequences attend to each other",
                 "attention crosses the boundaries of sequences in a row",
-                "mw.attention(q, k, v, mw.Mask.from_segments(segment_ids), is_causal=...)",
+                f"mw.attention(q, k, v, mw.Mask.from_segments({_segments(probe)})[:, None]{causal})",
             )
         is_layer = isinstance(place.module, nn.MultiheadAttention)
         repair = f"{path}(..., key_padding_mask=~mask)" if is_layer else "mw.attention(q, k, v, mask[:, None, None, :])"
@@ -124,7 +129,7 @@ def cause_of(place: Place, kind: str) -> Cause:
         return Cause(
             "fixed position",
             "it reads a position by its index, which is dropped in some rows",
-            "x[torch.arange(len(x)), mask.sum(1) - 1] for the last kept position of a right-padded batch",
+            _fixed(probe),
         )
     if operation in ("gru", "lstm", "rnn_tanh", "rnn_relu"):
         return Cause(
@@ -137,7 +142,7 @@ def cause_of(place: Place, kind: str) -> Cause:
     return Cause(
         "mixes positions",
         f"`{operation}` reads dropped positions" if operation else "its forward reads dropped positions",
-        "mw.fill(x, mask[..., None]) before it, or a masked function of mw in its place",
+        "mw.fill(x, mask[..., None], 0) before it, or a masked function of mw in its place",
     )
 
 
@@ -159,6 +164,46 @@ def cause_of_loss(batch: Batch, keep: Tensor) -> Cause:
         "kept outputs stay as they are and the loss changes: it counts dropped positions or their labels",
         f"mw.loss(F.cross_entropy, logits, labels, mask), or labels.masked_fill(~mask, {IGNORED})",
     )
+
+
+def _fixed(probe: Probe) -> str:
+    """The index that is kept in every row: at the end of right-padded rows, at the start of left-padded ones."""
+    if bool(probe.checked[:, 0].all()):
+        return "x[torch.arange(len(x)), mask.sum(1) - 1], the last kept position of right-padded rows"
+    return "x[torch.arange(len(x)), mask.long().argmax(1)], the first kept position of left-padded rows"
+
+
+def _segments(probe: Probe) -> str:
+    """The numbers of the sequences of packed rows, from what the batch has."""
+    named = next((name for name in SEGMENTS if name in probe.before.values), None)
+    if named is None and "position_ids" in probe.before.values:
+        return "(position_ids == 0).cumsum(1)"
+    return named or "segment_ids"
+
+
+def _conv(place: Place, operation: str, path: str) -> str:
+    """The masked convolution with the arguments of the layer, where it is one."""
+    module = place.module
+    if not isinstance(module, nn.modules.conv._ConvNd):
+        function = operation if operation in _CONV[:4] else "conv1d"
+        return f"mw.{function}(x, weight, bias, ..., mask=mask)"
+    dims = len(module.kernel_size)
+    if dims > 2 or module.padding_mode != "zeros":
+        return f"{path}(mw.fill(x, mask[:, None], 0))"
+    names = [("stride", 1), ("padding", 0), ("dilation", 1)]
+    if module.transposed:
+        names.insert(2, ("output_padding", 0))
+    given = {name: _entry(getattr(module, name)) for name, default in names if _entry(getattr(module, name)) != default}
+    if module.groups != 1:
+        given["groups"] = module.groups
+    options = "".join(f", {name}={value!r}" for name, value in given.items())
+    function = f"conv_transpose{dims}d" if module.transposed else f"conv{dims}d"
+    return f"mw.{function}(x, {path}.weight, {path}.bias{options}, mask=mask)"
+
+
+def _entry(value: Any) -> Any:
+    """One number for equal ones."""
+    return value[0] if isinstance(value, tuple) and len(set(value)) == 1 else value
 
 
 def _dim(place: Place) -> str:

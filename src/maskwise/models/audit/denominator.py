@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isfinite
 
 import torch
@@ -16,6 +16,8 @@ __all__ = ["Denominator", "find_denominator"]
 
 #: Of the whole batch's value; sums of other sizes round differently.
 TOLERANCE = 1e-4
+#: At most so many micro-batches are tried.
+LARGEST = 8
 _FIX = (
     "with mw.accumulate(masks) as window: mw.loss(F.cross_entropy, logits, labels, mask, denominator=window)"
     " for each micro-batch"
@@ -51,13 +53,18 @@ def find_denominator(subject: Subject, batch: Batch, tokens: list[Tokens]) -> De
     rows = batch.rows
     if rows is None or rows < 2:
         return None
+    if rows > LARGEST and rows % 2:
+        # Equal micro-batches: a mean over rows of others is no mean over all.
+        rows -= 1
+        batch = batch.take(list(range(rows)))
+        tokens = [replace(each, keep=each.keep[:rows]) for each in tokens if each.keep.shape[0] > rows]
     counts = _weights(batch, tokens, rows)
     window = subject.takes_denominator
     whole = _loss(subject, [batch], [list(range(rows))], counts)
     if whole is None:
         return None
     value, gradients = whole
-    sizes = sorted({parts for parts in (2, min(4, rows), rows) if rows % parts == 0 and (parts <= 8 or parts == 2)})
+    sizes = sorted({parts for parts in (2, min(4, rows), rows) if rows % parts == 0 and parts <= LARGEST})
     worst, worst_gradient, weighting = 0.0, 0.0, "rows"
     for parts in sizes:
         order = _uneven(counts, rows)

@@ -121,11 +121,11 @@ def find_leaks(
     found: dict[tuple[str, str, str], Leak] = {}
     for each in tokens:
         finite = False
-        for probe in probes(batch, each):
+        for probe in probes(batch, each, subject.stride):
             if finite and probe.kind in ("nan", "amount"):
                 continue
             on_step(_KINDS[probe.kind])
-            for leak in _test(subject, probe):
+            for leak in _tested(subject, probe):
                 finite = finite or probe.kind == "values"
                 key = (leak.module, leak.cause, leak.probe)
                 found[key] = _joined(found[key], leak) if key in found else leak
@@ -149,6 +149,20 @@ def _taken(tokens: Tokens, rows: list[int]) -> Tokens:
     return replace(tokens, keep=tokens.keep[rows], segments=segments)
 
 
+def _tested(subject: Subject, probe: Probe) -> list[Leak]:
+    """The leaks that a probe shows.
+
+    One that changes the ids of padding may change a mask that the model makes of them: it shows a leak if other
+    embeddings of the same ids show it too.
+    """
+    found = list(_test(subject, probe))
+    if not found or probe.by_embedding is None:
+        return found
+    again = list(_test(subject, probe.by_embedding))
+    embedded = probe.by_embedding.after.embedded
+    return again if embedded is not None and embedded.embedded else found
+
+
 def _test(subject: Subject, probe: Probe) -> Iterator[Leak]:
     modes: tuple[Mode, ...] = (False, True)
     if probe.kind == "amount":
@@ -163,9 +177,9 @@ def _test(subject: Subject, probe: Probe) -> Iterator[Leak]:
         try:
             before = subject.run(probe.before, positions, training=training, grad=grad)
             after = subject.run(probe.after, others, training=training, grad=grad)
-        except (IndexError, RuntimeError):
+        except Exception:
             if probe.kind == "amount":
-                # There may be no position for a longer row.
+                # There may be no position for a longer row, and a model may refuse it with any error.
                 return
             raise
         change = _compare(before, after, probe)
@@ -224,11 +238,11 @@ def _leak(subject: Subject, probe: Probe, change: _Change, training: Mode, noise
         cause = Cause(
             "gradient of dropped positions",
             "outputs stay as they are and gradients change",
-            "mw.fill(x, mask[..., None]) before the first operation that reads dropped positions",
+            "mw.fill(x, mask[..., None], 0) before the first operation that reads dropped positions",
         )
         module = dict(subject.model.named_modules()).get(name, subject.model)
         return _of(cause, name, type(module).__name__, None, probe, mode, replace(change, gradient=gradient))
-    return _of(cause_of(place, probe.kind), place.path, place.kind, place, probe, mode, change)
+    return _of(cause_of(place, probe), place.path, place.kind, place, probe, mode, change)
 
 
 def _of(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
-from maskwise.models.audit.batch import IGNORED, LABELS, LENGTHS, SEGMENTS, Batch, Tokens
+from maskwise.models.audit.batch import IGNORED, LABELS, LENGTHS, SEGMENTS, Batch, Embedded, Tokens
 from maskwise.models.audit.positions import Positions
 from maskwise.nn import MaskedConv2d, MaskedLinear
 from maskwise.nn.gates import Gate
@@ -18,7 +18,7 @@ __all__ = ["Probe", "change_masked_weights", "probes"]
 
 #: The large value, as a multiple of the largest that is kept; half precision overflows early.
 LARGE = {torch.float16: 8.0, torch.bfloat16: 64.0}
-#: How many positions are added at most.
+#: How many positions are added at most: of the output, for layers with strides.
 WIDER = 4
 
 
@@ -32,6 +32,8 @@ class Probe:
     checked: Tensor
     #: The same positions of ``after``, where it has more.
     checked_after: Tensor
+    #: The same probe without another value in any mask that the model makes of token ids; None where it makes none.
+    by_embedding: Probe | None = None
 
     def positions(self) -> tuple[Positions, Positions]:
         """For the two runs."""
@@ -43,14 +45,15 @@ class Probe:
         return self.checked.shape != self.checked_after.shape
 
 
-def probes(batch: Batch, tokens: Tokens) -> list[Probe]:
+def probes(batch: Batch, tokens: Tokens, stride: int = 1) -> list[Probe]:
     """The probes of one mask, in order: what leaks finite values leaks NaN and more padding too."""
     found: list[Probe] = []
     dropped = ~tokens.keep
     if bool(dropped.any()) and bool(tokens.keep.any()):
         changed = batch.with_values(_replaced(batch, tokens, dropped, "large"))
-        found.append(Probe("values", batch, changed, tokens.keep, tokens.keep))
-        if (wider := _widened(batch, tokens)) is not None:
+        embedded = _embedded(batch, tokens, changed)
+        found.append(Probe("values", batch, changed, tokens.keep, tokens.keep, embedded))
+        if (wider := _widened(batch, tokens, stride)) is not None:
             found.append(wider)
         floats = [name for name in tokens.inputs if batch.values[name].is_floating_point()]
         if floats:
@@ -99,7 +102,24 @@ def _replaced(batch: Batch, tokens: Tokens, where: Tensor, how: str, *, labels: 
     return found
 
 
-def _widened(batch: Batch, tokens: Tokens) -> Probe | None:
+def _embedded(batch: Batch, tokens: Tokens, changed: Batch) -> Probe | None:
+    """Other embeddings in the place of other ids, where one id is at all dropped positions and at no kept one."""
+    marked: dict[str, Tensor] = {}
+    for name, dim in tokens.inputs.items():
+        ids = batch.values[name]
+        if name in (*LABELS, *SEGMENTS, *LENGTHS, "position_ids") or ids.is_floating_point() or ids.dim() != 2:
+            continue
+        keep = tokens.keep.to(ids.device)
+        padding = ids[~keep]
+        if dim == 1 and bool((padding == padding[0]).all()) and not bool((ids[keep] == padding[0]).any()):
+            marked[name] = ids
+    if not marked:
+        return None
+    after = replace(changed.with_values(marked), embedded=Embedded(tuple(marked.values()), tokens.keep))
+    return Probe("values", batch, after, tokens.keep, tokens.keep)
+
+
+def _widened(batch: Batch, tokens: Tokens, stride: int) -> Probe | None:
     """A batch with more padding on the side where it has padding: outputs must not depend on its amount."""
     keep = tokens.keep
     length = keep.shape[1]
@@ -107,7 +127,7 @@ def _widened(batch: Batch, tokens: Tokens) -> Probe | None:
     if tokens.segments is not None or len(sides) != 1:
         return None
     dropped = ~keep
-    more = min(WIDER, length)
+    more = min(WIDER * stride, length)
     pads = (0, more) if sides[0] == "right" else (more, 0)
     found: dict[str, Tensor] = {}
     for name, given in batch.tensors():

@@ -76,9 +76,10 @@ class Audit:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing leaks but NaN, nothing is wasted and the loss is split-invariant."""
+        """Whether nothing leaks but NaN, nothing is wasted but on zero activations, and the loss is split-invariant."""
         leaks = any(not leak.only_nan for leak in self.leaks)
-        return not leaks and not self.waste and (self.denominator is None or self.denominator.invariant)
+        waste = any(each.cause != "activations" for each in self.waste)
+        return not leaks and not waste and (self.denominator is None or self.denominator.invariant)
 
     @property
     def wasted(self) -> float:

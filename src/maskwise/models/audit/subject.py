@@ -19,7 +19,7 @@ from maskwise.models.audit.positions import Positions
 from maskwise.models.compress.example import tensors_of
 from maskwise.models.compress.surgery import clone_model, without_nested_tensors
 
-__all__ = ["Loss", "Mode", "Result", "Subject", "preserved"]
+__all__ = ["Loss", "Mode", "Result", "Subject", "preserved", "same_random_state"]
 
 OP = "audit"
 Loss: TypeAlias = Callable[..., Tensor]
@@ -46,7 +46,8 @@ class Subject:
     def __init__(self, model: nn.Module, loss: Loss | None) -> None:
         self.model = model
         self._loss = loss
-        self._was_training = {module: module.training for module in model.modules()}
+        # Attributes, which a forward may set, and buffers, which it may replace.
+        self._attributes = {module: (dict(vars(module)), dict(module._buffers)) for module in model.modules()}
         self._buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
         self._is_changed = False
         self._gradients = {parameter: parameter.grad for parameter in model.parameters()}
@@ -67,6 +68,15 @@ class Subject:
         """Whether a module has statistics of its batch."""
         return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.model.modules())
 
+    @property
+    def stride(self) -> int:
+        """How many positions of the input make one of the output, by the strides of convolutions over time."""
+        found = 1
+        for module in self.model.modules():
+            if isinstance(module, nn.Conv1d | nn.Conv2d):
+                found *= int(module.stride[0])
+        return found
+
     def prepare(self, training: Mode) -> None:
         """The mode, the buffers as they were, and the seed of every run."""
         self.model.train(training is True)
@@ -83,8 +93,9 @@ class Subject:
     @torch.no_grad()
     def _restore_buffers(self) -> None:
         for name, buffer in self.model.named_buffers():
-            if name in self._buffers and buffer.shape == self._buffers[name].shape:
-                buffer.copy_(self._buffers[name])
+            saved = self._buffers.get(name)
+            if saved is not None and buffer.shape == saved.shape and not torch.equal(buffer, saved):
+                buffer.copy_(saved)
 
     def forward(self, batch: Batch, *, training: Mode, grad: bool = False) -> Any:
         """The output of a call."""
@@ -123,12 +134,12 @@ class Subject:
         loss = self.loss_of(output, batch)
         gradients: dict[str, Tensor] = {}
         if grad:
-            gradients = self.differentiate(self._objective(tensors, positions) if loss is None else loss)
+            gradients = self.differentiate(self.objective(tensors, positions) if loss is None else loss)
         return Result(
             [[each.detach() for each in found] for found in rows], None if loss is None else loss.detach(), gradients
         )
 
-    def _objective(self, tensors: list[Tensor], positions: Positions) -> Tensor | None:
+    def objective(self, tensors: list[Tensor], positions: Positions) -> Tensor | None:
         """A value of what is compared, each element with a weight of its own: it has the gradients of a loss."""
         total = None
         for x in tensors:
@@ -151,9 +162,12 @@ class Subject:
 
     def restore(self) -> None:
         """Everything as it was before, for a model that could not be copied."""
+        for module, (attributes, buffers) in self._attributes.items():
+            vars(module).clear()
+            vars(module).update(attributes)
+            module._buffers.clear()
+            module._buffers.update(buffers)
         self._restore_buffers()
-        for module, training in self._was_training.items():
-            module.training = training
         for parameter, gradient in self._gradients.items():
             parameter.grad = gradient
 
@@ -166,21 +180,28 @@ def _follow(positions: Positions) -> Callable[..., None]:
 
 
 @contextmanager
-def preserved(model: nn.Module, loss: Loss | None) -> Iterator[Subject]:
-    """A subject that leaves no trace on the model, nor on any random number generator, also where it fails."""
+def same_random_state() -> Iterator[None]:
+    """Restores every random number generator after the block: also one that a DataLoader seeds its workers from."""
     python, of_numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng():
         try:
-            try:
-                subject, is_copy = Subject(clone_model(model), loss), True
-            except Exception:
-                # Some models cannot be copied; their state is put back instead.
-                subject, is_copy = Subject(model, loss), False
-            try:
-                yield subject
-            finally:
-                if not is_copy:
-                    subject.restore()
+            yield
         finally:
             random.setstate(python)
             np.random.set_state(of_numpy)
+
+
+@contextmanager
+def preserved(model: nn.Module, loss: Loss | None) -> Iterator[Subject]:
+    """A subject that leaves no trace on the model, nor on any random number generator, also where it fails."""
+    with same_random_state():
+        try:
+            subject, is_copy = Subject(clone_model(model), loss), True
+        except Exception:
+            # Some models cannot be copied; their state is put back instead.
+            subject, is_copy = Subject(model, loss), False
+        try:
+            yield subject
+        finally:
+            if not is_copy:
+                subject.restore()

@@ -6,7 +6,7 @@ The first run records what every module gets and returns at kept positions, the 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,6 +62,7 @@ class Place:
         route: the modules by which the change reaches the output, in order.
         is_input: whether what the module gets differs already, before any module has computed something.
         arguments: of the operation, other than tensors.
+        options: of the operation, by name, other than tensors.
         is_inverted: whether a mask of the operation keeps just what is dropped.
     """
 
@@ -74,6 +75,7 @@ class Place:
     route: tuple[str, ...]
     is_input: bool = False
     arguments: tuple[Any, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
     is_inverted: bool = False
 
 
@@ -145,10 +147,12 @@ def locate(subject: Subject, probe: Probe, *, training: Mode, noise: float) -> P
     event = before[culprit]
     skipped = {index for index in range(len(before)) if not changed[index][1] and index != culprit}
     found = _first_operation(subject, probe, training, culprit, skipped, noise)
-    operation, line, arguments, masks = (None, None, (), ()) if found is None else found
+    if found is None:
+        return Place(event.path, type(event.module).__name__, event.module, None, None, changed[culprit][1], route)
     return Place(
-        event.path, type(event.module).__name__, event.module, operation, line, changed[culprit][1], route,
-        arguments=arguments, is_inverted=any(_keeps_what_is_dropped(mask, probe.checked) for mask in masks),
+        event.path, type(event.module).__name__, event.module, found.name, found.line, changed[culprit][1], route,
+        arguments=found.arguments, options=found.options,
+        is_inverted=any(_keeps_what_is_dropped(mask, probe.checked) for mask in found.masks),
     )  # fmt: skip
 
 
@@ -180,6 +184,7 @@ class _Operation:
     inputs: Rows
     outputs: Rows
     arguments: tuple[Any, ...]
+    options: dict[str, Any]
     masks: tuple[Tensor, ...]
 
 
@@ -220,7 +225,10 @@ class _Watch(TorchFunctionMode):
             out = func(*args, **kwargs)
             values = (*args, *kwargs.values())
             settings = tuple(each for each in values if not isinstance(each, Tensor))
-            self.found.append(_Operation(name, _line(), inputs, self.recorder.rows(out), settings, _masks(values)))
+            options = {name: each for name, each in kwargs.items() if not isinstance(each, Tensor)}
+            self.found.append(
+                _Operation(name, _line(), inputs, self.recorder.rows(out), settings, options, _masks(values))
+            )
             return out
         return func(*args, **kwargs)
 
@@ -237,9 +245,9 @@ def _line() -> str | None:
 
 def _first_operation(
     subject: Subject, probe: Probe, training: Mode, culprit: int, skipped: set[int], noise: float
-) -> tuple[str, str | None, tuple[Any, ...], tuple[Tensor, ...]] | None:
+) -> _Operation | None:
     """The first function in a call whose kept inputs agree and whose output does not."""
-    runs = []
+    runs: list[list[_Operation]] = []
     for batch, positions in zip((probe.before, probe.after), probe.positions(), strict=True):
         recorder = _Recorder(subject.model, positions)
         watch = _Watch(recorder)
@@ -271,5 +279,5 @@ def _first_operation(
             (difference(a, b, **options) for a, b in zip(old.outputs, new.outputs, strict=False)), default=0.0
         )
         if outputs and not inputs:
-            return old.name, old.line, old.arguments, old.masks
+            return old
     return None

@@ -63,6 +63,11 @@ struct Run {
   int64_t row, begin, end;
 };
 
+// Runs of the same columns in rows that follow each other, which share the loads of the weight.
+struct Band {
+  int64_t row, rows, begin, end;
+};
+
 // A part of a row that runs read, and what is valid of it.
 struct StagedBlock {
   int64_t row, begin, end;
@@ -81,16 +86,20 @@ struct Slice {
 struct DepthwiseRuns {
   // Columns that are staged together.
   static constexpr int64_t kBlock = 32;
+  // Runs of a band.
+  static constexpr int64_t kBand = 4;
 
   int64_t batch, channels, rows, columns;
   int64_t kernel[2], stride[2], before[2], dilation[2];
+  int64_t top, height;    // of staged planes: rows of zeros before the first row, and rows in all
   int64_t margin, pitch;  // of staged rows: zeros before the first column, and elements of a row
   int64_t padded;         // channels, rounded up to whole vectors
   int64_t work = 0;       // products of one channel of one batch entry
   Bits valid;
   std::vector<Run> runs;
+  std::vector<Band> bands;
   std::vector<StagedBlock> blocks;
-  std::vector<int64_t> run_starts{0}, block_starts{0};  // of each batch entry
+  std::vector<int64_t> run_starts{0}, band_starts{0}, block_starts{0};  // of each batch entry
 
   DepthwiseRuns(const Tensor& x, const std::optional<Tensor>& valid_bits, const std::optional<Tensor>& wanted_bits,
                 const Sizes& g, const Sizes& coarse)
@@ -106,6 +115,8 @@ struct DepthwiseRuns {
         valid(valid_bits) {
     const Bits wanted(wanted_bits);
     const int64_t span = dilation[1] * (kernel[1] - 1);
+    top = std::max<int64_t>(before[0], 0);
+    height = top + std::max(rows, (coarse[0] - 1) * stride[0] + dilation[0] * (kernel[0] - 1) + 1 - before[0]);
     margin = ceil_div(before[1], 16) * 16;
     // Vectors may reach past the last tap of the last position.
     pitch = ceil_div(margin + std::max(columns, coarse[1] + span - before[1]) + 64, 16) * 16;
@@ -120,6 +131,40 @@ struct DepthwiseRuns {
       run_starts.push_back(static_cast<int64_t>(runs.size()));
     }
     work = std::max<int64_t>(1, count / std::max<int64_t>(1, batch)) * kernel[0] * kernel[1];
+  }
+
+  // Joins runs of the same columns: kBand of them, or one.
+  void find_bands() {
+    for (int64_t b = 0; b < batch; ++b) {
+      std::vector<Run> open;
+      const auto close = [&](const Run& first, int64_t end) {
+        int64_t row = first.row;
+        for (; row + kBand <= end; row += kBand) bands.push_back({row, kBand, first.begin, first.end});
+        for (; row < end; ++row) bands.push_back({row, 1, first.begin, first.end});
+      };
+      const Slice<Run> all = runs_of(b);
+      int64_t row = 0;
+      for (const Run *first = all.begin(), *last = first; first != all.end(); first = last, ++row) {
+        while (last != all.end() && last->row == first->row) ++last;
+        // Those of the row before that go on; both are in the order of their columns.
+        std::vector<Run> next;
+        size_t at = 0;
+        if (first->row != row) {
+          for (const Run& run : open) close(run, row);
+          open.clear();
+          row = first->row;
+        }
+        for (const Run* run = first; run != last; ++run) {
+          for (; at < open.size() && open[at].begin < run->begin; ++at) close(open[at], row);
+          const bool same = at < open.size() && open[at].begin == run->begin && open[at].end == run->end;
+          next.push_back(same ? open[at++] : *run);
+        }
+        for (; at < open.size(); ++at) close(open[at], row);
+        open = std::move(next);
+      }
+      for (const Run& run : open) close(run, row);
+      band_starts.push_back(static_cast<int64_t>(bands.size()));
+    }
   }
 
   // Finds what the runs read, for kernels that stage it.
@@ -150,6 +195,7 @@ struct DepthwiseRuns {
   }
 
   Slice<Run> runs_of(int64_t b) const { return {runs.data() + run_starts[b], runs.data() + run_starts[b + 1]}; }
+  Slice<Band> bands_of(int64_t b) const { return {bands.data() + band_starts[b], bands.data() + band_starts[b + 1]}; }
   Slice<StagedBlock> blocks_of(int64_t b) const {
     return {blocks.data() + block_starts[b], blocks.data() + block_starts[b + 1]};
   }

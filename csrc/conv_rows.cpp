@@ -54,7 +54,7 @@ Tensor conv_rows(const Tensor& x, const Tensor& weight, const std::optional<Tens
                                   x.scalar_type());
   if (out.numel() == 0) return out;
   DepthwiseRuns runs(x, valid, wanted, geometry, coarse);
-  if (planes) runs.find_blocks();
+  if (planes) runs.find_blocks(), runs.find_bands();
   fill_unwanted(out, runs, Bits(wanted), other, planes);
   MASKWISE_AT_ISA(depthwise(x.scalar_type(), runs, x, weight, bias, out, planes));
   return out;

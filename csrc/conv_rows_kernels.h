@@ -22,14 +22,14 @@ struct StagedPlane {
   A* data;
 
   explicit StagedPlane(const DepthwiseRuns& runs)
-      : buffer((runs.rows + 1) * runs.pitch * static_cast<int64_t>(sizeof(A))), data(reinterpret_cast<A*>(buffer.data)) {
-    std::memset(data, 0, (runs.rows + 1) * runs.pitch * sizeof(A));
+      : buffer(runs.height * runs.pitch * static_cast<int64_t>(sizeof(A))), data(reinterpret_cast<A*>(buffer.data)) {
+    std::memset(data, 0, runs.height * runs.pitch * sizeof(A));
   }
 
   template <class T>
   void stage(const DepthwiseRuns& runs, int64_t b, const T* plane, int64_t row_stride) {
     for (const StagedBlock& block : runs.blocks_of(b)) {
-      A* to = data + block.row * runs.pitch + runs.margin + block.begin;
+      A* to = data + (runs.top + block.row) * runs.pitch + runs.margin + block.begin;
       const T* from = plane + block.row * row_stride + block.begin;
       const int64_t n = block.end - block.begin;
       if (block.kept == Kept::none) {
@@ -48,37 +48,82 @@ struct StagedPlane {
     }
   }
 
-  // The position of a tap of a coarse row, at its first column; rows outside of the plane are zeros.
+  // The position of a tap of a coarse row, at its first column.
   const A* tap(const DepthwiseRuns& runs, int64_t y, int64_t ky) const {
     const int64_t row = y * runs.stride[0] - runs.before[0] + ky * runs.dilation[0];
-    return data + (row < 0 || row >= runs.rows ? runs.rows : row) * runs.pitch + runs.margin - runs.before[1];
+    return data + (runs.top + row) * runs.pitch + runs.margin - runs.before[1];
   }
 };
 
-// U vectors of a run, by S sums each: products of one sum wait for each other.
-template <int U, int S, class A>
+template <int N>
+using Number = std::integral_constant<int, N>;
+
+// R rows of a band times U vectors of N lanes, by S sums each: products of one sum wait for each other.
+template <int N, int R, int U, int S, class A>
 inline void convolve_vectors(const StagedPlane<A>& plane, const DepthwiseRuns& runs, int64_t y, int64_t x, const A* weight,
-                             A bias, Vec<A> (&sums)[U]) {
-  Vec<A> parts[S][U];
+                             A bias, Vec<A, N> (&sums)[R][U]) {
+  using V = Vec<A, N>;
+  V parts[S][R][U];
   for (int s = 0; s < S; ++s)
-    for (int u = 0; u < U; ++u) parts[s][u] = splat<A>(s == 0 ? bias : A(0));
-  const int64_t step = runs.dilation[1];
+    for (int r = 0; r < R; ++r)
+      for (int u = 0; u < U; ++u) parts[s][r][u] = (s == 0 ? bias : A(0)) - V{};
+  const int64_t step = runs.dilation[1], apart = runs.stride[0] * runs.pitch;
   for (int64_t ky = 0; ky < runs.kernel[0]; ++ky) {
     const A* from = plane.tap(runs, y, ky) + x;
     int64_t kx = 0;
     for (; kx + S <= runs.kernel[1]; kx += S, from += S * step, weight += S)
       for (int s = 0; s < S; ++s) {
-        const Vec<A> w = splat<A>(weight[s]);
-        for (int u = 0; u < U; ++u) parts[s][u] += w * load<A>(from + s * step + u * kLanes<A>);
+        const V w = weight[s] - V{};
+        for (int r = 0; r < R; ++r)
+          for (int u = 0; u < U; ++u) parts[s][r][u] += w * load<A, N>(from + s * step + r * apart + u * N);
       }
     for (; kx < runs.kernel[1]; ++kx, from += step) {
-      const Vec<A> w = splat<A>(*weight++);
-      for (int u = 0; u < U; ++u) parts[S - 1][u] += w * load<A>(from + u * kLanes<A>);
+      const V w = *weight++ - V{};
+      for (int r = 0; r < R; ++r)
+        for (int u = 0; u < U; ++u) parts[S - 1][r][u] += w * load<A, N>(from + r * apart + u * N);
     }
   }
-  for (int u = 0; u < U; ++u) {
-    sums[u] = parts[0][u];
-    for (int s = 1; s < S; ++s) sums[u] += parts[s][u];
+  for (int r = 0; r < R; ++r)
+    for (int u = 0; u < U; ++u) {
+      sums[r][u] = parts[0][r][u];
+      for (int s = 1; s < S; ++s) sums[r][u] += parts[s][r][u];
+    }
+}
+
+// One vector of N lanes takes as long as two of half as many on some CPUs: ends of runs that fit into a half take one.
+template <class A>
+constexpr int kHalf = MASKWISE_VECTOR_BYTES == 64 ? kLanes<A> / 2 : kLanes<A>;
+
+// R rows of the columns [begin, end); the rows of the result are `apart`.
+template <int R, class T, class A = Acc<T>>
+void convolve_band(const StagedPlane<A>& plane, const DepthwiseRuns& runs, const Band& band, const A* weight, A bias, T* line,
+                   int64_t apart) {
+  constexpr int N = kLanes<A>, H = kHalf<A>;
+  int64_t at = band.begin;
+  const auto vectors = [&](auto lanes, auto count, auto parts) {
+    constexpr int L = decltype(lanes)::value, U = decltype(count)::value, S = decltype(parts)::value;
+    for (; U == 1 ? at < band.end : at + U * L <= band.end; at += U * L) {
+      if constexpr (U == 1 && L == N && H < N)
+        if (band.end - at <= H) return;
+      Vec<A, L> sums[R][U];
+      convolve_vectors<L, R, U, S>(plane, runs, band.row, at, weight, bias, sums);
+      for (int r = 0; r < R; ++r)
+        for (int u = 0; u < U; ++u) {
+          if constexpr (U == 1) store_partial<A, L>(line + r * apart + at, band.end - at, sums[r][0]);
+          else store(line + r * apart + at + u * L, sums[r][u]);
+        }
+    }
+  };
+  constexpr Number<N> wide{};
+  if constexpr (R == 1) {
+    vectors(wide, Number<8>{}, Number<1>{});
+    vectors(wide, Number<2>{}, Number<3>{});
+    vectors(wide, Number<1>{}, Number<4>{});
+    if constexpr (H < N) vectors(Number<H>{}, Number<1>{}, Number<4>{});
+  } else {
+    vectors(wide, Number<2>{}, Number<1>{});
+    vectors(wide, Number<1>{}, Number<2>{});
+    if constexpr (H < N) vectors(Number<H>{}, Number<1>{}, Number<2>{});
   }
 }
 
@@ -86,7 +131,6 @@ template <class T>
 void depthwise_planes(const DepthwiseRuns& runs, const T* x, const T* weight, const T* bias, const Strides& x_strides,
                       T* out, const Strides& out_strides) {
   using A = Acc<T>;
-  constexpr int64_t N = kLanes<A>;
   const int64_t taps = runs.kernel[0] * runs.kernel[1];
   parallel_uneven(runs.batch * runs.channels, runs.work, [&](int64_t begin, int64_t end) {
     StagedPlane<A> plane(runs);
@@ -98,24 +142,10 @@ void depthwise_planes(const DepthwiseRuns& runs, const T* x, const T* weight, co
       for (int64_t t = 0; t < taps; ++t) w[t] = static_cast<A>(weight[c * taps + t]);
       const A start = bias == nullptr ? A(0) : static_cast<A>(bias[c]);
       T* to = out + b * out_strides.batch + c * out_strides.channel;
-      for (const Run& run : runs.runs_of(b)) {
-        T* line = to + run.row * out_strides.row;
-        int64_t at = run.begin;
-        for (; at + 8 * N <= run.end; at += 8 * N) {
-          Vec<A> sums[8];
-          convolve_vectors<8, 1>(plane, runs, run.row, at, w.data(), start, sums);
-          for (int u = 0; u < 8; ++u) store(line + at + u * N, sums[u]);
-        }
-        for (; at + 2 * N <= run.end; at += 2 * N) {
-          Vec<A> sums[2];
-          convolve_vectors<2, 3>(plane, runs, run.row, at, w.data(), start, sums);
-          for (int u = 0; u < 2; ++u) store(line + at + u * N, sums[u]);
-        }
-        for (; at < run.end; at += N) {
-          Vec<A> sums[1];
-          convolve_vectors<1, 4>(plane, runs, run.row, at, w.data(), start, sums);
-          store_partial<A>(line + at, run.end - at, sums[0]);
-        }
+      for (const Band& band : runs.bands_of(b)) {
+        T* line = to + band.row * out_strides.row;
+        if (band.rows == 1) convolve_band<1>(plane, runs, band, w.data(), start, line, out_strides.row);
+        else convolve_band<DepthwiseRuns::kBand>(plane, runs, band, w.data(), start, line, out_strides.row);
       }
     }
   });
@@ -126,55 +156,68 @@ template <class T>
 void depthwise_planes_weight(const DepthwiseRuns& runs, const T* x, const T* grad, const Strides& x_strides,
                              const Strides& grad_strides, T* weight, T* bias) {
   using A = Acc<T>;
-  constexpr int64_t N = kLanes<A>;
+  constexpr int N = kLanes<A>, H = kHalf<A>;
+  // Rows of runs whose gradients stay in the first cache, with what they read.
+  constexpr int64_t kRows = 16;
   const int64_t taps = runs.kernel[0] * runs.kernel[1];
   parallel(runs.channels, runs.batch * runs.work, [&](int64_t begin, int64_t end) {
     StagedPlane<A> plane(runs);
     std::vector<A> totals((taps + 1) * N);
     for (int64_t c = begin; c < end; ++c) {
       std::fill(totals.begin(), totals.end(), A(0));
-      const auto add = [&](int64_t t, Vec<A> v) { store(totals.data() + t * N, load<A>(totals.data() + t * N) + v); };
+      const auto add = [&](int64_t t, Vec<A> v, Vec<A, H> half) {
+        A* to = totals.data() + t * N;
+        store(to, load<A>(to) + v);
+        store(to, load<A, H>(to) + half);
+      };
       for (int64_t b = 0; b < runs.batch; ++b) {
         if (runs.runs_of(b).empty()) continue;
         plane.stage(runs, b, x + b * x_strides.batch + c * x_strides.channel, x_strides.row);
         const T* from = grad + b * grad_strides.batch + c * grad_strides.channel;
         const Slice<Run> all = runs.runs_of(b);
         for (const Run *first = all.begin(), *last = first; first != all.end(); first = last) {
-          // The runs of one row share their sums.
-          while (last != all.end() && last->row == first->row) ++last;
-          const T* line = from + first->row * grad_strides.row;
-          Vec<A> total = splat<A>(A(0));
-          for (const Run* run = first; run != last; ++run)
-            for (int64_t at = run->begin; at < run->end; at += N) total += load_partial<A>(line + at, run->end - at, A(0));
-          add(taps, total);
+          // The runs of some rows share their sums.
+          while (last != all.end() && last->row < first->row + kRows) ++last;
+          const auto each_vector = [&](const auto& full, const auto& half) {
+            for (const Run* run = first; run != last; ++run) {
+              const T* line = from + run->row * grad_strides.row;
+              int64_t at = run->begin;
+              for (; H < N ? at + H < run->end : at < run->end; at += N) full(*run, line + at, at, run->end - at);
+              if (at < run->end) half(*run, line + at, at, run->end - at);
+            }
+          };
+          Vec<A> total{};
+          Vec<A, H> total_half{};
+          each_vector([&](const Run&, const T* g, int64_t, int64_t n) { total += load_partial<A>(g, n, A(0)); },
+                      [&](const Run&, const T* g, int64_t, int64_t n) { total_half += load_partial<A, H>(g, n, A(0)); });
+          add(taps, total, total_half);
           for (int64_t ky = 0; ky < runs.kernel[0]; ++ky) {
-            const A* row = plane.tap(runs, first->row, ky);
             int64_t kx = 0;
             const auto some = [&](auto count) {
               constexpr int U = decltype(count)::value;
               Vec<A> sums[U];
-              for (int u = 0; u < U; ++u) sums[u] = splat<A>(A(0));
-              for (const Run* run = first; run != last; ++run) {
-                int64_t at = run->begin;
-                for (; at + N <= run->end; at += N) {
-                  const Vec<A> g = load<A>(line + at);
-                  for (int u = 0; u < U; ++u) sums[u] += g * load<A>(row + at + (kx + u) * runs.dilation[1]);
-                }
-                const int64_t rest = run->end - at;
-                if (rest == 0) continue;
-                const Vec<A> g = load_partial<A>(line + at, rest, A(0));
-                // Not even times zero is anything used that lies behind the run.
-                for (int u = 0; u < U; ++u)
-                  sums[u] += g * load_partial<A>(row + at + (kx + u) * runs.dilation[1], rest, A(0));
-              }
-              for (int u = 0; u < U; ++u) add(ky * runs.kernel[1] + kx + u, sums[u]);
+              Vec<A, H> halves[U];
+              for (int u = 0; u < U; ++u) sums[u] = Vec<A>{}, halves[u] = Vec<A, H>{};
+              // Not even times zero is anything used that lies behind a run.
+              each_vector(
+                  [&](const Run& run, const T* from_grad, int64_t at, int64_t n) {
+                    const A* row = plane.tap(runs, run.row, ky) + at + kx * runs.dilation[1];
+                    const Vec<A> g = load_partial<A>(from_grad, n, A(0));
+                    for (int u = 0; u < U; ++u) sums[u] += g * load_partial<A>(row + u * runs.dilation[1], n, A(0));
+                  },
+                  [&](const Run& run, const T* from_grad, int64_t at, int64_t n) {
+                    const A* row = plane.tap(runs, run.row, ky) + at + kx * runs.dilation[1];
+                    const Vec<A, H> g = load_partial<A, H>(from_grad, n, A(0));
+                    for (int u = 0; u < U; ++u) halves[u] += g * load_partial<A, H>(row + u * runs.dilation[1], n, A(0));
+                  });
+              for (int u = 0; u < U; ++u) add(ky * runs.kernel[1] + kx + u, sums[u], halves[u]);
               kx += U;
             };
-            while (kx + 8 <= runs.kernel[1]) some(std::integral_constant<int, 8>{});
-            if (kx + 7 <= runs.kernel[1]) some(std::integral_constant<int, 7>{});
-            if (kx + 5 <= runs.kernel[1]) some(std::integral_constant<int, 5>{});
-            while (kx + 3 <= runs.kernel[1]) some(std::integral_constant<int, 3>{});
-            while (kx < runs.kernel[1]) some(std::integral_constant<int, 1>{});
+            while (kx + 8 <= runs.kernel[1]) some(Number<8>{});
+            if (kx + 7 <= runs.kernel[1]) some(Number<7>{});
+            if (kx + 5 <= runs.kernel[1]) some(Number<5>{});
+            while (kx + 3 <= runs.kernel[1]) some(Number<3>{});
+            while (kx < runs.kernel[1]) some(Number<1>{});
           }
         }
       }

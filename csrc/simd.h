@@ -218,30 +218,43 @@ inline LaneMask<A> last_lanes(int n) {
   return lane_numbers<A>() >= static_cast<BitsOf<A>>(kLanes<A> - n);
 }
 
-// Up to kLanes<A> elements at p, the lanes behind them `other`.
-template <class A, class T>
-inline Vec<A> load_partial(const T* p, int64_t n, A other) {
-  if (n >= kLanes<A>) return load<A>(p);
+// Up to N elements at p, the lanes behind them `other`. Rows of few elements are mostly ends of rows, which lane by lane
+// would take longer than their arithmetic.
+template <class A, int N = kLanes<A>, class T>
+inline Vec<A, N> load_partial(const T* p, int64_t n, A other) {
+  if (n >= N) return load<A, N>(p);
+  Vec<A, N> v = other - Vec<A, N>{};
+  if (n <= 0) return v;
 #if MASKWISE_VECTOR_BYTES == 32 && defined(MASKWISE_F16C)
-  // Rows of few elements are mostly ends of rows, which lane by lane would take longer than their exponentials.
-  if constexpr (std::is_same_v<T, float>) {
+  if constexpr (std::is_same_v<T, float> && N == 8) {
     const LaneMask<A> there = first_lanes<A>(n);
-    return there ? (Vec<A>)_mm256_maskload_ps(p, (__m256i)there) : splat<A>(other);
+    return there ? (Vec<A>)_mm256_maskload_ps(p, (__m256i)there) : v;
   }
+#elif MASKWISE_VECTOR_BYTES == 64
+  if constexpr (std::is_same_v<T, float> && N == 16)
+    return (Vec<A, N>)_mm512_mask_loadu_ps((__m512)v, static_cast<__mmask16>((1u << n) - 1), p);
+  if constexpr (std::is_same_v<T, float> && N == 8)
+    return (Vec<A, N>)_mm256_mask_loadu_ps((__m256)v, static_cast<__mmask8>((1u << n) - 1), p);
 #endif
-  Vec<A> v = splat<A>(other);
   for (int64_t k = 0; k < n; ++k) v[k] = static_cast<A>(p[k]);
   return v;
 }
 
-// Writes up to kLanes<A> elements at p.
-template <class A, class T>
-inline void store_partial(T* p, int64_t n, Vec<A> v) {
-  if (n >= kLanes<A>) return store(p, v);
+// Writes up to N elements at p.
+template <class A, int N = kLanes<A>, class T>
+inline void store_partial(T* p, int64_t n, Vec<A, N> v) {
+  if (n >= N) return store(p, v);
+  if (n <= 0) return;
 #if MASKWISE_VECTOR_BYTES == 32 && defined(MASKWISE_F16C)
-  if constexpr (std::is_same_v<T, float>) return _mm256_maskstore_ps(p, (__m256i)first_lanes<A>(n), (__m256)v);
+  if constexpr (std::is_same_v<T, float> && N == 8)
+    return _mm256_maskstore_ps(p, (__m256i)first_lanes<A>(n), (__m256)v);
+#elif MASKWISE_VECTOR_BYTES == 64
+  if constexpr (std::is_same_v<T, float> && N == 16)
+    return _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << n) - 1), (__m512)v);
+  if constexpr (std::is_same_v<T, float> && N == 8)
+    return _mm256_mask_storeu_ps(p, static_cast<__mmask8>((1u << n) - 1), (__m256)v);
 #endif
-  T rest[kLanes<A>];
+  T rest[N];
   store(rest, v);
   std::memcpy(p, rest, n * sizeof(T));
 }

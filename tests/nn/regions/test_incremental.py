@@ -320,6 +320,7 @@ class Writing(nn.Module):
         (Writing(), "does not support item assignment"),
         (nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1)).train(), "BatchNorm2d '1' in training mode"),
         (nn.Sequential(nn.Conv2d(1, 1, 1), nn.Dropout()).train(), "Dropout '1' in training mode"),
+        (nn.Sequential(nn.Conv2d(1, 1, 1), nn.FractionalMaxPool2d(2, 4)), "FractionalMaxPool2d .1."),
     ],
 )
 def test_a_model_that_cannot_be_followed_is_refused_with_the_reason(model, reason):
@@ -375,3 +376,82 @@ def test_an_empty_map_is_refused_with_a_hint(shape):
     inc = mw.nn.Incremental(torch.nn.Conv2d(3, 4, 3, padding=1).eval())
     with pytest.raises(mw.MaskwiseError, match=r"inputs.*at least one position.*Hint"):
         inc(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("where", ["call", "update", "model"])
+def test_inference_mode_around_a_call_or_the_model_changes_nothing(where):
+    def mode(name):
+        return torch.inference_mode(where == name)
+
+    with mode("model"):
+        model = settled(UNet(2)).double()
+    inc, x = mw.nn.Incremental(model), torch.randn(1, 3, 32, 32, dtype=torch.float64)
+    edited = x.clone()
+    edited[..., 4:8, 6:10] += 1.0
+    with mode("call"):
+        inc(x)
+    with mode("update"):
+        first = inc.update(edited, (slice(4, 8), slice(6, 10)))
+    torch.testing.assert_close(first, model(edited), **EXACT)
+    torch.testing.assert_close(inc.update(x), model(x), **EXACT)
+
+
+class Shared(nn.Module):
+    """Values that all entries of a batch share, of 4, 3 or 2 dims."""
+
+    def __init__(self, *shape):
+        super().__init__()
+        self.layer = nn.Conv2d(3, 4, 3, padding=1)
+        self.positions = nn.Parameter(torch.randn(shape))
+
+    def forward(self, x):
+        return torch.relu(self.layer(x) + self.positions) * (2 * self.positions)
+
+
+class Parts(nn.Module):
+    """Parts of the channels that gate each other, and numbers from shapes."""
+
+    def __init__(self, split):
+        super().__init__()
+        self.layer, self.split = nn.Conv2d(3, 4, 3, padding=1), split
+
+    def forward(self, x):
+        y = self.layer(x)
+        one, two = y.chunk(2, 1) if self.split == "chunk" else torch.split(y, [y.shape[1] // 2, 2], dim=1)
+        return one * two.sigmoid() / x.shape[2]
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Shared(1, 4, 40, 36),
+        lambda: Shared(1, 1, 40, 36),
+        lambda: Shared(4, 40, 36),
+        lambda: Shared(40, 36),
+        lambda: Shared(1, 4, 1, 1),
+        lambda: Parts("chunk"),
+        lambda: Parts("split"),
+    ],
+)
+@pytest.mark.parametrize("route", ["tiles", "pixels", None])
+def test_values_that_a_batch_shares_and_parts_of_channels_are_followed(make, batch, route):
+    model = settled(make()).double()
+    x, inc = torch.randn(batch, 3, 40, 36, dtype=torch.float64), mw.nn.Incremental(model)
+    inc(x)
+    x[-1:, :, 5:9, 30:33] += 1.0
+    with mw.force(route):
+        torch.testing.assert_close(inc.update(x), model(x), **EXACT)
+        everything = torch.ones(40, 36, dtype=torch.bool)
+        torch.testing.assert_close(mw.nn.Regions(model)(x, everything), model(x), **EXACT)
+
+
+def test_our_pools_are_followed():
+    layers = [nn.Conv2d(3, 4, 3), mw.nn.RegionMaxPool2d(2), mw.nn.RegionAvgPool2d(2)]
+    model, x = settled(nn.Sequential(*layers)).double(), torch.randn(1, 3, 34, 34, dtype=torch.float64)
+    inc = mw.nn.Incremental(model)
+    inc(x)
+    x[..., 3, 3] += 1.0
+    with mw.force("tiles"):
+        torch.testing.assert_close(inc.update(x), model(x), **EXACT)
+    assert [row.route for row in inc.report.rows] == ["box"] * 3

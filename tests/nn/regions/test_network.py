@@ -226,3 +226,13 @@ def test_pools_refuse_what_they_cannot_pool_with_a_hint(layer, call):
 def test_the_mask_of_a_result_is_asked_for_with_a_mask():
     with pytest.raises(mw.MaskwiseError, match=r"mask.*bool.*Hint"):
         mw.nn.Regions(nn.Conv2d(3, 4, 3).eval()).outputs([True])
+
+
+def test_a_result_of_several_maps_without_a_rule_is_refused():
+    class Halves(nn.Module):
+        def forward(self, x):
+            top, bottom = x.chunk(2, 2)
+            return top + bottom
+
+    with pytest.raises(mw.MaskwiseError, match=r"a rule for each layer.*Hint"):
+        mw.nn.Regions(Halves().eval())(torch.zeros(1, 3, 8, 8), torch.ones(8, 8, dtype=torch.bool))

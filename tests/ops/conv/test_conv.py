@@ -437,3 +437,28 @@ def test_the_reference_of_tiles_read_in_place_is_torchs_convolution():
 def test_weights_without_channels_or_taps_are_refused_with_a_hint(call):
     with pytest.raises(mw.MaskwiseError, match=r"must.*Hint"):
         call()
+
+
+@pytest.mark.parametrize("route", ["tiles", "rows", "dense"])
+def test_a_mask_that_is_modified_before_the_backward_pass_is_an_error(route):
+    x, mask = X.clone().requires_grad_(), MASK.clone()
+    with mw.force(route):
+        out = mw.conv2d(x, W[:3, :1].contiguous(), padding=1, groups=3, mask=mask)
+    mask.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_a_mask_of_inference_mode_has_gradients():
+    with torch.inference_mode():
+        mask = MASK.clone()
+    x = X.clone().requires_grad_()
+    with mw.force("tiles"):
+        mw.conv2d(x, W, padding=1, mask=mask).sum().backward()
+    assert x.grad.isfinite().all()
+
+
+def test_a_complex_value_for_what_is_not_wanted_is_refused():
+    mw.conv2d(X, W, padding=1, mask=MASK, other=torch.zeros(1))
+    with pytest.raises(mw.MaskwiseError, match=r"other.*must fit x's dtype.*Hint"):
+        mw.conv2d(X, W, padding=1, mask=MASK, other=torch.zeros(1, dtype=torch.complex64))

@@ -93,7 +93,8 @@ class Incremental:
     gradients.
 
     The model is not modified, and must be in evaluation mode. When its parameters or buffers change, the next update
-    recomputes everything. If a call or an update raises, the cache is unchanged.
+    recomputes everything; what is written through ``.data`` has no version, so call `reset` after that. If a call or an
+    update raises, the cache is unchanged.
 
     Args:
         model: a module that torch.fx can trace, in evaluation mode.
@@ -148,6 +149,7 @@ class Incremental:
         return autocast, versions_of(self.model)
 
     # -- the whole -----------------------------------------------------------------------------------------------------
+    @torch.inference_mode(False)
     @torch.no_grad()
     def __call__(self, *inputs: Any) -> Any:
         """Run the model on whole inputs, and cache what lies between its layers.
@@ -221,6 +223,7 @@ class Incremental:
         return map_nodes(self._program.output, copy)
 
     # -- an edit -------------------------------------------------------------------------------------------------------
+    @torch.inference_mode(False)
     @torch.no_grad()
     def update(self, x_new: Any, changed: Any = None) -> Any:
         """Run the model on edited inputs: only what the edit can reach is computed.

@@ -171,7 +171,7 @@ def _flow(program: Program, valid: Tensor) -> dict[fx.Node, Tensor | None]:
 def _mask_of(step: Step, program: Program, masks: dict[fx.Node, Tensor | None]) -> Tensor | None:
     shape = program.shapes.get(step.out)
     if step.reason:
-        if all(masks.get(node) is None for node in step.operands) or shape is None:
+        if all(masks.get(node) is None for node in step.operands) or _is_of_sizes(step):
             return None
         if _pooled(step, program) is None:
             got, hint = f"{step.name!r}: {step.reason}", "mw.nn.Regions(model.backbone), without that layer"
@@ -190,11 +190,19 @@ def _mask_of(step: Step, program: Program, masks: dict[fx.Node, Tensor | None]) 
     return found
 
 
+def _is_of_sizes(step: Step) -> bool:
+    """Whether a step reads no values: the shape of a map, or its dtype."""
+    node = step.out
+    if node.op == "call_method":
+        return node.target in ("size", "dim", "ndimension", "numel", "is_floating_point")
+    return node.target is getattr and node.args[1] in ("shape", "ndim", "dtype", "device")
+
+
 def _pooled(step: Step, program: Program) -> str | None:
     """Whether a step reduces all positions of a map: "mean" or "amax"."""
     shape, node = program.shapes[step.out], step.out
     source = program.shapes.get(step.operands[0]) if step.operands else None
-    if source is None or len(source) != 4 or len(step.operands) != 1:
+    if shape is None or source is None or len(source) != 4 or len(step.operands) != 1:
         return None
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     if node.op == "call_module":
@@ -241,7 +249,7 @@ class _Run:
     def whole(self, step: Step) -> Any:
         """A step without a rule for positions: pooling of the whole map, or what has no positions."""
         mask = self.masks.get(step.operands[0]) if step.operands else None
-        if mask is None:
+        if mask is None or _is_of_sizes(step):
             return run_whole(step, self.traced, self._cleaned)
         reduce = {"mean": mean, "amax": amax}[_pooled(step, self.program)]  # type: ignore[index]
         shape = self.program.shapes[step.out]

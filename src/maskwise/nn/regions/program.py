@@ -13,7 +13,8 @@ from torch import Tensor, fx, nn
 from maskwise.errors import ArgumentError, say
 from maskwise.nn.conv import MaskedConv2d, RegionConv2d
 from maskwise.nn.norm import MaskedBatchNorm2d
-from maskwise.nn.regions.rules import Local, Pointwise, Rule, relu, rule_of
+from maskwise.nn.regions.pool import RegionAvgPool2d, RegionMaxPool2d
+from maskwise.nn.regions.rules import Local, Pointwise, Rule, part_of_channels, relu, rule_of
 
 __all__ = [
     "DIFFERS_IN_TRAINING",
@@ -29,8 +30,23 @@ __all__ = [
 
 #: Names of functions and methods whose results differ from call to call.
 _RANDOM = frozenset(
-    ("rand", "randn", "randint", "rand_like", "randn_like", "bernoulli", "multinomial", "normal", "randperm", "poisson")
+    (
+        "rand",
+        "randn",
+        "randint",
+        "rand_like",
+        "randn_like",
+        "bernoulli",
+        "multinomial",
+        "normal",
+        "randperm",
+        "poisson",
+        "fractional_max_pool2d",
+        "gumbel_softmax",
+    )
 )
+#: Layers whose results differ from call to call, in evaluation too.
+_RANDOM_MODULES = (nn.FractionalMaxPool2d,)
 #: Layers that do something else in training.
 DIFFERS_IN_TRAINING = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd, nn.RNNBase, nn.RReLU)
 #: Results of these kinds of layers are no view of their input.
@@ -93,7 +109,7 @@ class Program:
 
 
 #: Layers of Maskwise that are torch's where they are called without a mask.
-_OUR_LAYERS = (MaskedConv2d, RegionConv2d, MaskedBatchNorm2d)
+_OUR_LAYERS = (MaskedConv2d, RegionConv2d, MaskedBatchNorm2d, RegionMaxPool2d, RegionAvgPool2d)
 
 
 class _Tracer(fx.Tracer):
@@ -126,7 +142,32 @@ def trace(op: str, model: nn.Module, *, is_random_allowed: bool = False) -> fx.G
         elif _is_identity(node, traced):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
+        else:
+            _split_channels(node)
     return traced
+
+
+def _split_channels(node: fx.Node) -> None:
+    """Make each part of a chunk or a split of the channels a node of its own, pointwise."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if node.op not in ("call_function", "call_method") or name not in ("chunk", "split"):
+        return
+    given = {**dict(zip(("source", "sizes", "dim"), node.args, strict=False)), **node.kwargs}
+    source = given.get("source", given.get("input", given.get("tensor")))
+    sizes = next(
+        (given[each] for each in ("sizes", "chunks", "split_size", "split_size_or_sections") if each in given), 1
+    )
+    parts = list(node.users)
+    if given.get("dim") not in (1, -3) or not all(
+        part.target is operator.getitem and isinstance(part.args[1], int) for part in parts
+    ):
+        return
+    for part in parts:
+        with node.graph.inserting_before(part):
+            made = node.graph.call_function(part_of_channels, (source, name, sizes, part.args[1]))
+        part.replace_all_uses_with(made)
+        node.graph.erase_node(part)
+    node.graph.erase_node(node)
 
 
 def _is_identity(node: fx.Node, traced: fx.GraphModule) -> bool:
@@ -143,6 +184,9 @@ def _check(op: str, node: fx.Node, traced: fx.GraphModule, is_random_allowed: bo
         if differs and not is_random_allowed:
             got = f"{type(module).__name__} {node.target!r} in training mode"
             raise ArgumentError(say(op, "model", must="be in evaluation mode", got=got, hint=hint))
+        if isinstance(module, _RANDOM_MODULES) and not is_random_allowed:
+            must, got = "give the same result for the same input", f"{type(module).__name__} {node.target!r}"
+            raise ArgumentError(say(op, "model", must=must, got=got, hint="nn.MaxPool2d"))
         return
     if node.op not in ("call_function", "call_method"):
         return
@@ -214,7 +258,7 @@ def versions_of(model: nn.Module) -> tuple[Any, ...]:
     """What changes with the parameters and buffers of a model."""
     # Faster than `parameters` and `buffers`, which look for names and for duplicates.
     return tuple(
-        (tensor.data_ptr(), tensor._version)
+        (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
         for module in model.modules()
         for each in (module._parameters, module._buffers)
         for tensor in each.values()

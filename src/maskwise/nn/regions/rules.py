@@ -20,7 +20,7 @@ from maskwise.nn.conv import MaskedConv2d
 from maskwise.ops.conv import Geometry, Options, direct, geometry_of, tiles
 from maskwise.ops.conv.tiles import Tiling
 
-__all__ = ["Local", "Pointwise", "Rule", "Whole", "relu", "rule_of"]
+__all__ = ["Local", "Pointwise", "Rule", "Whole", "part_of_channels", "relu", "rule_of"]
 
 Pair = tuple[int, int]
 
@@ -100,7 +100,7 @@ _POINTWISE_NAMES = frozenset((
     "clone", "detach", "dropout", "dropout2d", "iadd", "isub", "imul", "itruediv", "ipow", "lt", "le", "gt", "ge",
     "eq", "ne", "nan_to_num", "lerp", "addcmul", "addcdiv", "cat", "concat", "concatenate", "softmax", "log_softmax",
     "normalize", "multiply", "subtract", "divide", "relu_", "add_", "sub_", "mul_", "div_", "clamp_", "sigmoid_",
-    "tanh_", "leaky_relu_", "elu_", "hardtanh_", "relu6_",
+    "tanh_", "leaky_relu_", "elu_", "hardtanh_", "relu6_", "part_of_channels",
 ))
 # fmt: on
 _CHANNEL_NAMES = frozenset(["cat", "concat", "concatenate", "softmax", "log_softmax", "normalize"])
@@ -138,7 +138,7 @@ def _misaligned(node: fx.Node, shapes: dict[fx.Node, Any]) -> str | None:
         spatial = tuple(shape[-2:]) if len(shape) >= 2 else (1, 1)
         if spatial != tuple(own[2:]) and spatial != (1, 1):
             return "its operands have other positions"
-        if len(shape) > 4 or (len(shape) == 3 and spatial != (1, 1)):
+        if len(shape) > 4:
             return "its operands have other dims"
     if not any(len(shape) == 4 and tuple(shape[2:]) == tuple(own[2:]) and shape[0] == own[0] for shape in tensors):
         return "it has no operand of its own positions"
@@ -486,6 +486,12 @@ def _runner(node: fx.Node, target: Any) -> Callable[..., Any]:
 def relu(x: Tensor, *_: Any, **__: Any) -> Tensor:
     """F.relu, whatever it says of writing in place."""
     return torch.relu(x)
+
+
+def part_of_channels(x: Tensor, split: str, sizes: Any, at: int) -> Tensor:
+    """One part of ``torch.chunk`` or ``torch.split`` of the channels."""
+    part: Tensor = getattr(torch, split)(x, sizes, 1)[at]
+    return part
 
 
 _OUT_OF_PLACE: dict[str, Callable[..., Any]] = {

@@ -184,16 +184,18 @@ def compute(
         top, left = head.crop(cover.tiling)
         height, width = cover.tiling.size
         value = value[:, :, top : top + height, left : left + width]
-    positions = program.shapes[step.out][2:]
+    batch, _, *positions = program.shapes[step.out]
 
     def read_tiles(node: fx.Node) -> Any:
         whole = read(node)
-        shape = program.shapes.get(node)
-        if shape is None or len(shape) != 4 or node in program.constants:
+        if not isinstance(whole, Tensor) or whole.dim() < 2:
             return whole
-        if tuple(shape[2:]) == tuple(positions) and shape[0] == program.shapes[step.out][0]:
+        if tuple(whole.shape[-2:]) == tuple(positions):
+            # Such as learned positions, which all entries of a batch share.
+            whole = whole.reshape((1,) * (4 - whole.dim()) + tuple(whole.shape))
+            whole = whole.expand(batch, -1, -1, -1) if whole.shape[0] != batch else whole
             return tiles.gather(whole, valid(node, None), found, own)
-        return whole if shape[0] == 1 else whole[found[:, 0].long()]
+        return whole[found[:, 0].long()] if whole.dim() == 4 and whole.shape[0] == batch > 1 else whole
 
     return run_tail(step, value, read_tiles).contiguous(memory_format=torch.channels_last)  # type: ignore[no-any-return]
 

@@ -103,6 +103,9 @@ def check(
         if other.device != x.device and other.dim():
             must, hint = f"be on x's device {x.device}", "other.to(x.device)"
             raise DeviceError(say(op, "other", must=must, got=other.device, hint=hint))
+        if other.is_complex() and not x.is_complex():
+            must, hint = f"fit x's dtype {x.dtype}", "other.real"
+            raise DtypeError(say(op, "other", must=must, got=other.dtype, hint=hint))
         if not fits(other.shape, shape):
             must, hint = f"broadcast to the result's shape {shape}", "other=0.0, or the result of an earlier call"
             raise ShapeError(say(op, "other", must=must, got=tuple(other.shape), hint=hint))

@@ -48,9 +48,11 @@ def convolve(
     key = None
     try:
         of_bias = None if bias is None else (bias.shape, bias.dtype, bias.device, bias.layout, bias.requires_grad)
-        of_other = (other.shape, other.device, other.layout, other.requires_grad) if isinstance(other, Tensor) else ()
-        device = x.device.type
         # fmt: off
+        of_other = (
+            other.shape, other.dtype, other.device, other.layout, other.requires_grad,
+        ) if isinstance(other, Tensor) else ()
+        device = x.device.type
         key = (
             options, x.shape, weight.shape, of_bias, x.dtype, weight.dtype, x.device, weight.device, x.layout,
             weight.layout, mask is None, outputs is None, _is_known(device, mask, outputs), of_other,

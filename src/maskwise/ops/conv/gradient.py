@@ -53,13 +53,14 @@ class _Convolution(torch.autograd.Function):
     ) -> Tensor:
         ctx.job, ctx.route, ctx.tiles = job, decision.route.name, found.tiles
         ctx.other = None if other is None else other.shape
-        ctx.save_for_backward(x, weight)
+        # The masks too: autograd raises if they are modified before the backward pass.
+        ctx.save_for_backward(x, weight, *_versioned(job.valid, job.wanted))
         out: Tensor = decision.run(x, weight, bias, other, job, found)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        x, weight = ctx.saved_tensors
+        x, weight, *_ = ctx.saved_tensors
         job: Job = ctx.job
         detail: Region = job.facts.detail
         needs = ctx.needs_input_grad
@@ -95,6 +96,11 @@ class _Convolution(torch.autograd.Function):
         return dx, dw, db if needs[2] else None, dother, None, None, None
 
 
+def _versioned(*masks: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Masks that autograd can save: those of inference mode have no version."""
+    return tuple(None if bits is None or bits.is_inference() else bits for bits in masks)
+
+
 def _is_shared(job: Job) -> bool:
     """Whether both masks are one, so that a tile of the result is one of the input, and a gradient of either."""
     detail: Region = job.facts.detail
@@ -126,7 +132,7 @@ class _WeightGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, fine: Tensor, coarse: Tensor, of: _Weight) -> tuple[Tensor, Tensor]:
         ctx.of = of
-        ctx.save_for_backward(fine, coarse)
+        ctx.save_for_backward(fine, coarse, *_versioned(of.fine_bits, of.coarse_bits))
         detail: Region = of.facts.detail
         if of.route == "rows":
             return rows.weight_gradient(
@@ -143,7 +149,7 @@ class _WeightGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dw: Tensor, db: Tensor) -> tuple[Any, ...]:
-        fine, coarse = ctx.saved_tensors
+        fine, coarse, *_ = ctx.saved_tensors
         of: _Weight = ctx.of
         channels, bits = (fine.shape[1], coarse.shape[1]), (of.fine_bits, of.coarse_bits)
         dfine = dcoarse = None

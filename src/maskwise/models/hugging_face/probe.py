@@ -29,7 +29,7 @@ from maskwise.models.hugging_face.calls import (
 )
 from maskwise.models.hugging_face.generation import cached, new_cache
 from maskwise.models.hugging_face.layout import CROSS, OTHER, Layout, kind_of, leaves, takes, unpacked
-from maskwise.models.hugging_face.tokens import hold, release, sequences_of
+from maskwise.models.hugging_face.tokens import hold, release, rows_first, sequences_of
 from maskwise.models.quantized import replace_quantized, stands_in
 from maskwise.models.routes import Padded
 from maskwise.ops.torch_private import TorchDispatchMode
@@ -247,7 +247,7 @@ def _compare_around(model: Any) -> str | None:
     release(model)
     try:
         with call(Frame(padded=PROBE)):
-            state_of(model).layers = sequences_of(model, named, keeps, tuple(packed_parts(model)))
+            state_of(model).layers = rows_first(sequences_of(model, named, keeps, tuple(packed_parts(model))))
     except Exception as error:
         return NoReference(f"{type(error).__name__}: {error}")
     hold(model, state_of(model).layers)

@@ -29,6 +29,7 @@ __all__ = [
     "kept_tokens",
     "linear_forward",
     "release",
+    "rows_first",
     "sequences_of",
     "watch_padding",
 ]
@@ -179,7 +180,7 @@ def sequences_of(
         without: parts of the model whose layers are left alone.
     """
     seen: dict[nn.Module, set[Reads | None]] = {}
-    sizes = {tuple(keeps[1].shape): DECODER, tuple(keeps[0].shape): INPUT}
+    sizes = {(keep.shape[0], keep.shape[1]): name for keep, name in zip(keeps[::-1], (DECODER, INPUT), strict=True)}
     tokens = Tokens()
 
     def look(layer: nn.Module, inputs: Any) -> None:
@@ -188,9 +189,10 @@ def sequences_of(
     def _reads(layer: nn.Module, x: Tensor) -> Reads | None:
         if x.dim() < 3:
             return None
-        wide = {(shape[0], shape[1] + tokens.wider.get(name, (0,))[0]): name for shape, name in sizes.items()}
+        added = {name: tokens.wider[name][0] for name in tokens.wider}
+        wide = {(rows, length + added.get(name, 0)): name for (rows, length), name in sizes.items()}
         for dims in DIMS[2:] if isinstance(layer, nn.Conv1d) else DIMS[:2] if x.dim() == 3 else DIMS[:1]:
-            shape = tuple(x.shape[dim] for dim in dims)
+            shape = x.shape[dims[0]], x.shape[dims[1]]
             if (sequence := sizes.get(shape, wide.get(shape))) is not None:
                 return Reads(sequence, dims)
         return None
@@ -210,28 +212,29 @@ def sequences_of(
     return {path: reads for path, reads in found.items() if reads is not None}
 
 
-# -- models that pad a batch further, to whole blocks ------------------------------------------------------------------
-def _pad_to_window(self: Any, *args: Any, **kwargs: Any) -> Any:
-    return _padded(type(self)._pad_to_window_size(self, *args, **kwargs))
+def rows_first(sequences: dict[str, Reads]) -> dict[str, Reads]:
+    """Those of the layers that read (B, L, ...)."""
+    return {path: reads for path, reads in sequences.items() if reads.dims == DIMS[0]}
 
 
-def _pad_to_block(self: Any, *args: Any, **kwargs: Any) -> Any:
-    return _padded(type(self)._pad_to_block_size(self, *args, **kwargs))
+# -- models that pad a batch further, to whole windows -----------------------------------------------------------------
+PADS = "_pad_to_window_size"
+"""The method that does so, of Longformer and LED; it returns first how many columns it has added on the right."""
 
 
-def _padded(output: Any) -> Any:
-    """What such a method returns, of which the first is how many columns it has added on the right."""
+def pad_to_window(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """The method, of which the running call learns how many columns there are now."""
+    output = type(self)._pad_to_window_size(self, *args, **kwargs)
     if _stack.calls:
         _stack.calls[-1].widen(INPUT, output[0])
     return output
 
 
-PADS = {"_pad_to_window_size": _pad_to_window, "_pad_to_block_size": _pad_to_block}
-
-
 def watch_padding(model: nn.Module, *, watch: bool = True) -> None:
-    """See how many columns models add to what they are given, as Longformer and BigBird do; or no longer."""
+    """Let calls learn how many columns models add to what they are given; or no longer."""
     for module in model.modules():
-        for name, function in PADS.items():
-            if hasattr(type(module), name):
-                bind(module, name, function) if watch else unbind(module, name)
+        if hasattr(type(module), PADS):
+            if watch:
+                bind(module, PADS, pad_to_window)
+            else:
+                unbind(module, PADS)

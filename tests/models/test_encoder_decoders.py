@@ -94,6 +94,25 @@ def test_both_stacks_run_packed_with_the_same_loss_logits_and_gradients(name, en
         torch.testing.assert_close(gradient, wanted_gradients[parameter], rtol=1e-3, atol=1e-4, msg=parameter)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_a_cache_that_only_the_config_requests_is_left_out_beside_a_loss(name):
+    # Some of these models hand their config's `use_cache` to the decoder, others do not.
+    model, given = mw.unpad(build(name)), batch(KEEP.flip(0), KEEP)
+    del given["use_cache"]
+    with mw.explain() as log:
+        assert model(**given).past_key_values is None
+    assert [route for _, route in routes(log)] == ["packed", "packed"]
+
+
+@pytest.mark.filterwarnings("ignore::maskwise.models.PaddedRunWarning")
+def test_a_cache_that_the_caller_requests_is_returned_beside_a_loss():
+    model, given = mw.unpad(build("m2m100")), batch(KEEP.flip(0), KEEP)
+    with mw.explain() as log:
+        cache = model(**{**given, "use_cache": True}).past_key_values
+    assert cache.get_seq_length() == 12
+    assert routes(log)[1] == ("unpad M2M100Decoder", "padded")
+
+
 def test_layers_multiply_the_kept_tokens_of_their_own_sequence():
     model, given = mw.unpad(build("t5")), batch(torch.arange(12) < torch.tensor([2, 3, 5])[:, None], KEEP)
     rows, plain = {}, nn.functional.linear

@@ -63,7 +63,7 @@ def test_a_decoder_with_its_own_attention_runs_token_wise():
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf, 1e30])
 def test_what_is_dropped_is_not_read_by_linear_layers(poison):
     layer = nn.Linear(4, 4)
-    vars(layer)[tokens.SEQUENCE] = tokens.INPUT
+    vars(layer)[tokens.SEQUENCE] = tokens.Reads(tokens.INPUT)
     tokens.bind(layer, "forward", tokens.linear_forward)
 
     def run(value):
@@ -91,6 +91,88 @@ def test_a_decoder_gives_the_same_scores_and_generates_the_same_tokens(side):
         for beams, each in zip((1, 3), tokens, strict=True):
             found = model.generate(**given, max_new_tokens=5, do_sample=False, num_beams=beams, pad_token_id=0)
             assert torch.equal(found, each)
+
+
+SMALL = {
+    "vocab_size": 99,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "max_position_embeddings": 64,
+}
+OTHERS = {
+    # Its layers read (L, B, D), and of more columns than there are tokens: whole windows.
+    "longformer": lambda: transformers.LongformerModel(
+        transformers.LongformerConfig(**SMALL, attention_window=8, pad_token_id=0)
+    ),
+    # Its layers are convolutions of one token, of (B, D, L).
+    "squeezebert": lambda: transformers.SqueezeBertModel(
+        transformers.SqueezeBertConfig(**SMALL, embedding_size=32, pad_token_id=0)
+    ),
+    # It reads nothing without boxes.
+    "bros": lambda: transformers.BrosModel(transformers.BrosConfig(**SMALL, dim_bbox=4, pad_token_id=0)),
+}
+KEPT = 12 + 7 + 4
+ROWS = {
+    # The first and the last column are computed, too; those that the model adds are not.
+    "longformer": ("encoder.layer.0.attention.self.query", KEPT + 2),
+    "squeezebert": ("encoder.layers.0.intermediate.conv1d", KEPT + 2),
+    "bros": ("encoder.layer.0.intermediate.dense", KEPT + 2),
+}
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("name", OTHERS)
+def test_layers_of_any_layout_compute_kept_tokens_with_the_same_gradients(name, side):
+    torch.manual_seed(0)
+    model, keep = OTHERS[name]().eval(), KEEP if side == "right" else KEEP.flip(1)
+    given = {"input_ids": ids(12).masked_fill(~keep, 0), "attention_mask": keep.long()}
+    if name == "bros":
+        given["bbox"] = torch.randint(8, (3, 12, 4), generator=torch.Generator().manual_seed(0)).sort(-1).values.float()
+    if name == "longformer":
+        given["global_attention_mask"] = torch.zeros_like(given["input_ids"]).index_fill_(1, torch.tensor([5]), 1)
+
+    def run():
+        model.zero_grad()
+        out = model(**given)
+        rows = out.last_hidden_state[keep]
+        (rows.sin().sum() + out.pooler_output.sum()).backward()
+        return rows, {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+    wanted, gradients = run()
+    layer, computed = ROWS[name]
+    rows = []
+    mw.unpad(model)
+    plain = {each: getattr(nn.functional, each) for each in ("linear", "conv1d")}
+    weight = model.get_submodule(layer).weight
+    with pytest.MonkeyPatch.context() as patch:
+        for each, function in plain.items():
+
+            def count(x, of, *args, function=function, **kwargs):
+                if of is weight:
+                    rows.append(x.shape[-1] if of.dim() == 3 else x.shape[:-1].numel())
+                return function(x, of, *args, **kwargs)
+
+            patch.setattr(nn.functional, each, count)
+        found, others = run()
+    assert rows == [computed]
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    scale = max(float(each.abs().max()) for each in gradients.values())
+    for path, each in gradients.items():
+        torch.testing.assert_close(others[path] / scale, each / scale, rtol=1e-3, atol=1e-5, msg=path)
+
+
+def test_a_refusal_says_why_neither_layers_nor_tokens_can_be_packed():
+    sizes = {"vocab_size": 99, "embedding_size": 32, **{k: v for k, v in SMALL.items() if k != "vocab_size"}}
+    with pytest.raises(mw.models.UnsupportedModelError) as refusal:
+        mw.unpad(transformers.ConvBertModel(transformers.ConvBertConfig(**sizes)))
+    assert "a convolution reads neighbouring tokens" in str(refusal.value)
+    assert "what it returns depends on its padding" in str(refusal.value)
+    with pytest.raises(mw.models.UnsupportedModelError, match="nothing says which of its tokens are padding"):
+        mw.unpad(transformers.FNetModel(transformers.FNetConfig(**SMALL)))
+    with pytest.raises(mw.models.UnsupportedModelError, match="what it returns depends on its padding"):
+        mw.unpad(transformers.CanineModel(transformers.CanineConfig(**SMALL, local_transformer_stride=8)))
 
 
 def test_labels_of_dropped_tokens_run_padded_with_a_warning():

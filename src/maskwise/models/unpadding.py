@@ -73,9 +73,7 @@ def unpad(model: Model) -> Model:
     if not _install(model, "", refused):
         others: dict[str, str] = {}
         served = _install(model, "", others, is_fallback=True)
-        # The reason of the adapter that serves more is the first, and those of the other stand where it has none.
-        batches = {path: reason for path, reason in others.items() if isinstance(reason, QuantizesBatch)}
-        refused = others if served else {**others, **refused, **batches}
+        refused = others if served else _joined(refused, others)
     if not any(hasattr(each, MARK) for each in model.modules()):
         raise UnsupportedModelError(_refusal(model, refused))
     for path, reason in refused.items():
@@ -135,6 +133,21 @@ def _install(module: nn.Module, path: str, refused: dict[str, str], *, is_fallba
     if is_fallback:
         return served
     return served if served and _enclose(module, path, refused) else 0
+
+
+def _joined(refused: dict[str, str], others: dict[str, str]) -> dict[str, str]:
+    """The reasons of both kinds of adapters: the one that serves more first, then the one that serves what it does not.
+
+    What holds for any adapter stands alone.
+    """
+    found = {**others, **refused}
+    for path in refused.keys() & others.keys():
+        first, second = refused[path], others[path]
+        if isinstance(second, QuantizesBatch):
+            found[path] = second
+        elif first.partition(": ")[2] != second.partition(": ")[2]:
+            found[path] = f"{first}; {second}"
+    return found
 
 
 def _takes_padding(module: nn.Module) -> bool:

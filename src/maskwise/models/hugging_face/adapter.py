@@ -12,7 +12,7 @@ from maskwise.models.hugging_face.attention import ORIGINALS, of_home, register_
 from maskwise.models.hugging_face.calls import PREFIX, STATE, State, packed_parts, state_of
 from maskwise.models.hugging_face.families import families_of, is_eager, patch, unpatch
 from maskwise.models.hugging_face.forwards import cover, uncover
-from maskwise.models.hugging_face.layout import padding_aware_embeddings, takes
+from maskwise.models.hugging_face.layout import not_taken, padding_aware_embeddings, takes
 from maskwise.models.hugging_face.probe import check, mixing_module, shared_capacity
 
 __all__ = ["HuggingFaceAdapter"]
@@ -43,7 +43,7 @@ class HuggingFaceAdapter:
             return False, ""
         for argument in ("input_ids", "attention_mask"):
             if not takes(base, argument):
-                return False, f"{type(base).__name__}.forward takes no {argument}"
+                return False, not_taken(base, argument)
         if any(self.serves(each)[0] for each in base.modules() if each is not base and is_pretrained(each)):
             # Which has its own reasons.
             return False, ""
@@ -125,6 +125,8 @@ def is_pair(model: nn.Module) -> bool:
 
 def _check_stacks(pair: Any) -> None:
     """Raise where not all parts of an encoder-decoder that read text run packed: another adapter may serve more."""
+    if (reason := shared_capacity(pair)) is not None:
+        raise UnsupportedModelError(reason)
     for path, child in pair.named_children():
         if is_pretrained(child) and takes(child, "input_ids") and not packed_parts(child):
             raise UnsupportedModelError(f"its {path} does not run packed")

@@ -61,7 +61,7 @@ class State:
         prefills: whether a cache that a packed call fills does.
         cross: whether its cross attention reads packed tokens.
         kinds: the layout of its packed outputs, by their paths.
-        layers: of a head, the linear layers that read one row for each token, with the sequence that they read.
+        layers: of a head, the linear layers that read one row for each token, with what they read.
         checked: whether it was compared with the padded model; a model without weights is, at its first call.
         quantized: which layers were quantized then; with others it is compared again.
     """
@@ -79,7 +79,7 @@ class State:
     prefills: bool = False
     cross: bool = False
     kinds: dict[str, str] = field(default_factory=dict)
-    layers: dict[str, str] = field(default_factory=dict)
+    layers: dict[str, Any] = field(default_factory=dict)
     checked: bool = False
     quantized: QuantizedLayers = field(default_factory=QuantizedLayers)
 
@@ -145,12 +145,14 @@ class Frame:
         layout: the positions of the tokens, if they are packed.
         padded: why everything in the call must run padded.
         labelled: whether the call computes a loss.
+        caches: what the caller has given as ``use_cache``; None for nothing.
         ids: the tokens of a packed call in the padded layout, if they were given as ids.
     """
 
     layout: Layout | None = None
     padded: Padded | None = None
     labelled: bool = False
+    caches: bool | None = None
     ids: Tensor | None = None
 
 

@@ -119,7 +119,9 @@ def _padded(module: Any, state: State, named: dict[str, Any]) -> Padded | None:
 def _fills(module: Any, state: State, named: dict[str, Any]) -> bool:
     """Whether the call fills a cache."""
     outer = running()
-    return state.causal and fills_cache(module, named, labelled=outer is not None and outer.labelled)
+    if outer is None or not state.causal:
+        return state.causal and fills_cache(module, named, labelled=False)
+    return fills_cache(module, named, labelled=outer.labelled, by_caller=outer.caches is not None)
 
 
 def _routers(module: Any, state: State, named: dict[str, Any]) -> Padded | None:
@@ -141,10 +143,12 @@ def head_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
     named, outer = arguments(module, args, kwargs), running()
     padded = outer.padded if outer is not None and outer.padded is not None else _read_dropped(module, named)
     labelled = named.get("labels") is not None or (outer is not None and outer.labelled)
+    # A model inside of another gets what the outer one has read from its config.
+    caches = named.get("use_cache") if outer is None else outer.caches
     # The head's own linear layers compute kept tokens, too.
     is_kept = padded is None and bool(state_of(module).layers)
     kept = computing(kept_tokens(named)) if is_kept else nullcontext()
-    with call(Frame(padded=padded, labelled=labelled)), kept:
+    with call(Frame(padded=padded, labelled=labelled, caches=caches)), kept:
         begun = calls()
         output = original(module, *args, **kwargs)
     if calls() == begun and named.get("attention_mask") is not None and not is_recorded():

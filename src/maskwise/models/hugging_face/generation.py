@@ -20,13 +20,19 @@ from maskwise.models.routes import Padded
 __all__ = ["cached", "fills_cache", "new_cache", "packed_cache", "padding_of", "prefill_reason"]
 
 
-def fills_cache(module: Any, named: dict[str, Any], *, labelled: bool) -> bool:
+def fills_cache(module: Any, named: dict[str, Any], *, labelled: bool, by_caller: bool = True) -> bool:
     """Whether a call of a decoder returns a cache.
 
     One that no argument requests is left out where nothing reads it: in training, and beside a loss.
+
+    Args:
+        module: the decoder.
+        named: the arguments of its call.
+        labelled: whether the call computes a loss.
+        by_caller: whether ``use_cache`` is the caller's; a model around this one may have read it from its config.
     """
     requested = named.get("use_cache")
-    if requested is not None:
+    if requested is not None and (by_caller or not requested):
         return bool(requested)
     # A model around this one may hand it an empty cache to fill.
     by_default = named.get("past_key_values") is not None or getattr(module.config, "use_cache", False)

@@ -28,6 +28,7 @@ __all__ = [
     "kind_of",
     "leaves",
     "mask_of",
+    "not_taken",
     "pack_arguments",
     "padded_reason",
     "padding_aware_embeddings",
@@ -193,6 +194,12 @@ def arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 def takes(module: nn.Module, name: str) -> bool:
     """Whether the module's forward has an argument of this name."""
     return name in _names(_kind(module))
+
+
+def not_taken(module: nn.Module, name: str) -> str:
+    """The reason not to serve a module that has no such argument."""
+    why = ", so that nothing says which of its tokens are padding" if name == "attention_mask" else ""
+    return f"{type(module).__name__}.forward takes no {name}{why}"
 
 
 def tokens_of(named: dict[str, Any]) -> Any:

@@ -29,7 +29,7 @@ from maskwise.models.hugging_face.calls import (
 )
 from maskwise.models.hugging_face.generation import cached, new_cache
 from maskwise.models.hugging_face.layout import CROSS, OTHER, Layout, kind_of, leaves, takes, unpacked
-from maskwise.models.hugging_face.tokens import hold, release, sequences_of
+from maskwise.models.hugging_face.tokens import hold, release, rows_first, sequences_of
 from maskwise.models.quantized import replace_quantized, stands_in
 from maskwise.models.routes import Padded
 from maskwise.ops.torch_private import TorchDispatchMode
@@ -247,7 +247,7 @@ def _compare_around(model: Any) -> str | None:
     release(model)
     try:
         with call(Frame(padded=PROBE)):
-            state_of(model).layers = sequences_of(model, named, keeps, tuple(packed_parts(model)))
+            state_of(model).layers = rows_first(sequences_of(model, named, keeps, tuple(packed_parts(model))))
     except Exception as error:
         return NoReference(f"{type(error).__name__}: {error}")
     hold(model, state_of(model).layers)
@@ -364,7 +364,8 @@ def batch_of_text(model: Any, keep: Tensor) -> dict[str, Any] | None:
     try:
         tokens = model.get_input_embeddings().num_embeddings
     except (AttributeError, NotImplementedError):
-        tokens = getattr(config, "vocab_size", 0)
+        # Ids that are code points find their embeddings by hashes.
+        tokens = getattr(config, "vocab_size", getattr(config, "num_hash_buckets", 0))
     special = _token_ids(model.config.to_dict())
     ordinary = torch.tensor([each for each in range(min(tokens, 5000)) if each not in special])
     if not len(ordinary):
@@ -385,6 +386,13 @@ def batch_of_text(model: Any, keep: Tensor) -> dict[str, Any] | None:
         named["output_hidden_states"] = True
     if takes(model, "token_type_ids") and getattr(config, "type_vocab_size", 0) > 1:
         named["token_type_ids"] = torch.randint(2, keep.shape, generator=generator).to(keep.device)
+    if takes(model, "global_attention_mask"):
+        # As heads make it of ids: the first token attends to all.
+        named["global_attention_mask"] = torch.zeros_like(ids).index_fill_(1, ids.new_zeros(1), 1)
+    if takes(model, "bbox"):
+        corner = torch.randint(4, (*keep.shape, 2), generator=generator)
+        box = torch.cat([corner, corner + torch.randint(1, 4, corner.shape, generator=generator)], -1)
+        named["bbox"] = box.to(keep.device)
     return named
 
 

@@ -24,7 +24,7 @@ from maskwise.models.adapter import (
 )
 from maskwise.models.hugging_face.calls import COVERED, original
 from maskwise.models.hugging_face.generation import fills_cache, padding_of, prefill_reason
-from maskwise.models.hugging_face.layout import arguments, leaves, takes, tokens_of
+from maskwise.models.hugging_face.layout import arguments, leaves, not_taken, takes, tokens_of
 from maskwise.models.hugging_face.probe import (
     HALF_TOLERANCE,
     TOLERANCES,
@@ -39,13 +39,16 @@ from maskwise.models.hugging_face.probe import (
     with_random_weights,
 )
 from maskwise.models.hugging_face.tokens import (
+    Reads,
     Tokens,
     computing,
     hold,
     is_computing,
     kept_tokens,
     release,
+    rows_first,
     sequences_of,
+    watch_padding,
 )
 from maskwise.models.quantized import QuantizedLayers, replace_quantized
 from maskwise.models.routes import Padded, dispatch, routes, warn_once
@@ -59,6 +62,7 @@ STATE = "_maskwise_tokenwise"
 IGNORED = -100
 BATCH_NORMS = (nn.BatchNorm1d, nn.SyncBatchNorm)
 """In training they count every row, dropped or not; the comparison is in evaluation."""
+READS = "the model reads dropped tokens, so that what it returns depends on its padding"
 REASON = "linear layers compute kept tokens only; the model's own attention runs padded"
 
 
@@ -68,12 +72,12 @@ class State:
 
     Attributes:
         checked: whether it was compared with its padded self, which takes weights.
-        sequences: the layers that read one row for each token, by path, with the sequence that they read.
+        sequences: the layers that read one row for each token, by path, with what they read.
         quantized: which layers were quantized when it was compared; with others it is compared again.
     """
 
     checked: bool = False
-    sequences: dict[str, str] = field(default_factory=dict)
+    sequences: dict[str, Reads] = field(default_factory=dict)
     quantized: QuantizedLayers = field(default_factory=QuantizedLayers)
 
 
@@ -95,7 +99,7 @@ class TokenwiseAdapter:
             return False, ""
         for argument in ("input_ids", "attention_mask"):
             if not takes(module, argument):
-                return False, f"{type(module).__name__}.forward takes no {argument}"
+                return False, not_taken(module, argument)
         return True, ""
 
     def install(self, module: nn.Module) -> None:
@@ -104,6 +108,7 @@ class TokenwiseAdapter:
         if (covered := vars(module).get("forward")) is not None:
             vars(module)[COVERED] = covered
         bind(module, "forward", model_forward)
+        watch_padding(module)
         try:
             if any(isinstance(each, BATCH_NORMS) for each in module.modules()):
                 raise ReadsDroppedError("a norm of a batch counts all tokens")
@@ -123,6 +128,7 @@ class TokenwiseAdapter:
             unbind(module, "forward")
             if (covered := vars(module).pop(COVERED, None)) is not None:
                 module.forward = covered
+            watch_padding(module, watch=False)
         release(module)
 
 
@@ -284,14 +290,21 @@ def _compare(module: Any) -> str | None:
         if not all(bool(each.isfinite().all()) for path, each in wanted[0].items() if "hidden" in path):
             return NoReference("values that are not finite")
         state: State = vars(module)[STATE]
-        state.sequences = sequences_of(module, named, (keep, decoder))
-        if not state.sequences:
+        every = sequences_of(module, named, (keep, decoder))
+        if not every:
             return "no linear layer of it reads one row for each token"
-        hold(module, state.sequences)
-        found = _with_gradients(module, named, (keep, decoder), kept_tokens(named))
+        # XLNet hands on the states of its layers, (L, B, D), dropped tokens included; its head can be served.
+        fewer = rows_first(every)
+        why = None
+        for layers in (every, fewer) if 0 < len(fewer) < len(every) else (every,):
+            state.sequences = layers
+            hold(module, layers)
+            why = _different(wanted, _with_gradients(module, named, (keep, decoder), kept_tokens(named)))
+            if why is None:
+                break
     except Exception as error:
         return NoReference(f"{type(error).__name__}: {error}")
-    return _different(wanted, found)
+    return why
 
 
 def _with_gradients(
@@ -323,7 +336,7 @@ def _different(wanted: Any, found: Any) -> str | None:
         if apart > TOLERANCES.get(value.dtype, HALF_TOLERANCE):
             return (
                 f"its {path or 'output'} changes when only kept tokens are computed, by {apart:.0e} of the largest: "
-                "it reads what is dropped"
+                f"{READS}"
             )
     scale = max((float(g.abs().max()) for g in gradients.values()), default=0.0) or 1.0
     for name in gradients.keys() | theirs.keys():
@@ -331,5 +344,5 @@ def _different(wanted: Any, found: Any) -> str | None:
         nothing = torch.zeros_like(some)
         apart = float((gradients.get(name, nothing) - theirs.get(name, nothing)).abs().nan_to_num(torch.inf).max())
         if apart / scale > 10 * TOLERANCES.get(some.dtype, HALF_TOLERANCE):
-            return f"the gradient of its {name} changes when only kept tokens are computed: it reads what is dropped"
+            return f"the gradient of its {name} changes when only kept tokens are computed: {READS}"
     return None

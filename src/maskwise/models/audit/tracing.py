@@ -271,7 +271,7 @@ def _first_operation(
             subject.forward(batch, training=training)
         runs.append(watch.found)
     options: dict[str, Any] = {"across_shapes": probe.across_shapes, "noise": noise}
-    for old, new in zip(*runs, strict=False):
+    for old, new in zip(runs[0], runs[1], strict=False):
         if old.name != new.name:
             break
         inputs = max((difference(a, b, **options) for a, b in zip(old.inputs, new.inputs, strict=False)), default=0.0)

@@ -539,6 +539,12 @@ ROWS = [
     Row("mw.nn.Incremental", lambda: mw.nn.Incremental(X), DtypeError, "torch.nn."),
     Row("mw.nn.Incremental", lambda: mw.nn.Incremental(nn.Sequential(nn.Dropout())), ArgumentError, "model.eval()"),
     Row("mw.nn.Incremental", lambda: mw.nn.Incremental(Noisy()), ArgumentError, "model.eval()"),
+    Row(
+        "mw.nn.Incremental",
+        lambda: mw.nn.Incremental(nn.Sequential(nn.FractionalMaxPool2d(2, output_ratio=0.5)).eval()),
+        ArgumentError,
+        "nn.MaxPool2d",
+    ),
     Row("mw.nn.Incremental", lambda: mw.nn.Incremental(Writing()), ArgumentError, "torch.where, or a copy"),
     Row("mw.nn.Incremental.__call__", lambda: UPDATED(MAP[0]), ShapeError, "x[None] for one image"),
     Row("mw.nn.Incremental.__call__", lambda: UPDATED(MAP.int()), DtypeError, "x.float()"),

@@ -252,6 +252,7 @@ ROWS = [
     Row("mw.conv2d", conv(MAP, outputs=MAP[:, 0] > 0), ShapeError, "outputs of (2, 4, 3)"),
     Row("mw.conv2d", conv(MAP, mask=(MAP[:, 0] > 0).to("meta")), DeviceError, "mask.to(x.device)"),
     Row("mw.conv2d", conv(MAP, other="0"), DtypeError, "other=0.0"),
+    Row("mw.conv2d", conv(MAP, other=torch.zeros(1, dtype=torch.complex64)), DtypeError, "other.real"),
     Row("mw.conv2d", conv(MAP, other=torch.zeros(3)[:2]), ShapeError, "the result of an earlier call"),
     Row("mw.conv2d", conv(MAP, other=torch.zeros(3, device="meta")), DeviceError, "other.to(x.device)"),
     Row(

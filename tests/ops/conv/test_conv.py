@@ -130,7 +130,7 @@ def test_lower_precision_is_close_to_float64(route, dtype, tolerance):
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_results_and_gradients_lie_in_memory_as_torchs_do(route, layout):
-    x = X.contiguous(memory_format=layout).requires_grad_()
+    x = X.clone(memory_format=layout).requires_grad_()
     with mw.force(route):
         out = mw.conv2d(x, W, padding=1, mask=MASK)
         (dx,) = torch.autograd.grad(out.square().sum(), x)

@@ -122,7 +122,8 @@ def linear_forward(self: Any, x: Tensor) -> Tensor:
     rows = packing.pack(x.movedim(reads.dims, (0, 1)))
     with on_kept_tokens(packing):
         found = forward(self, rows.t()).t() if isinstance(self, nn.Conv1d) else forward(self, rows)
-    return packing.unpack(found).movedim((0, 1), reads.dims)
+    # Contiguous, as a layer's own result is: models call `view` on it.
+    return packing.unpack(found).movedim((0, 1), reads.dims).contiguous()
 
 
 def hold(model: nn.Module, sequences: dict[str, Reads]) -> None:
@@ -209,7 +210,12 @@ def sequences_of(
             handle.remove()
     paths = {layer: path for path, layer in module.named_modules()}
     found = {paths[layer]: next(iter(each)) for layer, each in seen.items() if len(each) == 1}
-    return {path: reads for path, reads in found.items() if reads is not None}
+    # The decoder of FSMT, (L, B, D), attends to tokens that its mask drops: those must be computed.
+    return {
+        path: reads
+        for path, reads in found.items()
+        if reads is not None and (reads.sequence == INPUT or reads.dims == DIMS[0])
+    }
 
 
 def rows_first(sequences: dict[str, Reads]) -> dict[str, Reads]:

@@ -290,6 +290,8 @@ def _compare(module: Any) -> str | None:
         if not all(bool(each.isfinite().all()) for path, each in wanted[0].items() if "hidden" in path):
             return NoReference("values that are not finite")
         state: State = vars(module)[STATE]
+        # An earlier comparison may have ended between.
+        release(module)
         every = sequences_of(module, named, (keep, decoder))
         if not every:
             return "no linear layer of it reads one row for each token"

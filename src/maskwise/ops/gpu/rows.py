@@ -71,6 +71,7 @@ def reduce_rows(
     geometry = lay_out(dim, x, kept.strides, row_strides(x.shape, dim), shape=x.shape, ordered=ordered)
     blocks = blocks_for(geometry, x, kept, typical=typical, weight=weight_of(stat))
     splits, max_splits = splits_for(geometry, blocks, x.device, typical=typical)
+    blocks = blocks._replace(wide=blocks.wide or max_splits > 0)
     wide = accumulator(x.dtype) if stat.op not in ("sum", "prod") or x.is_floating_point() else torch.int64
     state = State(None, None, None)
     rows = geometry.rows
@@ -147,15 +148,7 @@ def expand_rows(
     counted = state is not None and state.op == "count" and kept.kind != "bits"
     needed = state is not None and not counted
     in_registers = row_blocks(geometry, first, kept, same=same) if needed and not only else None
-    blocks = in_registers or blocks_for(
-        geometry,
-        first,
-        kept,
-        same=same,
-        typical=typical,
-        loops=only,
-        vectors=2 if only or first.element_size() < 4 else 4,
-    )
+    blocks = in_registers or blocks_for(geometry, first, kept, same=same, typical=typical, loops=only)
     saved = State(None, None, None)
     if state is not None and needed and in_registers is None:
         compared = None if out is None else out.reshape(-1)
@@ -227,10 +220,7 @@ def map_rows(
     splits, max_splits = 1, 0
     if in_registers is None:
         splits, max_splits = splits_for(geometry, blocks, x.device, typical=typical, resident=ENOUGH)
-    if max_splits:
-        # The statistics are a launch before; what is left to do takes no accumulators.
-        blocks = blocks_for(geometry, x, kept, same=same, typical=typical)
-        splits, max_splits = splits_for(geometry, blocks, x.device, typical=typical)
+    blocks = blocks._replace(wide=blocks.wide or max_splits > 0)
     arguments = row_arguments(geometry, blocks, kept, ("x", "mask", "grad", "out", "row"), per_row=("row",))
     a = b = n = p = q = None
     if max_splits:

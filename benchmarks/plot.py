@@ -163,7 +163,9 @@ def _draw_curve(axes: Axes, title: str, results: Sequence[Result]) -> None:
     others = "where / masked_fill + torch op"
     if is_shown:
         axes.plot(percent, idiom, color=ORANGE, linewidth=1.8, marker="o", markersize=3)
-        _label(axes, others, idiom[0] / height, ORANGE, above=True)
+        # Above what of the line the label is over.
+        highest = max((time for at, time in zip(percent, idiom, strict=True) if at <= 50), default=idiom[0])
+        _label(axes, others, highest / height, ORANGE, above=True)
     else:
         axes.plot([0, 100], [height * 0.985] * 2, color=ORANGE, linewidth=1.8, linestyle=(0, (4, 3)))
         _label(axes, f"{others}: off the chart, ↑ {statistics.median(idiom):.0f}×", 0.985, ORANGE, above=False)

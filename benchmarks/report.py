@@ -95,7 +95,7 @@ def rows(results: Sequence[Result], provenance: Provenance) -> list[dict[str, An
             "ratio_q3": round(side.ratio.q3, 4),
             "roofline_us": _in_microseconds(result.roofline) if side.kind == "ours" else None,
             "of_copy_bandwidth": _rounded(result.bandwidth) if side.kind == "ours" else None,
-            "targets": "; ".join(map(_told, result.verdicts)) if side.kind == "ours" else None,
+            "targets": "; ".join(map(_as_text, result.verdicts)) if side.kind == "ours" else None,
             **provenance.columns(),
         }
         for result in results
@@ -234,7 +234,7 @@ def legend(results: Sequence[Result]) -> Table | None:
     return out
 
 
-def _told(verdict: Verdict) -> str:
+def _as_text(verdict: Verdict) -> str:
     return f"{'pass' if verdict.holds else 'MISS'}: {verdict.target.text}"
 
 

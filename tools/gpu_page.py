@@ -203,14 +203,16 @@ BESIDE_HEAD = (
 )
 BESIDE_TEXT = """
 Ours / the kernels that Inductor makes of the idiom (torch {torch}), both compiled for sm_90 with the properties of an
-H100, none of them run; Inductor's in a process of its own, with the properties of the device fixed before it starts. Of
-the configurations that Inductor would try on the device, the one with the fewest instructions is shown. Bytes are those
+H100, none of them run; Inductor's in a process of its own, with the properties of the device fixed before it starts: it
+chooses the same tiles there every time. Of the configurations that Inductor would try on the device, the one with the
+fewest instructions is shown. Bytes are those
 read and written for an element of x, all passes over it included, with everything kept and a mask of x's shape, or
 intervals along the dim: of those only what they keep is read, so that bytes fall with it, where the idiom reads
 everything. "backward" is a gradient from what is saved for it. The other columns are of the kernel that moves the most:
 programs and warps of each; KB of loads that a processor can have in flight, as far as registers and programs allow; in
-the innermost loop that loads (in all code where there is no loop), instructions for each element that it loads, and
-barriers in such loops; registers per thread. – is no Triton kernel.
+the innermost loop that loads the most (in all code where there is no loop; of equal loops in the shorter one, since the
+few tiles at the ends of a range have a longer one), instructions for each element that it loads; barriers in all loops
+that load; registers per thread. – is no Triton kernel.
 """
 
 

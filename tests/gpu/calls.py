@@ -35,11 +35,17 @@ class Layout:
     dim: int
     mask: tuple[int, ...] | None = None
     step: int = 1
+    #: The dims in the order of memory, of x and of the mask.
+    order: tuple[int, ...] | None = None
 
     def tensors(self, dtype):
         shape = (*self.shape[:-1], self.shape[-1] * self.step)
         x = torch.empty(shape, dtype=dtype, device="meta")[..., :: self.step]
-        return x, torch.empty(self.mask or self.shape, dtype=torch.bool, device="meta")
+        mask = torch.empty(self.mask or self.shape, dtype=torch.bool, device="meta")
+        if self.order is not None:
+            back = [self.order.index(d) for d in range(len(shape))]
+            x, mask = (t.permute(self.order).contiguous().permute(back) for t in (x, mask))
+        return x, mask
 
 
 #: The first is the default: what docs/gpu.md tells of, and what must not spill.
@@ -86,6 +92,16 @@ LAYOUTS += (
     Layout("strided rows of 4000", (4096, 4000), -1, step=3),
     Layout("strided rows of 8000", (4096, 8000), -1, step=3),
     Layout("row masks", (4096, 4096), -1, mask=(4096, 1)),
+)
+#: What is not contiguous, with a mask that lies as x does, or, of every other element, contiguously.
+LAYOUTS += (
+    Layout("transposed", (4096, 4096), -1, order=(1, 0)),
+    Layout("channels last", (64, 32, 64, 64), -1, order=(0, 2, 3, 1)),
+    Layout("every other", (4096, 8192), -1, step=2),
+    Layout("columns of no whole vectors", (64, 1000, 501), 1),
+    Layout("one odd row", (1, 50_001), -1),
+    Layout("two columns", (1025, 2049, 2), 1),
+    Layout("one strided column", (1, 33, 1), 2, mask=(1, 1, 1), step=3),
 )
 #: Single short rows, with gaps and without: elementwise kernels take dims without gaps for one row.
 TINY = tuple(Layout(f"{n} by {step}", (1, n), -1, step=step) for n in (8, 32, 64, 128, 256, 512) for step in (1, 3))

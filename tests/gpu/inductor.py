@@ -61,8 +61,9 @@ def figures(started, bytes_per_element):
     """The figures of the kernels of a call, in which so many bytes are loaded for an element."""
     most = max(started, key=lambda each: each.moved)
     found = machine_code.loops(most.binary)
-    # The loop that loads the most; without one, everything.
-    code = max(found, key=lambda each: sum(each.loads)) if found else machine_code.whole(most.binary)
+    # The loop that loads the most, of equal ones the shorter: tiles at the ends of a range have a longer one. Without
+    # a loop, everything.
+    code = max(found, key=lambda each: (sum(each.loads), -len(each.body))) if found else machine_code.whole(most.binary)
     bytes_loaded = sum(code.loads)
     used = machine_code.resources(most.binary).registers
     resident = min(THREADS, REGISTERS // (used * 32 * most.warps) * 32 * most.warps)

@@ -134,7 +134,7 @@ def test_there_is_a_launch_for_each_kind_of_tile():
     passes = {launch.arguments["PASS"] for launch in launches if "PASS" in launch.arguments}
     assert passes == {"registers", "loop", "write"}
     for name, kinds in {
-        "ALIGN": {"aligned", "shifted", ""},
+        "ALIGN": {"aligned", "shifted", "even", ""},
         "MASK": {"bits", "rows"},
         "SIDE": {"rows", "columns"},
         "GROUP": {1, 4},
@@ -160,6 +160,9 @@ GATED = [
     ("sum", "row masks", torch.float16),
     ("sum", "unaligned rows", torch.float32),
     ("sum", "rows of 8", torch.float32),
+    ("sum", "transposed", torch.float32),
+    ("sum", "channels last", torch.float32),
+    ("sum", "every other", torch.float32),
     *(("sum", "rows", dtype) for dtype in (*INTEGRAL, torch.bool)),
     ("sum", "long rows", torch.int32),
     ("sum", "long rows", torch.int8),
@@ -177,7 +180,9 @@ OTHERS = [
         "softmax",
         "cross_entropy",
     )
-    for where in ("long rows", "few long rows", "columns")
+    for where in ("long rows", "few long rows", "columns", "transposed", "channels last", "every other")
+    # Registers hold softmax's rows of 8,192 strided elements: they have no loop.
+    if (name, where) != ("softmax", "every other")
 ]
 NVIDIA = ("sm_80", "sm_90", "sm_100")
 
@@ -227,7 +232,11 @@ def test_a_scan_of_split_rows_reduces_in_parallel_then_scans_and_spills_no_regis
     assert not any(loop.exchanges for loop in aot.loops(reduces, target))
 
 
-@pytest.mark.parametrize(("name", "where", "dtype", "target"), gated(GATED, 3, NVIDIA))
+#: Elements with gaps between them are loaded one by one, by an address each.
+VECTORS = [case for case in GATED if case[1] != "every other"]
+
+
+@pytest.mark.parametrize(("name", "where", "dtype", "target"), gated(VECTORS, 3, NVIDIA))
 def test_a_sum_takes_at_most_eight_instructions_an_element_and_has_two_16_byte_loads_in_flight(
     name, where, dtype, target
 ):
@@ -237,6 +246,26 @@ def test_a_sum_takes_at_most_eight_instructions_an_element_and_has_two_16_byte_l
     loop = min(aot.loops(launch, target), key=lambda loop: len(loop.body) / sum(loop.loads))
     assert len(loop.body) / (sum(loop.loads) / size) <= 8
     assert loop.loads.count(16) >= 2
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "target"),
+    [
+        pytest.param(name, where, target, id=f"{name}-{where}-{target}")
+        for name in ("softmax", "softmax backward", "cumsum", "cumsum backward", "logsumexp backward")
+        for where in ("columns", "transposed")
+        # The gradient of a reduction is contiguous however x lies: over transposed columns it is a transposition.
+        if (name, where) != ("logsumexp backward", "transposed")
+        for target in (aot.TARGETS if EVERYTHING else ("sm_90",))
+    ],
+)
+def test_what_is_written_over_columns_goes_through_no_shared_memory_and_takes_few_registers(name, where, target):
+    for launch in of(name).launches(layout(where), torch.float32):
+        # A launch without a loop is one loop over its jobs.
+        loops = [loop for loop in aot.loops(launch, target) if loop.count("STG", "_store_")]
+        assert all(loop.barriers == 0 for loop in loops)
+        assert all(loop.count("STG.E.128", "store_dwordx4") == loop.count("STG", "_store_") for loop in loops)
+        assert aot.resources(launch, target).registers <= 128
 
 
 @pytest.mark.parametrize(("name", "where", "dtype", "target"), gated(GATED[1:2], 1, NVIDIA))
@@ -316,11 +345,21 @@ def test_a_sum_of_all_elements_is_many_programs_however_they_lie(view):
 
 @pytest.mark.parametrize(
     ("name", "where"),
-    [("sum", "rows"), ("softmax", "columns"), ("cumsum", "rows"), ("pack", "rows"), ("softmax", "vocabulary rows")],
+    [
+        ("sum", "rows"),
+        ("softmax", "columns"),
+        ("cumsum", "rows"),
+        ("pack", "rows"),
+        ("softmax", "vocabulary rows"),
+        ("softmax backward", "vocabulary rows"),
+        ("cross_entropy", "vocabulary rows"),
+        ("cross_entropy backward", "vocabulary rows"),
+    ],
 )
-def test_x_is_read_sixteen_bytes_at_once(name, where):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_x_is_read_sixteen_bytes_at_once(name, where, dtype):
     (call,) = [call for call in calls.CALLS if call.name == name]
-    (launch,) = call.launches(layout(where), torch.float32)
+    (launch,) = call.launches(layout(where), dtype)
     assert "ld.global.v4.b32" in aot.compiled(launch, "sm_80").asm["ptx"]
 
 

@@ -58,8 +58,8 @@ def run(function, x, mask, dim, route):
     return [out.detach() for out in outputs(result)], list(gradient)
 
 
-def assert_as_plain(function, x, mask, dim, **tolerance):
-    mine, of_x = run(function, x, mask, dim, "kernel")
+def assert_as_plain(function, x, mask, dim, found=None, **tolerance):
+    mine, of_x = found or run(function, x, mask, dim, "kernel")
     truth, of_truth = run(function, x.double(), mask, dim, "plain")
     for a, b in zip((*mine, *of_x), (*truth, *of_truth), strict=True):
         torch.testing.assert_close(a, b.to(a.dtype), equal_nan=True, **tolerance)
@@ -95,7 +95,7 @@ def test_rows_longer_than_registers(function, monkeypatch):
     monkeypatch.setattr(launch, "SHORT", 16)
     monkeypatch.setattr(launch, "WARP", 4)
     monkeypatch.setattr(launch, "PROCESSORS", 0)
-    shape = (3, 4097) if EVERYTHING else (3, 137)
+    shape = (3, 2049) if EVERYTHING else (3, 137)
     assert_as_plain(function, *sample(function, shape, shape), -1, rtol=2e-4, atol=2e-4)
 
 
@@ -248,7 +248,7 @@ def test_a_long_row_split_between_programs_in_any_order_is_one_row(function, see
     results = [run(function, x, mask, -1, "kernel")]
     with permuted(seed) as orders:
         results.append(run(function, x, mask, -1, "kernel"))
-        assert_as_plain(function, x, mask, -1, rtol=2e-4, atol=2e-4)
+    assert_as_plain(function, x, mask, -1, results[-1], rtol=2e-4, atol=2e-4)
     # More programs than the two rows: they are split.
     assert any(programs > 2 and order != sorted(order) for programs, order in orders.items())
     # Which program is the last changes no bit.

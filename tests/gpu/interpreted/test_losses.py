@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 
 import maskwise as mw
+from maskwise.ops.gpu import launch
 from maskwise.plan.dispatch import force
+from tests.gpu.interpreter import permuted
 from tests.laws.odd_bytes import odd
 
 #: `make test-gpu` has every loss in every layout; the default run has each in one of them.
@@ -155,6 +157,30 @@ def test_a_nan_that_is_kept_is_seen_as_by_torch(fn, kwargs):
         return mw.loss(fn, x, target, mask, reduction="none", **kwargs)
 
     assert_as_plain(call, x, (target,), rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("seed", range(3) if EVERYTHING else [1])
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize("smoothing", [None, 0.0, 0.1], ids=["mse_loss", "cross_entropy", "smoothed"])
+def test_the_last_program_of_a_loss_may_be_any(smoothing, reduction, seed, monkeypatch):
+    # Rows of classes are split between programs, and so is their sum.
+    for name, value in {"LONGEST": 32, "SHORT": 16, "WARP": 1, "FEWEST": 1}.items():
+        monkeypatch.setattr(launch, name, value)
+    x, rows = torch.randn(6, 100), torch.tensor([True, True, False, True, True, False])
+
+    def call(x, target):
+        if smoothing is None:
+            return mw.loss(F.mse_loss, x, target, rows[:, None], reduction=reduction)
+        return mw.loss(F.cross_entropy, x, target, rows, reduction=reduction, label_smoothing=smoothing)
+
+    target = torch.randn(6, 100) if smoothing is None else torch.randint(100, (6,))
+    with force("kernel"):
+        before = call(x, target)
+        with permuted(seed) as orders:
+            after = call(x, target)
+            assert_as_plain(call, x, (target,), rtol=1e-5, atol=1e-5)
+    assert any(programs > 6 and order != sorted(order) for programs, order in orders.items())
+    assert torch.equal(before, after)
 
 
 @pytest.mark.parametrize("fn", [F.mse_loss, F.cross_entropy])

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 import maskwise as mw
+from maskwise.ops.gpu import launch
 from maskwise.ops.select import gpu, reference, sequences
+from tests.gpu.interpreter import permuted
 from tests.laws.odd_bytes import odd
 
 LAYOUTS = [
@@ -82,6 +84,20 @@ def test_segments_agree_with_plain_torch_forward_and_backward(op, shape):
         (gradient,) = torch.autograd.grad((torch.where(out.isfinite(), out, 0.0) * weights).sum(), leaf)
         results.append((out.detach(), gradient))
     torch.testing.assert_close(*results, equal_nan=True)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("op", list(gpu.STATS))
+def test_long_segments_split_between_programs_in_any_order_are_one_segment_each(op, seed, monkeypatch):
+    for name, value in {"LONGEST": 32, "SHORT": 16, "WARP": 1, "FEWEST": 1}.items():
+        monkeypatch.setattr(launch, name, value)
+    values, bounds = torch.randn(600), torch.tensor([0, 290, 290, 600], dtype=torch.int32)
+    before = sequences.run_segments(values, bounds, op)
+    with permuted(seed) as orders:
+        after = sequences.run_segments(values, bounds, op)
+    assert any(programs > 3 and order != sorted(order) for programs, order in orders.items())
+    assert torch.equal(before.nan_to_num(), after.nan_to_num())
+    torch.testing.assert_close(after, sequences.reduce_plain(values, bounds, op), equal_nan=True)
 
 
 def test_a_packed_reduces_by_the_kernel():

@@ -24,7 +24,7 @@ def fill(x: Tensor, mask: Tensor, value: Tensor, along: int = 0) -> Tensor:
     others = (out, x, out if values is None else values)
     dims, kept = elementwise(*others, mask=mask, along=along, shape=x.shape)
     geometry = lay_out(dims, out, kept.strides, *others[1:], shape=x.shape)
-    blocks = blocks_for(geometry, out, kept, same=are_alike(geometry, 0, 2, 3), loops=False)
+    blocks = blocks_for(geometry, out, kept, same=are_alike(geometry, 0, 2, 3), loops=False, vectors=4)
     parts = parts_for(geometry, blocks)
     arguments = row_arguments(geometry, blocks, kept, ("out", "mask", "x", "values"))
     launch(

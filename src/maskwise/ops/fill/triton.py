@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from maskwise.ops.gpu.triton import bases, beginning, extents, offsets, put, row_at, shifted, tile_at
+from maskwise.ops.gpu.triton import bases, beginning, divided, extents, offsets, put, row_at, shifted, tile_at
 
 __all__ = ["fill_kernel"]
 
@@ -20,11 +20,12 @@ def fill_kernel(
 ):  # fmt: skip
     """X where it is kept, else the number, or the value where there is no number."""
     for job in range(tl.program_id(0), tiles * parts, tl.num_programs(0)):
-        row, real = bases(job // parts, rows, ROWS)
+        tile, part = divided(job, parts)
+        row, real = bases(tile, rows, ROWS)
         begin, end = extents(mask, row, real, outer, mask_outer, length, unit, size, step, MASK, WIDE)
         lead = shifted(offsets(row, outer, out_outer), ALIGN, GROUP, WIDE)
         cell, inside, near, keep, whole = tile_at(
-            mask, beginning(job % parts, ELEMENTS, WIDE), row, real, lead, begin + lead, end + lead, length + lead,
+            mask, beginning(part, ELEMENTS, WIDE), row, real, lead, begin + lead, end + lead, length + lead,
             outer, inner, mask_outer, mask_inner, False, MASK, BITS, ALIGN, SIDE, WIDE, ROWS, ELEMENTS, GROUP,
         )  # fmt: skip
         x_row = row_at(row, lead, outer, x_outer, x_inner, ALIGN, GROUP)

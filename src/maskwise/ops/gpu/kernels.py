@@ -15,8 +15,11 @@ import triton.language as tl
 from maskwise.ops.gpu.triton import (
     accumulate,
     bases,
+    divided,
     extents,
+    initial,
     is_last,
+    joined,
     lift,
     mask_row_at,
     merge,
@@ -72,7 +75,7 @@ def reduce_kernel(
     """Reduce rows. A program reduces a tile of rows, or one split of each of them."""
     parameter = tl.full((), parameter, DTYPE)
     for job in range(tl.program_id(0), tiles * splits, tl.num_programs(0)):
-        tile, part = job // splits, job % splits
+        tile, part = divided(job, splits)
         row, real = bases(tile, rows, ROWS)
         place = offsets(row, outer, out_outer)
         lead = shifted(offsets(row, outer, x_outer), ALIGN, GROUP, WIDE)
@@ -122,19 +125,23 @@ def combine_partials(
     NEED_N: tl.constexpr, DTYPE: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Combine the partial results of rows, and write them."""
-    each = tl.arange(0, SPLITS)
-    at = each[None, :] * rows + row[:, None]
-    there = real[:, None] & (each < splits)[None, :]
-    # Written by other programs: L1 may be stale.
-    a = tl.load(part_a + at, mask=there, other=IDENTITY, cache_modifier=".cg")
-    b = tl.zeros((ROWS, SPLITS), DTYPE)
-    if NEED_B:
-        b = tl.load(part_b + at, mask=there, other=0, cache_modifier=".cg")
-    n = tl.zeros((ROWS, SPLITS), tl.int32)
-    if NEED_N:
-        # There may be fewer than SPLITS partial results; the index of a missing one is -1.
-        no_index: tl.constexpr = -1 if OP == "argmax" or OP == "argmin" else 0
-        n = tl.load(part_n + at, mask=there, other=no_index, cache_modifier=".cg")
+    # In steps, so that a thread holds but a few of them.
+    STEP: tl.constexpr = min(SPLITS, max(1, 1024 // ROWS))
+    a, b, n = initial(OP, IDENTITY, DTYPE, NEED_N, ROWS, STEP)
+    for start in range(0, splits, STEP):
+        each = start + tl.arange(0, STEP)
+        at = each[None, :] * rows + row[:, None]
+        there = real[:, None] & (each < splits)[None, :]
+        # Written by other programs: L1 may be stale.
+        ta = tl.load(part_a + at, mask=there, other=IDENTITY, cache_modifier=".cg")
+        tb, tn = b, n
+        if NEED_B:
+            tb = tl.load(part_b + at, mask=there, other=0, cache_modifier=".cg")
+        if NEED_N:
+            # There may be fewer than STEP partial results; the index of a missing one is -1.
+            no_index: tl.constexpr = -1 if OP == "argmax" or OP == "argmin" else 0
+            tn = tl.load(part_n + at, mask=there, other=no_index, cache_modifier=".cg")
+        a, b, n = joined(a, b, n, ta, tb, tn, OP, NEED_N)
     total_a, total_b, total_n = merge(a, b, n, OP, NEED_N, 1)
     write(
         out, out_a, out_b, out_n, place, real, total_a, total_b, total_n, OP, parameter, ROOT, RAW, NEED_B, NEED_N
@@ -207,14 +214,15 @@ def expand_kernel(
     """Expand the gradient of each row over kept elements; with IN_REGISTERS, it computes the accumulators as well."""
     parameter = tl.full((), parameter, DTYPE)
     for job in range(tl.program_id(0), tiles * parts, tl.num_programs(0)):
-        row, real = bases(job // parts, rows, ROWS)
+        tile, part = divided(job, parts)
+        row, real = bases(tile, rows, ROWS)
         place = offsets(row, outer, row_outer)
         begin, end = extents(mask, row, real, outer, mask_outer, length, unit, size, step, MASK, WIDE)
         lead = shifted(offsets(row, outer, grad_x_outer), ALIGN, GROUP, WIDE)
         x_row = row_at(row, lead, outer, x_outer, x_inner, ALIGN, GROUP)
         grad_x_row = row_at(row, lead, outer, grad_x_outer, grad_x_inner, ALIGN, GROUP)
         first, last, stop = begin + lead, end + lead, length + lead
-        low, high = part_range(first, last, lead, stop, job % parts, parts, ONLY, ELEMENTS)
+        low, high = part_range(first, last, lead, stop, part, parts, ONLY, ELEMENTS)
         g = tl.load(grad + place * grad_stride, mask=real, other=0).to(DTYPE)
         a, b, n, result = g, g, number(ROWS, WIDE, 0), g
         if NEED_OUT:
@@ -260,19 +268,28 @@ def at_least(x, least):
 
 
 @triton.jit
+def finite_of(a):
+    """The largest exponent of a row, by which others are reduced; 0 where it is infinite: inf - inf is NaN."""
+    return tl.where(tl.abs(a) == float("inf"), 0.0, a)
+
+
+@triton.jit
+def scale_of(a, b):
+    """The factor of the exponentials of a row. As in torch, +inf in a row makes it NaN."""
+    return tl.where(a == float("inf"), float("nan"), 1.0 / b)
+
+
+@triton.jit
 def result_of(x, keep, a, b, n, OP: tl.constexpr, STATE: tl.constexpr, parameter, eps):
     """The result for the elements of a row, from its statistics."""
     out = x
-    if OP == "softmax" or OP == "softmin" or OP == "log_softmax":
-        shift = tl.where(tl.abs(a) == float("inf"), 0.0, a)
-        if OP == "softmax":
-            out = tl.exp(x - shift) / b
-        elif OP == "softmin":
-            out = tl.exp(-x - shift) / b
-        else:
-            out = x - shift - tl.log(b)
+    if OP == "softmax":
+        out = tl.exp(x - finite_of(a)) * scale_of(a, b)
+    elif OP == "softmin":
+        out = tl.exp(-x - finite_of(a)) * scale_of(a, b)
+    elif OP == "log_softmax":
         # As in torch, +inf in a row makes it NaN.
-        out = tl.where(a == float("inf"), float("nan"), out)
+        out = x - finite_of(a) - tl.where(a == float("inf"), float("nan"), tl.log(b))
     elif OP == "normalize":
         out = x / at_least(norm_of(a, n, STATE, parameter), eps)
     elif OP == "standardize":
@@ -361,6 +378,18 @@ def sums_over(
     return tl.sum(p, 1), tl.sum(q, 1)
 
 
+@triton.jit
+def added(part, row, real, rows, parts, DTYPE: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr):
+    """The sum of the parts of rows, from the launch before: in steps, so that a thread holds but a few of them."""
+    STEP: tl.constexpr = min(PARTS, max(1, 1024 // ROWS))
+    total = tl.zeros((ROWS, STEP), DTYPE)
+    for start in range(0, parts, STEP):
+        each = start + tl.arange(0, STEP)
+        there = real[:, None] & (each < parts)[None, :]
+        total += tl.load(part + each[None, :] * rows + row[:, None], mask=there, other=0)
+    return tl.sum(total, 1)
+
+
 @triton.jit(do_not_specialize=["rows", "tiles", "parts", "unit", "size", "step"])
 def rowwise_kernel(
     x, grad, mask, out, in_a, in_b, in_n, part_p, part_q,
@@ -374,8 +403,8 @@ def rowwise_kernel(
     """Softmax, softmin, log_softmax, normalize, standardize; or the gradient, from ``grad``."""
     parameter, eps = tl.full((), parameter, DTYPE), tl.full((), eps, DTYPE)
     for job in range(tl.program_id(0), tiles * parts, tl.num_programs(0)):
-        part = job % parts
-        row, real = bases(job // parts, rows, ROWS)
+        tile, part = divided(job, parts)
+        row, real = bases(tile, rows, ROWS)
         place = offsets(row, outer, row_outer)
         begin, end = extents(mask, row, real, outer, mask_outer, length, unit, size, step, MASK, WIDE)
         lead = shifted(offsets(row, outer, x_outer), ALIGN, GROUP, WIDE)
@@ -393,11 +422,22 @@ def rowwise_kernel(
             )  # fmt: skip
             value = take(x, x_row, inner, x_inner, cell, near, keep, IDENTITY, DTYPE)
             a, b, n = none, none, number(ROWS, WIDE, 0)
-            if STATE != "":
+            # An exponential for each element, not one more for each merge.
+            ONCE: tl.constexpr = STATE == "logsumexp" or STATE == "softmin"
+            powers = value
+            if ONCE:
+                if STATE == "softmin":
+                    value = tl.where(keep, -value, IDENTITY)
+                a = tl.max(tl.max(value, 2), 1)
+                powers = tl.exp(value - finite_of(a)[:, None, None])
+                b = tl.sum(tl.sum(powers, 2), 1)
+            elif STATE != "":
                 la, lb, ln = lift(value, keep, value, value, STATE, parameter, IDENTITY)
                 a, b, n = merge_rows(la, lb, ln, STATE, NEED_N)
             A, B, N = a[:, None, None], b[:, None, None], n[:, None, None]
-            if BACKWARD:
+            if ONCE and OP != "log_softmax":
+                result = tl.where(keep, powers * scale_of(a, b)[:, None, None], 0.0)
+            elif BACKWARD:
                 g = take(grad, grad_row, inner, grad_inner, cell, near, keep, 0.0, DTYPE)
                 lp, lq = gradient_terms(g, value, keep, A, B, N, OP, STATE, parameter, eps)
                 P, Q = tl.sum(tl.sum(lp, 2), 1)[:, None, None], tl.sum(tl.sum(lq, 2), 1)[:, None, None]
@@ -425,12 +465,8 @@ def rowwise_kernel(
             p, q = none, none
             if BACKWARD:
                 if PASS == "write":
-                    # Written by the launch before.
-                    each = tl.arange(0, PARTS)
-                    at = each[None, :] * rows + row[:, None]
-                    there = real[:, None] & (each < parts)[None, :]
-                    p = tl.sum(tl.load(part_p + at, mask=there, other=0), 1)
-                    q = tl.sum(tl.load(part_q + at, mask=there, other=0), 1)
+                    p = added(part_p, row, real, rows, parts, DTYPE, ROWS, PARTS)
+                    q = added(part_q, row, real, rows, parts, DTYPE, ROWS, PARTS)
                 else:
                     low, high = first, last
                     if PASS == "sums":

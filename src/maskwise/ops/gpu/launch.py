@@ -34,8 +34,8 @@ WARP, VECTORS = 32, 2
 SHORT = 512
 #: Rows at least this long have twice, or four times, as many warps.
 LONG = (8192, 65536)
-#: The longest row that a kernel holds in registers.
-LONGEST = 8192
+#: The longest row that a kernel holds in registers, and how many of its elements a thread has.
+LONGEST, HELD = 8192, 32
 #: Processors of a device that is not there, and warps that each of them runs.
 PROCESSORS, RESIDENT = 132, 64
 #: Warps of each processor above which a program that reads its row again, from the cache, is faster than splits.
@@ -44,8 +44,8 @@ ENOUGH = 16
 FEWEST = 4
 #: The most programs whose results the last of them combines.
 BUSY = 1024
-#: Partial results that one program combines.
-PARTS = 4096
+#: Partial results that one program combines, and of each of many rows so many.
+PARTS, FEWEST_SPLITS = 4096, 64
 
 
 class Blocks(NamedTuple):
@@ -58,10 +58,11 @@ class Blocks(NamedTuple):
     group: int
     #: Whether indices within a row have 64 bits.
     wide: bool
-    #: Whether rows begin at 16-byte boundaries ("aligned"), are read from the one before ("shifted"), or neither ("").
+    #: Whether rows begin at 16-byte boundaries ("aligned") and end there ("even"), are read from the one before
+    #: ("shifted"), or none of it (""). Of columns: whether 16 that are adjacent begin at such a boundary ("even").
     align: str = ""
-    #: Whether the bits of a mask are aligned as x is.
-    bits: bool = False
+    #: Adjacent bits of a mask that are one load, as those elements of x are; 0 where they do not lie as x does.
+    bits: int = 0
     #: The direction of elements that are adjacent in memory: "rows" or "columns".
     side: str = "rows"
 
@@ -260,6 +261,7 @@ def blocks_for(
     weight: int = 1,
     typical: int = 0,
     loops: bool = True,
+    vectors: int = VECTORS,
 ) -> Blocks:
     """The tile of a kernel that loops over rows.
 
@@ -271,27 +273,33 @@ def blocks_for(
         weight: accumulators of each element, of which a thread has as many as it has of columns.
         typical: the length of ranges that are but a part of their row each; 0 where they are not.
         loops: whether a program loops over a row; else each tile is a program's, and four warps are enough.
+        vectors: of 16 bytes that a thread loads of x at once.
     """
     itemsize = x.element_size()
     if geometry.columns:
         rows = next((each for each in COLUMNS if geometry.outer[-1] <= each), COLUMNS[-1])
         elements = COLUMN_TILE // weight // rows
-        return Blocks(rows, elements, warps=4, group=1, wide=geometry.wide, side="columns")
+        align = "even" if same and are_even(geometry, x) else ""
+        bits = bits_across(geometry, mask, 16 // itemsize) if align else 0
+        return Blocks(rows, elements, warps=4, group=1, wide=geometry.wide, align=align, bits=bits, side="columns")
     group = max(1, 16 // itemsize) if geometry.operands[0].inner[-1] == 1 else 1
     align = alignment(geometry, x, group) if same else ""
     length = max(typical, SHORT + 1) if typical else geometry.length
     if length <= SHORT and not geometry.wide:
         # Rows that begin anywhere are read element by element, which adjacent threads do together.
-        group, align = (group, align) if align == "aligned" else (1, "")
+        group, align = (group, align) if align in ("even", "aligned") else (1, "")
         width = max(power(length), group, 4)
         rows = max(1, WARP * 8 * 8 // width)
-        bits = bool(align) and is_aligned(geometry, mask, group, align)
+        bits = group if align and is_aligned(geometry, mask, group, align) else 0
         return Blocks(rows, width, warps=8, group=group, wide=False, align=align, bits=bits)
     warps = 4 << sum(length >= each for each in LONG) if loops else 4
     # Of int64, too, a thread has eight; of float64, which takes more registers, two vectors.
     is_double = group > 1 and x.dtype is torch.float64
-    elements = WARP * warps * (VECTORS * group if is_double else max(VECTORS * group, 8))
-    bits = bool(align) and is_aligned(geometry, mask, group, align)
+    elements = WARP * warps * (VECTORS * group if is_double else max(vectors * group, 8))
+    if loops and length <= WARP * HELD:
+        # A warp reads such a row at once, and no other waits for it.
+        elements, warps = WARP * HELD, max(1, itemsize // 4)
+    bits = group if align and is_aligned(geometry, mask, group, align) else 0
     return Blocks(1, elements, warps=warps, group=group, wide=geometry.wide, align=align, bits=bits)
 
 
@@ -303,8 +311,8 @@ def row_blocks(geometry: Geometry, x: Tensor, mask: Kept, *, same: bool = True, 
     if blocks.side == "rows" and geometry.length <= LONGEST and not blocks.wide:
         width = power(geometry.length + (blocks.group - 1 if blocks.align == "shifted" else 0))
         # Of float64, which takes two registers, a thread has half as many elements.
-        fewest = 8 if x.element_size() == 8 else 4
-        return blocks._replace(rows=1, elements=width, warps=max(fewest, width // 512))
+        each = HELD // 2 if x.element_size() == 8 else HELD
+        return blocks._replace(rows=1, elements=width, warps=max(1, width // (WARP * each)))
     return None
 
 
@@ -313,7 +321,24 @@ def alignment(geometry: Geometry, x: Tensor, group: int) -> str:
     strides = geometry.operands[0]
     if group == 1 or len(strides.inner) > 1 or not begins_aligned(x):
         return ""
-    return "aligned" if all(each % group == 0 for each in strides.outer) else "shifted"
+    if any(each % group for each in strides.outer):
+        return "shifted"
+    return "aligned" if geometry.length % group else "even"
+
+
+def are_even(geometry: Geometry, x: Tensor) -> bool:
+    """Whether columns are read in whole vectors: 16 that are adjacent are in one tile, and begin at a boundary."""
+    outer, inner = geometry.operands[0]
+    steps = (*outer[:-1], *inner)
+    aligned = begins_aligned(x) and all(each * x.element_size() % 16 == 0 for each in steps)
+    return aligned and geometry.outer[-1] % 16 == 0
+
+
+def bits_across(geometry: Geometry, mask: Kept, group: int) -> int:
+    """How many bits of a mask of columns are one load: as many as elements of x, or 0 where they lie otherwise."""
+    outer, inner = geometry.operands[1]
+    lie_alike = outer[-1] == 1 and not any(each % group for each in (*outer[:-1], *inner))
+    return group if mask.kind == "bits" and lie_alike and begins_aligned(mask.tensor) else 0
 
 
 def begins_aligned(x: Tensor) -> bool:
@@ -326,7 +351,7 @@ def is_aligned(geometry: Geometry, mask: Kept, group: int, align: str) -> bool:
     x_at, mask_at, *_ = geometry.operands
     if mask.kind != "bits" or mask_at.inner != (1,) or not begins_aligned(mask.tensor):
         return False
-    if align == "aligned":
+    if align != "shifted":
         return all(each % group == 0 for each in mask_at.outer)
     return all(m % group == x % group for m, x in zip(mask_at.outer, x_at.outer, strict=True))
 
@@ -339,14 +364,14 @@ def splits_for(
     It does so with ``resident`` warps on each processor; ``typical`` is as in `blocks_for`.
 
     The maximum is a compile-time constant of the kernel, so that one kernel serves every number of splits; 0 where rows
-    are not split. Split rows always have 64-bit indices, for the same reason.
+    are not split.
     """
     length = typical or geometry.length
     if length <= blocks.elements or not geometry.rows:
         return 1, 0
     tiles = -(-geometry.rows // blocks.rows)
     steps = -(-length // blocks.elements)
-    max_splits = min(BUSY, PARTS // blocks.rows)
+    max_splits = min(BUSY, max(PARTS // blocks.rows, FEWEST_SPLITS))
     wave = processors(device) * resident // blocks.warps
     splits = max(1, min(max_splits, wave // tiles, steps // FEWEST))
     return splits, max_splits if splits > 1 else 0

@@ -11,6 +11,7 @@ from maskwise.ops.gpu.geometry import are_alike, kept_rows, lay_out, row_strides
 from maskwise.ops.gpu.kernels import expand_kernel, reduce_kernel, rowwise_kernel
 from maskwise.ops.gpu.launch import (
     ENOUGH,
+    VECTORS,
     accumulator,
     as_bytes,
     blocks_for,
@@ -69,9 +70,10 @@ def reduce_rows(
     ordered = stat.op in ("argmax", "argmin")
     kept = kept_rows(mask, along, x.shape, dim, x.stride(), ordered)
     geometry = lay_out(dim, x, kept.strides, row_strides(x.shape, dim), shape=x.shape, ordered=ordered)
-    blocks = blocks_for(geometry, x, kept, typical=typical, weight=weight_of(stat))
+    # Sums of 32-bit integers take instructions of 64 bits: a loop has fewer others where it has more elements.
+    vectors = 2 * VECTORS if stat.op == "sum" and x.dtype is torch.int32 else VECTORS
+    blocks = blocks_for(geometry, x, kept, typical=typical, weight=weight_of(stat), vectors=vectors)
     splits, max_splits = splits_for(geometry, blocks, x.device, typical=typical)
-    blocks = blocks._replace(wide=blocks.wide or max_splits > 0)
     wide = accumulator(x.dtype) if stat.op not in ("sum", "prod") or x.is_floating_point() else torch.int64
     state = State(None, None, None)
     rows = geometry.rows
@@ -148,7 +150,15 @@ def expand_rows(
     counted = state is not None and state.op == "count" and kept.kind != "bits"
     needed = state is not None and not counted
     in_registers = row_blocks(geometry, first, kept, same=same) if needed and not only else None
-    blocks = in_registers or blocks_for(geometry, first, kept, same=same, typical=typical, loops=only)
+    blocks = in_registers or blocks_for(
+        geometry,
+        first,
+        kept,
+        same=same,
+        typical=typical,
+        loops=only,
+        vectors=2 if only or first.element_size() < 4 else 4,
+    )
     saved = State(None, None, None)
     if state is not None and needed and in_registers is None:
         compared = None if out is None else out.reshape(-1)
@@ -220,7 +230,10 @@ def map_rows(
     splits, max_splits = 1, 0
     if in_registers is None:
         splits, max_splits = splits_for(geometry, blocks, x.device, typical=typical, resident=ENOUGH)
-    blocks = blocks._replace(wide=blocks.wide or max_splits > 0)
+    if max_splits:
+        # The statistics are a launch before; what is left to do takes no accumulators.
+        blocks = blocks_for(geometry, x, kept, same=same, typical=typical)
+        splits, max_splits = splits_for(geometry, blocks, x.device, typical=typical)
     arguments = row_arguments(geometry, blocks, kept, ("x", "mask", "grad", "out", "row"), per_row=("row",))
     a = b = n = p = q = None
     if max_splits:

@@ -15,9 +15,9 @@ import triton
 import triton.language as tl
 
 __all__ = [
-    "accumulate", "bases", "beginning", "cells", "covered", "extents", "greater", "hinted", "initial", "is_last",
-    "joined", "keeps", "lesser", "lift", "mask_row_at", "merge", "merge_rows", "norm_of", "number", "offsets",
-    "part_of", "part_range", "power", "put", "row_at", "shifted", "take", "tile_at", "tl",
+    "accumulate", "bases", "beginning", "cells", "covered", "divided", "extents", "greater", "hinted", "initial",
+    "is_last", "joined", "keeps", "lesser", "lift", "mask_row_at", "merge", "merge_rows", "norm_of", "number",
+    "offsets", "part_of", "part_range", "power", "put", "row_at", "shifted", "take", "tile_at", "tl",
 ]  # fmt: skip
 
 
@@ -40,6 +40,15 @@ def bases(tile, rows, ROWS: tl.constexpr):
 
 
 @triton.jit
+def divided(job, parts):
+    """Which tile of rows a job is of, and which part of it."""
+    # Without a sign, a division is shorter.
+    whole = tl.cast(job, tl.uint32)
+    tile = whole // tl.cast(parts, tl.uint32)
+    return tile.to(tl.int32), (whole - tile * tl.cast(parts, tl.uint32)).to(tl.int32)
+
+
+@triton.jit
 def beginning(tile, SIZE: tl.constexpr, WIDE: tl.constexpr):
     """The start of a tile; its number fits 32 bits, but the product may not."""
     if WIDE:
@@ -55,6 +64,24 @@ def cells(start, ELEMENTS: tl.constexpr, GROUP: tl.constexpr, WIDE: tl.constexpr
     if WIDE:
         index = index.to(tl.int64)
     return start + index
+
+
+@triton.jit
+def vectors(start, ELEMENTS: tl.constexpr, GROUP: tl.constexpr, WIDE: tl.constexpr):
+    """The indices at which a tile's vectors begin: (1, lanes, 1)."""
+    index = tl.arange(0, ELEMENTS // GROUP)[None, :, None] * GROUP
+    if WIDE:
+        index = index.to(tl.int64)
+    return start + index
+
+
+@triton.jit
+def across(real, ALIGN: tl.constexpr):
+    """Which rows are real: (ROWS, 1, 1). Of columns that are "even", 16 are or none."""
+    out = real[:, None, None]
+    if ALIGN == "even":
+        out = tl.max_constancy(out, [16, 1, 1])
+    return out
 
 
 @triton.jit
@@ -114,7 +141,13 @@ def shifted(x_row, ALIGN: tl.constexpr, GROUP: tl.constexpr, WIDE: tl.constexpr)
 def hinted(row, ALIGN: tl.constexpr, GROUP: tl.constexpr):
     """The offset of a row, which is a multiple of a vector unless ALIGN is "", so that the compiler knows it."""
     if ALIGN != "":
-        row = row // GROUP * GROUP
+        # By shifts, which are one instruction; a division of 64 bits is five, but of 16 elements of a byte the compiler
+        # then leaves pointers in loops, which are fewer instructions than an address for each load.
+        LOG: tl.constexpr = (GROUP >= 2) + (GROUP >= 4) + (GROUP >= 8)
+        if GROUP < 16:
+            row = (row >> LOG) << LOG
+        else:
+            row = row // GROUP * GROUP
     return row
 
 
@@ -139,34 +172,58 @@ def mask_row_at(row, lead, outer, mask_outer, mask_inner, ALIGN: tl.constexpr, B
 
 
 @triton.jit
-def covered(start, first, last, real, ALIGN: tl.constexpr, SIDE: tl.constexpr, WIDE: tl.constexpr,
+def covered(start, first, last, real, MASK: tl.constexpr, ALIGN: tl.constexpr, SIDE: tl.constexpr, WIDE: tl.constexpr,
             ROWS: tl.constexpr, ELEMENTS: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
     """The elements of a tile that are in the range of their row, and those that are loaded: whole vectors.
 
     A vector of which one byte may be read may be read as a whole: it does not cross a 16-byte boundary.
     """
+    if ALIGN == "even" and SIDE == "rows" and MASK != "along":
+        # Ranges are rows, or nothing: all of a vector is in its range, or none of it.
+        keep = vectors(start, ELEMENTS, GROUP, WIDE) < last[:, None, None]
+        keep = tl.broadcast_to(keep, (ROWS, ELEMENTS // GROUP, GROUP))
+        return keep, keep
     cell = cells(start, ELEMENTS, GROUP, WIDE)
     keep = (cell >= first[:, None, None]) & (cell < last[:, None, None])
     near = keep
     if SIDE == "columns":
         # Vectors lie across rows.
-        near = real[:, None, None] & (cell < tl.max(last, 0)) & (cell >= 0)
+        near = across(real, ALIGN) & (cell < tl.max(last, 0))
+        if MASK == "bits":
+            keep = near
     elif ALIGN != "":
-        vector = start + tl.arange(0, ELEMENTS // GROUP)[None, :, None] * GROUP
+        vector = vectors(start, ELEMENTS, GROUP, WIDE)
         near = (vector < last[:, None, None]) & (vector + GROUP > first[:, None, None])
         near = tl.broadcast_to(near, (ROWS, ELEMENTS // GROUP, GROUP))
     return keep, near
 
 
 @triton.jit
-def keeps(mask, mask_row, inner, mask_inner, cell, keep, near, MASK: tl.constexpr, BITS: tl.constexpr):
+def bits_at(mask, mask_row, inner, mask_inner, cell, BITS: tl.constexpr, SIDE: tl.constexpr, GROUP: tl.constexpr):
+    """Where the bytes of a mask are. BITS is how many a thread loads at once: as many as it loads elements of x.
+
+    If a thread loaded more of them, it would exchange them with other threads, in shared memory.
+    """
+    at = mask + mask_row[:, None, None] + offsets(cell, inner, mask_inner)
+    if SIDE == "columns":
+        at = tl.max_contiguous(at, [max(BITS, 1), 1, 1])
+    elif GROUP == 1:
+        at = tl.max_contiguous(at, [1, 1, 1])
+    return at
+
+
+@triton.jit
+def keeps(
+    mask, mask_row, inner, mask_inner, cell, keep, near,
+    MASK: tl.constexpr, BITS: tl.constexpr, ALIGN: tl.constexpr, SIDE: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
     """Which elements of a tile are kept. BITS: whether the mask is loaded in vectors, as x is."""
     if MASK == "bits":
-        at = mask + mask_row[:, None, None] + offsets(cell, inner, mask_inner)
-        if BITS:
+        at = bits_at(mask, mask_row, inner, mask_inner, cell, BITS, SIDE, GROUP)
+        if BITS > 0 and ALIGN != "even":
             keep = keep & (tl.load(at, mask=near, other=0) != 0)
         else:
-            keep = keep & (tl.load(at, mask=keep, other=0) != 0)
+            keep = tl.load(at, mask=keep, other=0) != 0
     return keep
 
 
@@ -462,15 +519,15 @@ def tile_step(
         and LOWEST < 2**63
     )  # fmt: skip
     if CHECKED:
-        keep, near = covered(start, first, last, real, ALIGN, SIDE, WIDE, ROWS, ELEMENTS, GROUP)
-        keep = keeps(mask, mask_row, inner, mask_inner, cell, keep, near, MASK, BITS)
+        keep, near = covered(start, first, last, real, MASK, ALIGN, SIDE, WIDE, ROWS, ELEMENTS, GROUP)
+        keep = keeps(mask, mask_row, inner, mask_inner, cell, keep, near, MASK, BITS, ALIGN, SIDE, GROUP)
         value = take(x, x_row, inner, x_inner, cell, near, keep, IDENTITY, DTYPE, TRUTH)
     else:
         value = tl.load(x + x_row[:, None, None] + offsets(cell, inner, x_inner))
         if TRUTH:
             value = value != 0
         if MASK == "bits":
-            keep = tl.load(mask + mask_row[:, None, None] + offsets(cell, inner, mask_inner)) != 0
+            keep = tl.load(bits_at(mask, mask_row, inner, mask_inner, cell, BITS, SIDE, GROUP)) != 0
             if ABOVE:
                 value = tl.where(keep, unsigned(value, LOWEST), LOWEST)
             else:
@@ -549,18 +606,24 @@ def tile_at(
     Args are as in `covered`, and: ``stop`` is where rows end; with ONLY, what is outside of the range is not written.
     """
     cell = cells(start, ELEMENTS, GROUP, WIDE)
-    keep, near = covered(start, first, last, real, ALIGN, SIDE, WIDE, ROWS, ELEMENTS, GROUP)
+    keep, near = covered(start, first, last, real, MASK, ALIGN, SIDE, WIDE, ROWS, ELEMENTS, GROUP)
+    # Only vectors along rows are split by a predicate, unless rows end where vectors do.
+    whole = False
     if ONLY:
         inside = keep
-        whole = (start >= tl.max(first, 0)) & (start + ELEMENTS <= tl.min(last, 0))
+        if SIDE == "rows" and GROUP > 1:
+            whole = (start >= tl.max(first, 0)) & (start + ELEMENTS <= tl.min(last, 0))
+    elif SIDE == "rows" and ALIGN == "even":
+        inside = real[:, None, None] & (vectors(start, ELEMENTS, GROUP, WIDE) < stop[:, None, None])
+        inside = tl.broadcast_to(inside, (ROWS, ELEMENTS // GROUP, GROUP))
+    elif SIDE == "columns":
+        inside = across(real, ALIGN) & (cell < stop[:, None, None])
     else:
         inside = real[:, None, None] & (cell < stop[:, None, None])
         if ALIGN == "shifted":
             inside = inside & (cell >= lead[:, None, None])
-        whole = (start >= tl.max(lead, 0)) & (start + ELEMENTS <= tl.min(tl.where(real, stop, 0), 0))
-    # Only vectors along rows are split by a predicate.
-    if SIDE == "columns" or GROUP == 1:
-        whole = False
+        if GROUP > 1:
+            whole = (start >= tl.max(lead, 0)) & (start + ELEMENTS <= tl.min(tl.where(real, stop, 0), 0))
     mask_row = mask_row_at(row, lead, outer, mask_outer, mask_inner, ALIGN, BITS, GROUP)
-    keep = keeps(mask, mask_row, inner, mask_inner, cell, keep, near, MASK, BITS)
+    keep = keeps(mask, mask_row, inner, mask_inner, cell, keep, near, MASK, BITS, ALIGN, SIDE, GROUP)
     return cell, inside, near, keep, whole

@@ -152,7 +152,6 @@ def cross_entropy(
     # The sums of split rows are put together by tiles, else by programs.
     if facts["tiles"] > BUSY:
         splits, max_splits = 1, 0
-    facts["WIDE"] = facts["WIDE"] or max_splits > 0
     programs = facts["tiles"] * splits if max_splits else max(1, min(facts["tiles"], BUSY))
     partial: tuple[Tensor | None, ...] = (None, None, None, None)
     if max_splits:

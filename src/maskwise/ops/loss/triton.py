@@ -12,6 +12,7 @@ from maskwise.ops.gpu.triton import (
     accumulate,
     bases,
     beginning,
+    divided,
     extents,
     is_last,
     merge,
@@ -155,11 +156,12 @@ def element_kernel(
     total = tl.zeros((ROWS, ELEMENTS // GROUP), DTYPE)
     count = tl.zeros((ROWS, ELEMENTS // GROUP), tl.int32)
     for job in range(tl.program_id(0), tiles * parts, tl.num_programs(0)):
-        row, real = bases(job // parts, rows, ROWS)
+        tile, piece = divided(job, parts)
+        row, real = bases(tile, rows, ROWS)
         begin, end = extents(mask, row, real, outer, mask_outer, length, unit, size, step, MASK, WIDE)
         lead = shifted(offsets(row, outer, x_outer), ALIGN, GROUP, WIDE)
         cell, inside, near, keep, whole = tile_at(
-            mask, beginning(job % parts, ELEMENTS, WIDE), row, real, lead, begin + lead, end + lead, length + lead,
+            mask, beginning(piece, ELEMENTS, WIDE), row, real, lead, begin + lead, end + lead, length + lead,
             outer, inner, mask_outer, mask_inner, False, MASK, BITS, ALIGN, SIDE, WIDE, ROWS, ELEMENTS, GROUP,
         )  # fmt: skip
         x_row = row_at(row, lead, outer, x_outer, x_inner, ALIGN, GROUP)
@@ -193,11 +195,12 @@ def element_backward_kernel(
     """The gradient of a loss of single elements."""
     parameter = tl.full((), parameter, DTYPE)
     for job in range(tl.program_id(0), tiles * parts, tl.num_programs(0)):
-        row, real = bases(job // parts, rows, ROWS)
+        tile, piece = divided(job, parts)
+        row, real = bases(tile, rows, ROWS)
         begin, end = extents(mask, row, real, outer, mask_outer, length, unit, size, step, MASK, WIDE)
         lead = shifted(offsets(row, outer, x_outer), ALIGN, GROUP, WIDE)
         cell, inside, near, keep, whole = tile_at(
-            mask, beginning(job % parts, ELEMENTS, WIDE), row, real, lead, begin + lead, end + lead, length + lead,
+            mask, beginning(piece, ELEMENTS, WIDE), row, real, lead, begin + lead, end + lead, length + lead,
             outer, inner, mask_outer, mask_inner, False, MASK, BITS, ALIGN, SIDE, WIDE, ROWS, ELEMENTS, GROUP,
         )  # fmt: skip
         x_row = row_at(row, lead, outer, x_outer, x_inner, ALIGN, GROUP)
@@ -241,7 +244,7 @@ def class_kernel(
     total = tl.zeros((ROWS,), DTYPE)
     count = tl.zeros((ROWS,), tl.float64)
     for job in range(tl.program_id(0), tiles * splits, tl.num_programs(0)):
-        tile, split = job // splits, job % splits
+        tile, split = divided(job, splits)
         row, real = bases(tile, rows, ROWS)
         keep, wish = kept_classes(
             mask, target, row, real, outer, mask_outer, target_outer, length, unit, size, step, ignored, MASK
@@ -349,14 +352,15 @@ def class_backward_kernel(
     # In DTYPE from the start: a number of its own would be one of float32.
     smoothing = tl.full((), smoothing, DTYPE)
     for job in range(tl.program_id(0), tiles * parts, tl.num_programs(0)):
-        row, real = bases(job // parts, rows, ROWS)
+        tile, piece = divided(job, parts)
+        row, real = bases(tile, rows, ROWS)
         place = offsets(row, outer, row_outer)
         keep, wish = kept_classes(
             mask, target, row, real, outer, mask_outer, target_outer, length, unit, size, step, ignored, MASK
         )
         lead = shifted(offsets(row, outer, x_outer), ALIGN, GROUP, WIDE)
         cell, inside, near, wanted, whole = tile_at(
-            mask, beginning(job % parts, ELEMENTS, WIDE), row, real, lead, lead, tl.where(keep, length + lead, lead),
+            mask, beginning(piece, ELEMENTS, WIDE), row, real, lead, lead, tl.where(keep, length + lead, lead),
             length + lead, outer, inner, x_outer, x_inner, False, "rows", False, ALIGN, SIDE, WIDE, ROWS, ELEMENTS,
             GROUP,
         )  # fmt: skip

@@ -10,8 +10,10 @@ from math import inf
 import torch
 from torch import Tensor
 
-from maskwise.ops.gpu.geometry import are_alike, kept_rows, lay_out
+from maskwise.ops.gpu.geometry import Geometry, are_alike, kept_rows, lay_out
 from maskwise.ops.gpu.launch import (
+    HELD,
+    WARP,
     Blocks,
     accumulator,
     as_bytes,
@@ -34,14 +36,44 @@ __all__ = [
 TOTALS = {"cumsum": "sum", "cumprod": "prod", "cummax": "cummax", "cummin": "cummin", "logcumsumexp": "logsumexp"}
 
 
+#: How much a scan, or its gradient, holds of each element.
+WEIGHTS = {"cumsum": 1, "cumprod": 1, "cummax": 4, "cummin": 4, "logcumsumexp": 4}
+WEIGHTS |= {"sum": 1, "extreme": 4, "exponentials": 4, "product": 4}
 #: The most warps of a program that scans: more leave each thread too few registers.
 MOST_WARPS = 8
+#: What spills registers over long rows unless a program has four warps, and the most elements of such a program.
+FOUR_WARPS, FEW_ELEMENTS = ("cummax", "cummin", "product"), 2048
+#: The most rows, that is columns of memory, of a tile in which each thread scans its own ones.
+MOST_COLUMNS = 512
 
 
-def of_scan(blocks: Blocks) -> Blocks:
-    """The tile of a kernel that scans."""
+def of_scan(blocks: Blocks, geometry: Geometry, itemsize: int, dtype: torch.dtype, op: str) -> Blocks:
+    """The tile of a kernel that scans.
+
+    Args:
+        blocks: the tile of a kernel that reduces the same rows.
+        geometry: of the operands.
+        itemsize: of the operand that is loaded.
+        dtype: of the accumulators.
+        op: the scan, or its gradient.
+    """
+    # Products of integers of 64 bits take four registers besides.
+    size = dtype.itemsize * (1 if dtype.is_floating_point else 2)
+    held = max(2, HELD * 4 // (WEIGHTS[op] * max(4, size)))
+    if blocks.side == "columns":
+        # Threads lie across: none waits for what another one has scanned.
+        group = max(1, 16 // itemsize) if blocks.align else 1
+        warps = next((n for n in (1, 2) if WARP * group * n >= geometry.outer[-1]), 4)
+        rows = min(WARP * group * warps, MOST_COLUMNS)
+        return blocks._replace(rows=rows, elements=max(2, held // group), warps=warps)
+    if blocks.rows == 1 and blocks.warps < 4:
+        # A row that is one warp's, or more where that would hold too much.
+        return blocks._replace(warps=max(blocks.warps, blocks.elements // (WARP * held)))
     fewer = min(blocks.warps, MOST_WARPS)
-    return blocks._replace(warps=fewer, elements=blocks.elements * fewer // blocks.warps)
+    elements = blocks.elements * fewer // blocks.warps
+    if blocks.rows == 1 and (op in FOUR_WARPS or (op == "cumprod" and not dtype.is_floating_point)):
+        fewer, elements = 4, min(elements, FEW_ELEMENTS)
+    return blocks._replace(warps=fewer, elements=elements)
 
 
 def forward(
@@ -59,12 +91,12 @@ def forward(
     dim = dim if x.dim() else []
     kept = kept_rows(mask, along, x.shape, dim, x.stride(), ordered=True)
     geometry = lay_out(dim, x, kept.strides, out, shape=x.shape, ordered=True)
-    blocks = of_scan(blocks_for(geometry, x, kept, same=are_alike(geometry, 0, 2)))
+    wide = accumulator(dtype)
+    blocks = blocks_for(geometry, x, kept, same=are_alike(geometry, 0, 2))
+    blocks = of_scan(blocks, geometry, x.element_size(), wide, op)
     splits, max_splits = splits_for(geometry, blocks, x.device)
-    blocks = blocks._replace(wide=blocks.wide or max_splits > 0)
     arguments = row_arguments(geometry, blocks, kept, ("x", "mask", "out"))
     a = b = n = None
-    wide = accumulator(dtype)
     if max_splits:
         size, state = splits * geometry.rows, TOTALS[op]
         a = x.new_empty(size, dtype=wide)
@@ -135,12 +167,12 @@ def backward(
     others = [grad_x if t is None else t for t in operands.values()]
     geometry = lay_out(dim, grad_x, kept.strides, *others, shape=grad.shape, ordered=True)
     same = are_alike(geometry, 0, 2, 3, 4) and len({t.element_size() for t in (grad, grad_x, others[1])}) == 1
-    blocks = of_scan(blocks_for(geometry, grad_x, kept, same=same))
+    dtype = accumulator(grad_x.dtype)
+    blocks = blocks_for(geometry, grad_x, kept, same=same)
+    blocks = of_scan(blocks, geometry, grad_x.element_size(), dtype, op)
     splits, max_splits = splits_for(geometry, blocks, grad.device)
-    blocks = blocks._replace(wide=blocks.wide or max_splits > 0)
     without = geometry._replace(operands=geometry.operands[1:])
     arguments = row_arguments(without, blocks, kept, ("mask", *operands))
-    dtype = accumulator(grad_x.dtype)
     size = splits * geometry.rows if max_splits else 0
     parts = {
         "part_a": grad.new_empty(size, dtype=dtype) if size else None,
@@ -189,12 +221,12 @@ def cumprod_backward(grad: Tensor, x: Tensor, mask: Tensor, out: Tensor, dim: li
     kept = kept_rows(mask, along, x.shape, dim, x.stride(), ordered=True)
     geometry = lay_out(dim, x, kept.strides, grad, grad_x, shape=x.shape, ordered=True)
     same = are_alike(geometry, 0, 2, 3) and x.element_size() == grad.element_size()
-    blocks = of_scan(blocks_for(geometry, x, kept, same=same))
+    blocks = blocks_for(geometry, x, kept, same=same)
+    blocks = of_scan(blocks, geometry, x.element_size(), dtype, "product")
     if blocks.group == 8:
         # Half precision is computed in float32: a thread has as many elements as there.
         blocks = blocks._replace(elements=blocks.elements // 2, group=4)
     splits, max_splits = splits_for(geometry, blocks, x.device)
-    blocks = blocks._replace(wide=blocks.wide or max_splits > 0)
     arguments = row_arguments(geometry, blocks, kept, ("x", "mask", "grad", "grad_x"))
     size = splits * geometry.rows if max_splits else 0
     parts = {

@@ -13,6 +13,7 @@ from maskwise.ops.gpu.triton import (
     bases,
     cells,
     covered,
+    divided,
     extents,
     initial,
     joined,
@@ -84,36 +85,74 @@ def multiply_count_zeros(a, n, b, m):
 
 # -- forward -----------------------------------------------------------------------------------------------------------
 @triton.jit
-def flat(x, ROWS: tl.constexpr, ELEMENTS: tl.constexpr):
-    """A tile of (ROWS, lanes, GROUP) reshaped to (ROWS, ELEMENTS), along which it is scanned."""
-    return tl.reshape(x, (ROWS, ELEMENTS))
+def flat(x, ROWS: tl.constexpr, ELEMENTS: tl.constexpr, GROUP: tl.constexpr):
+    """A tile of (ROWS, lanes, GROUP) reshaped to (ROWS, ELEMENTS), along which it is scanned, unless GROUP is 1.
+
+    A tile that keeps its shape keeps its layout: no thread hands over what it stores.
+    """
+    if GROUP > 1:
+        x = tl.reshape(x, (ROWS, ELEMENTS))
+    return x
+
+
+@triton.jit
+def columns(ELEMENTS: tl.constexpr, GROUP: tl.constexpr):
+    """The places along a flat tile."""
+    out = tl.arange(0, ELEMENTS)[None, :]
+    if GROUP == 1:
+        out = out[:, :, None]
+    return out
+
+
+@triton.jit
+def beside(x, GROUP: tl.constexpr):
+    """One number for each row, (ROWS,), as a flat tile has it."""
+    out = x[:, None]
+    if GROUP == 1:
+        out = out[:, :, None]
+    return out
+
+
+@triton.jit
+def along(x, GROUP: tl.constexpr):
+    """The sums of a flat tile's rows."""
+    out = tl.sum(x, 1)
+    if GROUP == 1:
+        return out[:, None, :]
+    return out[:, None]
 
 
 @triton.jit
 def carried(
-    part_a, part_b, part_n, row, real, rows, before, splits,
+    part_a, part_b, part_n, row, real, rows, begin, end,
     STATE: tl.constexpr, IDENTITY: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
     SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """What the parts of rows for which ``before(part)`` holds come to, from the launch before."""
-    each = tl.arange(0, SPLITS)
-    at = each[None, :] * rows + row[:, None]
-    there = real[:, None] & before[None, :]
-    a = tl.load(part_a + at, mask=there, other=IDENTITY)
-    b = tl.zeros((ROWS, SPLITS), DTYPE)
-    if STATE == "logsumexp":
-        b = tl.load(part_b + at, mask=there, other=0)
-    n = tl.full((ROWS, SPLITS), -1, tl.int64)
-    if STATE == "cummax" or STATE == "cummin":
-        n = tl.load(part_n + at, mask=there, other=-1)
-    total_a, total_b, total_n = merge(a, b, n, STATE, False, 1)
+    """What the parts of rows from one to another come to, from the launch before."""
+    # In steps, so that a thread holds but a few of them.
+    STEP: tl.constexpr = min(SPLITS, max(1, 1024 // ROWS))
+    a, b, n = initial(STATE, IDENTITY, DTYPE, True, ROWS, STEP)
+    for start in range(begin, end, STEP):
+        each = start + tl.arange(0, STEP)
+        at = each[None, :] * rows + row[:, None]
+        there = real[:, None] & (each < end)[None, :]
+        ta = tl.load(part_a + at, mask=there, other=IDENTITY)
+        tb, tn = b, n
+        if STATE == "logsumexp":
+            tb = tl.load(part_b + at, mask=there, other=0)
+        elif STATE == "cummax" or STATE == "cummin":
+            tn = tl.load(part_n + at, mask=there, other=-1)
+        elif STATE == "nonzeros":
+            tn = tl.load(part_n + at, mask=there, other=0)
+        a, b, n = joined(a, b, n, ta, tb, tn, STATE, STATE == "nonzeros")
+    total_a, total_b, total_n = merge(a, b, n, STATE, STATE == "nonzeros", 1)
     if STATE == "logsumexp":
         # A sum of exponentials with an exponent that is always finite, unless there are none.
         total_a = tl.where(tl.abs(total_a) == float("inf"), 0.0, total_a)
         total_a = tl.where(total_b == 0.0, -float("inf"), total_a)
     if not WIDE:
         total_n = total_n.to(tl.int32)
-    return total_a[:, None], total_b[:, None], total_n[:, None]
+    return total_a, total_b, total_n
 
 
 @triton.jit(do_not_specialize=["rows", "tiles", "splits", "unit", "size", "step"])
@@ -130,8 +169,8 @@ def scan_kernel(
     Of split rows a first launch, "totals", leaves what each part comes to; each part then starts with those before it.
     """
     for job in range(tl.program_id(0), tiles * splits, tl.num_programs(0)):
-        part = job % splits
-        row, real = bases(job // splits, rows, ROWS)
+        tile, part = divided(job, splits)
+        row, real = bases(tile, rows, ROWS)
         begin, end = extents(mask, row, real, outer, mask_outer, length, unit, size, step, MASK, WIDE)
         lead = shifted(offsets(row, outer, x_outer), ALIGN, GROUP, WIDE)
         x_row = row_at(row, lead, outer, x_outer, x_inner, ALIGN, GROUP)
@@ -154,29 +193,29 @@ def scan_kernel(
             if STATE == "cummax" or STATE == "cummin":
                 tl.store(part_n + at, n, mask=real)
         else:
-            a = tl.full((ROWS, 1), IDENTITY, DTYPE)
-            s = tl.zeros((ROWS, 1), DTYPE)
-            n = number(ROWS, WIDE, -1)[:, None]
+            a = beside(tl.full((ROWS,), IDENTITY, DTYPE), GROUP)
+            s = beside(tl.zeros((ROWS,), DTYPE), GROUP)
+            n = beside(number(ROWS, WIDE, -1), GROUP)
             if SPLITS > 0:
                 a, s, n = carried(
-                    part_a, part_b, part_n, row, real, rows, tl.arange(0, SPLITS) < part, splits,
-                    STATE, IDENTITY, DTYPE, WIDE, ROWS, SPLITS,
+                    part_a, part_b, part_n, row, real, rows, 0, part, STATE, IDENTITY, DTYPE, WIDE, ROWS, SPLITS,
                 )  # fmt: skip
+                a, s, n = beside(a, GROUP), beside(s, GROUP), beside(n, GROUP)
             for start in range(low, high, ELEMENTS):
                 cell, inside, near, keep, whole = tile_at(
                     mask, start, row, real, lead, first, last, stop, outer, inner, mask_outer, mask_inner,
                     False, MASK, BITS, ALIGN, SIDE, WIDE, ROWS, ELEMENTS, GROUP,
                 )  # fmt: skip
                 value = take(x, x_row, inner, x_inner, cell, near, keep, IDENTITY, DTYPE, TRUTH)
-                value, kept = flat(value, ROWS, ELEMENTS), flat(keep, ROWS, ELEMENTS)
-                column = tl.arange(0, ELEMENTS)[None, :]
+                value, kept = flat(value, ROWS, ELEMENTS, GROUP), flat(keep, ROWS, ELEMENTS, GROUP)
+                column = columns(ELEMENTS, GROUP)
                 last_one = ELEMENTS - 1
                 if OP == "cumsum":
                     result = a + tl.associative_scan(value, 1, add)
-                    a = tl.sum(tl.where(column == last_one, result, 0), 1)[:, None]
+                    a = along(tl.where(column == last_one, result, 0), GROUP)
                 elif OP == "cumprod":
                     result = a * tl.associative_scan(value, 1, multiply)
-                    a = tl.sum(tl.where(column == last_one, result, 0), 1)[:, None]
+                    a = along(tl.where(column == last_one, result, 0), GROUP)
                 elif OP == "logcumsumexp":
                     one = tl.where(kept & (value != -float("inf")), 1.0, 0.0).to(DTYPE)
                     # Unlike any other exponent, exp(inf) is not relative to the largest exponent.
@@ -185,12 +224,12 @@ def scan_kernel(
                     exponent, total = add_exponentials(a, s, exponent, total)
                     finite = tl.where(tl.abs(exponent) == float("inf"), 0.0, exponent)
                     result = tl.log(total) + finite
-                    a = tl.sum(tl.where(column == last_one, finite, 0.0), 1)[:, None]
-                    s = tl.sum(tl.where(column == last_one, total, 0), 1)[:, None]
+                    a = along(tl.where(column == last_one, finite, 0.0), GROUP)
+                    s = along(tl.where(column == last_one, total, 0), GROUP)
                     # An empty sum has exponent -inf, which the masked sum above cannot extract.
                     a = tl.where(s == 0.0, -float("inf"), a)
                 else:
-                    position = flat(tl.broadcast_to(cell - lead[:, None, None], inside.shape), ROWS, ELEMENTS)
+                    position = flat(tl.broadcast_to(cell - lead[:, None, None], inside.shape), ROWS, ELEMENTS, GROUP)
                     position = tl.where(kept, position, -1)
                     if OP == "cummax":
                         result, position = tl.associative_scan((value, position), 1, latest_greatest)
@@ -198,9 +237,9 @@ def scan_kernel(
                     else:
                         result, position = tl.associative_scan((value, position), 1, latest_least)
                         result, position = latest_least(a, n, result, position)
-                    n = tl.sum(tl.where(column == last_one, position, 0), 1)[:, None].to(n.dtype)
+                    n = along(tl.where(column == last_one, position, 0), GROUP).to(n.dtype)
                     # The masked sum extracts NaN and inf as well, since the rest of the tile is 0.
-                    a = tl.sum(tl.where(column == last_one, result, 0), 1)[:, None]
+                    a = along(tl.where(column == last_one, result, 0), GROUP)
                     at = tl.reshape(position, inside.shape)
                     put(indices, out_row, inner, out_inner, cell, inside, whole, at)
                 put(out, out_row, inner, out_inner, cell, inside, whole, tl.reshape(result, inside.shape))
@@ -225,7 +264,7 @@ def gradient_totals(
     a, b, n = initial("logsumexp", -float("inf") if OP == "exponentials" else 0.0, DTYPE, WIDE, ROWS, ELEMENTS // GROUP)
     for start in range(low, high, ELEMENTS):
         cell = cells(start, ELEMENTS, GROUP, WIDE)
-        inside, near = covered(start, first, last, real, ALIGN, SIDE, WIDE, ROWS, ELEMENTS, GROUP)
+        inside, near = covered(start, first, last, real, "along", ALIGN, SIDE, WIDE, ROWS, ELEMENTS, GROUP)
         g = take(grad, grad_row, inner, grad_inner, cell, near, inside, 0.0, DTYPE)
         at = saved + saved_row[:, None, None] + offsets(cell, inner, saved_inner)
         if OP == "extreme":
@@ -243,6 +282,23 @@ def gradient_totals(
     return a, b, key
 
 
+@triton.jit
+def same_key(
+    part_a, part_n, row, real, rows, begin, end, DTYPE: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr
+):  # fmt: skip
+    """The sum of the parts of rows, from one to another, with the key of the first of them; and that key."""
+    STEP: tl.constexpr = min(SPLITS, max(1, 1024 // ROWS))
+    key = tl.load(part_n + begin * rows + row, mask=real & (row * 0 + begin < end), other=-2)
+    a = tl.zeros((ROWS, STEP), DTYPE)
+    for start in range(begin, end, STEP):
+        each = start + tl.arange(0, STEP)
+        at = each[None, :] * rows + row[:, None]
+        there = real[:, None] & (each < end)[None, :]
+        same = tl.load(part_n + at, mask=there, other=-3) == key[:, None]
+        a += tl.where(same, tl.load(part_a + at, mask=there, other=0), 0.0)
+    return tl.sum(a, 1), key
+
+
 @triton.jit(do_not_specialize=["rows", "tiles", "splits", "unit", "size", "step"])
 def scan_backward_kernel(
     grad, x, mask, saved, grad_x, part_a, part_b, part_n,
@@ -255,8 +311,8 @@ def scan_backward_kernel(
 ):  # fmt: skip
     """The gradient of a running sum, extremum (``saved``: its indices) or logsumexp (``saved``: the result)."""
     for job in range(tl.program_id(0), tiles * splits, tl.num_programs(0)):
-        part = job % splits
-        row, real = bases(job // splits, rows, ROWS)
+        tile, part = divided(job, splits)
+        row, real = bases(tile, rows, ROWS)
         begin, end = extents(mask, row, real, outer, mask_outer, length, unit, size, step, MASK, WIDE)
         lead = shifted(offsets(row, outer, grad_x_outer), ALIGN, GROUP, WIDE)
         grad_row = row_at(row, lead, outer, grad_outer, grad_inner, ALIGN, GROUP)
@@ -288,55 +344,58 @@ def scan_backward_kernel(
                 else:
                     tl.store(part_b + at, scaled, mask=real)
         else:
-            a = tl.zeros((ROWS, 1), DTYPE)
-            s = tl.zeros((ROWS, 1), DTYPE)
-            n = number(ROWS, WIDE, -2)[:, None]
+            a = beside(tl.zeros((ROWS,), DTYPE), GROUP)
+            s = beside(tl.zeros((ROWS,), DTYPE), GROUP)
+            n = beside(number(ROWS, WIDE, -2), GROUP)
             if SPLITS > 0:
-                each = tl.arange(0, SPLITS)
-                at = each[None, :] * rows + row[:, None]
-                later = real[:, None] & ((each > part) & (each < splits))[None, :]
                 if OP == "exponentials":
-                    a, s, n = carried(
-                        part_a, part_b, part_n, row, real, rows, (each > part) & (each < splits), splits,
-                        "logsumexp", -float("inf"), DTYPE, WIDE, ROWS, SPLITS,
+                    of_a, of_s, _ = carried(
+                        part_a, part_b, part_n, row, real, rows, part + 1, splits, "logsumexp", -float("inf"), DTYPE,
+                        WIDE, ROWS, SPLITS,
                     )  # fmt: skip
+                    s = beside(of_s, GROUP)
+                elif OP == "extreme":
+                    of_a, keys = same_key(part_a, part_n, row, real, rows, part + 1, splits, DTYPE, ROWS, SPLITS)
+                    n = beside(keys.to(n.dtype), GROUP)
                 else:
-                    if OP == "extreme":
-                        keys = tl.load(part_n + at, mask=later, other=-3)
-                        n = tl.max(tl.where((each == part + 1)[None, :] & later, keys, -2), 1)[:, None]
-                        later = later & (keys == n)
-                    a = tl.sum(tl.load(part_a + at, mask=later, other=0), 1)[:, None]
-            column = tl.arange(0, ELEMENTS)[None, :]
+                    of_a, _, _ = carried(
+                        part_a, part_b, part_n, row, real, rows, part + 1, splits, "sum", 0.0, DTYPE, WIDE, ROWS,
+                        SPLITS,
+                    )  # fmt: skip
+                a = beside(of_a, GROUP)
+            column = columns(ELEMENTS, GROUP)
             steps = (high - low + ELEMENTS - 1) // ELEMENTS
             for back in range(steps):
                 cell, inside, near, keep, whole = tile_at(
                     mask, low + (steps - 1 - back) * ELEMENTS, row, real, lead, first, last, stop, outer, inner,
                     mask_outer, mask_inner, False, MASK, BITS, ALIGN, SIDE, WIDE, ROWS, ELEMENTS, GROUP,
                 )  # fmt: skip
-                kept = flat(keep, ROWS, ELEMENTS)
-                g = flat(take(grad, grad_row, inner, grad_inner, cell, inside, inside, 0.0, DTYPE), ROWS, ELEMENTS)
+                kept = flat(keep, ROWS, ELEMENTS, GROUP)
+                g = flat(
+                    take(grad, grad_row, inner, grad_inner, cell, inside, inside, 0.0, DTYPE), ROWS, ELEMENTS, GROUP
+                )
                 if OP == "extreme":
                     position = tl.load(
                         saved + saved_row[:, None, None] + offsets(cell, inner, saved_inner), mask=inside, other=-1
                     )
-                    here = flat(tl.broadcast_to(cell - lead[:, None, None], inside.shape), ROWS, ELEMENTS)
-                    position = flat(position, ROWS, ELEMENTS)
+                    here = flat(tl.broadcast_to(cell - lead[:, None, None], inside.shape), ROWS, ELEMENTS, GROUP)
+                    position = flat(position, ROWS, ELEMENTS, GROUP)
                     total, key = tl.associative_scan((g, position), 1, add_same_key, reverse=True)
                     total = tl.where((n == key), total + a, total)
-                    a = tl.sum(tl.where(column == 0, total, 0), 1)[:, None]
-                    n = tl.sum(tl.where(column == 0, key, 0), 1)[:, None].to(n.dtype)
+                    a = along(tl.where(column == 0, total, 0), GROUP)
+                    n = along(tl.where(column == 0, key, 0), GROUP).to(n.dtype)
                     result = tl.where(position == here, total, 0.0)
                 elif OP == "sum":
                     total = a + tl.associative_scan(g, 1, add, reverse=True)
-                    a = tl.sum(tl.where(column == 0, total, 0), 1)[:, None]
+                    a = along(tl.where(column == 0, total, 0), GROUP)
                     result = tl.where(kept, total, 0.0)
                 else:
                     x_row = row_at(row, lead, outer, x_outer, x_inner, ALIGN, GROUP)
-                    value = flat(take(x, x_row, inner, x_inner, cell, near, keep, 0.0, DTYPE), ROWS, ELEMENTS)
+                    value = flat(take(x, x_row, inner, x_inner, cell, near, keep, 0.0, DTYPE), ROWS, ELEMENTS, GROUP)
                     out = take(saved, saved_row, inner, saved_inner, cell, inside, inside, 0.0, DTYPE)
-                    out = flat(out, ROWS, ELEMENTS)
+                    out = flat(out, ROWS, ELEMENTS, GROUP)
                     # An empty sum has no gradient, and an infinite one none for finite terms.
-                    there = flat(inside, ROWS, ELEMENTS) & (tl.abs(out) != float("inf"))
+                    there = flat(inside, ROWS, ELEMENTS, GROUP) & (tl.abs(out) != float("inf"))
                     exponent = tl.where(there, -out, -float("inf"))
                     exponent, total = tl.associative_scan(
                         (exponent, tl.where(there, g, 0.0)), 1, add_exponentials, reverse=True
@@ -344,8 +403,8 @@ def scan_backward_kernel(
                     before = tl.where(s == 0.0, -float("inf"), a)
                     exponent, total = add_exponentials(before, s, exponent, total)
                     finite = tl.where(tl.abs(exponent) == float("inf"), 0.0, exponent)
-                    a = tl.sum(tl.where(column == 0, finite, 0.0), 1)[:, None]
-                    s = tl.sum(tl.where(column == 0, total, 0.0), 1)[:, None]
+                    a = along(tl.where(column == 0, finite, 0.0), GROUP)
+                    s = along(tl.where(column == 0, total, 0.0), GROUP)
                     counts = kept & (value != -float("inf")) & ((total != 0.0) | (value == float("inf")))
                     result = tl.where(counts, tl.exp(value + finite) * total, 0.0)
                 put(grad_x, grad_x_row, inner, grad_x_inner, cell, inside, whole, tl.reshape(result, inside.shape))
@@ -369,8 +428,8 @@ def product_backward_kernel(
     pass.
     """
     for job in range(tl.program_id(0), tiles * splits, tl.num_programs(0)):
-        part = job % splits
-        row, real = bases(job // splits, rows, ROWS)
+        tile, part = divided(job, splits)
+        row, real = bases(tile, rows, ROWS)
         begin, end = extents(mask, row, real, outer, mask_outer, length, unit, size, step, MASK, WIDE)
         lead = shifted(offsets(row, outer, x_outer), ALIGN, GROUP, WIDE)
         grad_row = row_at(row, lead, outer, grad_outer, grad_inner, ALIGN, GROUP)
@@ -379,24 +438,28 @@ def product_backward_kernel(
         first, last, stop = begin + lead, end + lead, length + lead
         low, high = part_range(first, last, lead, stop, part, splits, False, ELEMENTS)
         place = part * rows + row
-        column = tl.arange(0, ELEMENTS)[None, :]
-        a = tl.full((ROWS, 1), 1.0, DTYPE)
-        zeros = number(ROWS, WIDE, 0)[:, None]
-        before = tl.zeros((ROWS, 1), DTYPE)
-        after = tl.zeros((ROWS, 1), DTYPE)
+        column = columns(ELEMENTS, GROUP)
+        a = beside(tl.full((ROWS,), 1.0, DTYPE), GROUP)
+        zeros = beside(number(ROWS, WIDE, 0), GROUP)
+        before = beside(tl.zeros((ROWS,), DTYPE), GROUP)
+        after = beside(tl.zeros((ROWS,), DTYPE), GROUP)
         if PASS == "products" or PASS == "sums":
-            each = tl.arange(0, SPLITS)
-            at = each[None, :] * rows + row[:, None]
-            there = real[:, None] & (each < splits)[None, :]
             if PASS == "products":
-                there = there & (each < part)[None, :]
-                factors = tl.load(part_a + at, mask=there, other=1.0)
-                a, _, zeros = merge(factors, factors, tl.load(part_n + at, mask=there, other=0), "nonzeros", True, 1)
-                a, zeros = a[:, None], zeros[:, None]
+                factors, _, zeros_before = carried(
+                    part_a, part_a, part_n, row, real, rows, 0, part, "nonzeros", 1.0, DTYPE, WIDE, ROWS, SPLITS
+                )
+                a, zeros = beside(factors, GROUP), beside(zeros_before, GROUP)
             else:
-                zeros = tl.sum(tl.load(part_n + at, mask=there & (each <= part)[None, :], other=0), 1)[:, None]
-                before = tl.sum(tl.load(part_p + at, mask=there & (each > part)[None, :], other=0), 1)[:, None]
-                after = tl.sum(tl.load(part_q + at, mask=there & (each > part)[None, :], other=0), 1)[:, None]
+                _, _, zeros_here = carried(
+                    part_a, part_a, part_n, row, real, rows, 0, part + 1, "nonzeros", 1.0, DTYPE, WIDE, ROWS, SPLITS
+                )
+                of_p, _, _ = carried(
+                    part_p, part_p, part_n, row, real, rows, part + 1, splits, "sum", 0.0, DTYPE, WIDE, ROWS, SPLITS
+                )
+                of_q, _, _ = carried(
+                    part_q, part_q, part_n, row, real, rows, part + 1, splits, "sum", 0.0, DTYPE, WIDE, ROWS, SPLITS
+                )
+                zeros, before, after = beside(zeros_here, GROUP), beside(of_p, GROUP), beside(of_q, GROUP)
         steps = (high - low + ELEMENTS - 1) // ELEMENTS
         if PASS == "totals":
             mask_row = mask_row_at(row, lead, outer, mask_outer, mask_inner, ALIGN, BITS, GROUP)
@@ -410,28 +473,30 @@ def product_backward_kernel(
             tl.store(part_a + place, of_part, mask=real)
             tl.store(part_n + place, zeros_of_part, mask=real)
         if PASS == "all" or PASS == "products":
-            p = tl.zeros((ROWS, 1), DTYPE)
-            q = tl.zeros((ROWS, 1), DTYPE)
+            p = beside(tl.zeros((ROWS,), DTYPE), GROUP)
+            q = beside(tl.zeros((ROWS,), DTYPE), GROUP)
             for forth in range(steps):
                 cell, inside, near, keep, whole = tile_at(
                     mask, low + forth * ELEMENTS, row, real, lead, first, last, stop, outer, inner, mask_outer,
                     mask_inner, False, MASK, BITS, ALIGN, SIDE, WIDE, ROWS, ELEMENTS, GROUP,
                 )  # fmt: skip
-                value = flat(take(x, x_row, inner, x_inner, cell, near, keep, 1.0, DTYPE), ROWS, ELEMENTS)
+                value = flat(take(x, x_row, inner, x_inner, cell, near, keep, 1.0, DTYPE), ROWS, ELEMENTS, GROUP)
                 zero = (value == 0).to(tl.int32)
                 product, count = tl.associative_scan((tl.where(value == 0, 1.0, value), zero), 1, multiply_count_zeros)
                 product, count = product * a, count + zeros
-                a = tl.sum(tl.where(column == ELEMENTS - 1, product, 0), 1)[:, None]
-                zeros = tl.sum(tl.where(column == ELEMENTS - 1, count, 0), 1)[:, None]
+                a = along(tl.where(column == ELEMENTS - 1, product, 0), GROUP)
+                zeros = along(tl.where(column == ELEMENTS - 1, count, 0), GROUP)
                 if PASS == "products":
-                    g = flat(take(grad, grad_row, inner, grad_inner, cell, inside, inside, 0.0, DTYPE), ROWS, ELEMENTS)
-                    g = tl.where(flat(inside, ROWS, ELEMENTS), g * product, 0.0)
-                    p += tl.sum(tl.where(count == 0, g, 0.0), 1)[:, None]
-                    q += tl.sum(tl.where(count == 1, g, 0.0), 1)[:, None]
+                    g = flat(
+                        take(grad, grad_row, inner, grad_inner, cell, inside, inside, 0.0, DTYPE), ROWS, ELEMENTS, GROUP
+                    )
+                    g = tl.where(flat(inside, ROWS, ELEMENTS, GROUP), g * product, 0.0)
+                    p += along(tl.where(count == 0, g, 0.0), GROUP)
+                    q += along(tl.where(count == 1, g, 0.0), GROUP)
                 put(scratch, grad_x_row, inner, grad_x_inner, cell, inside, whole, tl.reshape(product, inside.shape))
             if PASS == "products":
-                tl.store(part_p + place[:, None], p, mask=real[:, None])
-                tl.store(part_q + place[:, None], q, mask=real[:, None])
+                tl.store(part_p + beside(place, GROUP), p, mask=beside(real, GROUP))
+                tl.store(part_q + beside(place, GROUP), q, mask=beside(real, GROUP))
             else:
                 tl.debug_barrier()
         if PASS == "all" or PASS == "sums":
@@ -440,19 +505,19 @@ def product_backward_kernel(
                     mask, low + (steps - 1 - back) * ELEMENTS, row, real, lead, first, last, stop, outer, inner,
                     mask_outer, mask_inner, False, MASK, BITS, ALIGN, SIDE, WIDE, ROWS, ELEMENTS, GROUP,
                 )  # fmt: skip
-                value = flat(take(x, x_row, inner, x_inner, cell, near, keep, 1.0, DTYPE), ROWS, ELEMENTS)
+                value = flat(take(x, x_row, inner, x_inner, cell, near, keep, 1.0, DTYPE), ROWS, ELEMENTS, GROUP)
                 zero = (value == 0).to(tl.int32)
                 # The number of zeros up to each position: the total minus the later ones.
                 behind = tl.associative_scan(zero, 1, add, reverse=True)
                 count = zeros - behind + zero
-                zeros = zeros - tl.sum(zero, 1)[:, None]
+                zeros = zeros - along(zero, GROUP)
                 product = take(scratch, grad_x_row, inner, grad_x_inner, cell, inside, inside, 0.0, DTYPE)
                 g = take(grad, grad_row, inner, grad_inner, cell, inside, inside, 0.0, DTYPE) * product
-                g = flat(g, ROWS, ELEMENTS)
+                g = flat(g, ROWS, ELEMENTS, GROUP)
                 none = before + tl.associative_scan(tl.where(count == 0, g, 0.0), 1, add, reverse=True)
                 one = after + tl.associative_scan(tl.where(count == 1, g, 0.0), 1, add, reverse=True)
-                before = tl.sum(tl.where(column == 0, none, 0), 1)[:, None]
-                after = tl.sum(tl.where(column == 0, one, 0), 1)[:, None]
+                before = along(tl.where(column == 0, none, 0), GROUP)
+                after = along(tl.where(column == 0, one, 0), GROUP)
                 safe = tl.where(value == 0, 1.0, value)
                 result = tl.where(count == 0, none / safe, tl.where((count == 1) & (zero != 0), one, 0.0))
                 result = tl.reshape(result, inside.shape)

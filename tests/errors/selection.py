@@ -161,6 +161,7 @@ ROWS = [
     Row("mw.attention", attention(Q, K, K, bias=torch.zeros(3, 5).to_sparse()), ArgumentError, "bias.to_dense()"),
     Row("mw.attention", attention(ROWS_OF, ROWS_OF, ROWS_OF, bias=X), ArgumentError, "q.unpack().transpose(1, 2)"),
     Row("mw.attention", attention(Q, K, K, softcap=0.0), ArgumentError, "softcap=50.0"),
+    Row("mw.attention", attention(Q, K, K, softcap="50"), ArgumentError, "softcap=50.0"),
     Row("mw.attention", attention(Q, K, K, sinks=[0.0]), DtypeError, "torch.as_tensor(sinks).float()"),
     Row("mw.attention", attention(Q, K, K, sinks=torch.zeros(3)), ShapeError, "one logit for each head of q"),
     Row("mw.attention", attention(Q, K, K, sinks=torch.zeros(2, 2)), ShapeError, "sinks.shape"),

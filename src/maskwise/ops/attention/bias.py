@@ -286,8 +286,9 @@ class ScoreMod(NamedTuple):
 def check_score_mod(mod: ScoreMod, heads: int, device: torch.device) -> None:
     """Raise unless this fits a call of so many heads."""
     bias, softcap, sinks = mod
-    if softcap is not None and not 0 < softcap < math.inf:
-        raise ArgumentError(say(OP, "softcap", must="be positive and finite", got=softcap, hint="softcap=50.0"))
+    if softcap is not None and not (isinstance(softcap, (int, float)) and 0 < softcap < math.inf):
+        got = softcap if isinstance(softcap, (int, float)) else type(softcap).__name__
+        raise ArgumentError(say(OP, "softcap", must="be a positive, finite number", got=got, hint="softcap=50.0"))
     if isinstance(bias, StructuredBias):
         if bias.heads != heads:
             must, hint = f"be for q's {heads} heads", "one slope, or column of the table, for each head"

@@ -1,5 +1,6 @@
 // Scans along rows. A kernel does several rows side by side, one in each lane; each runs from the first to the last element
-// that its mask keeps, and a lane that is done takes the next row. Before and behind, the result is written without x.
+// that its mask keeps, rounded to whole blocks so that lanes stay in step, and a lane that is done takes the next row. Before
+// and behind, the result is written without x.
 #pragma once
 
 #include "scan_loops.h"
@@ -8,9 +9,10 @@ namespace maskwise {
 
 // Steps in one call where every operand is read in place.
 constexpr int64_t kSteps = 4096;
-static_assert(kSteps <= kConstantMask);
+static_assert(kSteps <= kConstantMask && kSteps <= kStage * 8);
 // Bytes are searched for the first and the last kept step to a multiple of this, so that lanes stay in step.
 constexpr int64_t kSearched = 64;
+static_assert(kSearched % kRows == 0);
 
 inline bool none_kept(const uint8_t* bytes, int64_t n) {
   uint64_t any = 0, word;
@@ -87,6 +89,8 @@ class RowScan {
     bool active = false;
     char* home[kOperands];
     int64_t position, begin, end;
+    // What is kept, where one byte or an interval says it of all steps.
+    int64_t first, last;
   };
 
   const Scan& scan;
@@ -115,8 +119,10 @@ class RowScan {
           drop(r, 0, n);
         continue;
       }
-      lane.begin = run.begin;
-      lane.end = run.end;
+      lane.first = run.begin;
+      lane.last = run.end;
+      lane.begin = run.begin / scan.rows * scan.rows;
+      lane.end = std::min(n, ceil_div(run.end, scan.rows) * scan.rows);
       if (scan.reverse)
         drop(r, lane.end, n);
       else
@@ -168,7 +174,17 @@ class RowScan {
   // The bytes of the mask for `count` steps of lane r from `first` on.
   char* locate_mask(int r, int64_t first, int64_t count) const {
     const int o = scan.mask;
-    if (stride[o] == 0) return constant_bytes(kAllKept);
+    if (stride[o] == 0) {
+      const Lane& lane = lanes[r];
+      if (lane.first <= first && first + count <= lane.last) return constant_bytes(kAllKept);
+      // Only an interval begins or ends within the row, and that has buffers.
+      char* place = staging.place(r, o);
+      const int64_t begin = std::clamp<int64_t>(lane.first - first, 0, count);
+      const int64_t end = std::clamp<int64_t>(lane.last - first, begin, count);
+      std::memset(place, 0, count);
+      std::memset(place + begin, 1, end - begin);
+      return place;
+    }
     char* here = lanes[r].home[o] + first * stride[o];
     if (staging.direct[o]) return here;
     char* place = staging.place(r, o);

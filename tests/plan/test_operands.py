@@ -6,6 +6,7 @@ import tracemalloc
 
 import pytest
 import torch
+from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import maskwise as mw
@@ -13,7 +14,7 @@ from maskwise.ops.attention import blocks
 from maskwise.ops.attention.arguments import Sizes
 from maskwise.plan import dispatch
 from tests.laws.functions import FUNCTIONS
-from tests.laws.samples import UNDER_LAW, needed
+from tests.laws.samples import UNDER_LAW, differentiable, needed
 from tests.laws.test_nothing_leaks import forward_and_gradient
 
 LENGTHS = torch.tensor([3, 0, 5])
@@ -179,17 +180,34 @@ def test_pack_and_unpack_make_no_bools_of_intervals_forward_or_backward():
     assert made.largest < BATCH * LENGTH
 
 
-REDUCTIONS = sorted(name for name, each in FUNCTIONS.items() if each.family == "reduce" and each.kernel)
+WITH_KERNELS = [function for function in UNDER_LAW if function.kernel]
+REDUCTIONS = sorted(function.name for function in WITH_KERNELS if function.family == "reduce")
 
 
-@pytest.mark.parametrize("name", REDUCTIONS)
-def test_a_reduction_makes_no_bools_of_intervals_forward_or_backward(name):
-    x = torch.rand(BATCH, LENGTH, requires_grad=True)
+@pytest.mark.parametrize("function", WITH_KERNELS, ids=lambda function: function.name)
+def test_a_function_makes_no_bools_of_intervals_forward_or_backward(function):
+    x, options = torch.rand(BATCH, LENGTH, requires_grad=True), needed(function)
+    if function.kind != "elementwise":
+        options["dim"] = -1
     with BoolTensors() as made, mw.force("kernel"):
-        out = getattr(mw, name)(x, padded(), dim=-1)
+        out = function.call(x, padded(), **options)
         # The gradient of a product is plain torch.
-        if out.requires_grad and name != "prod":
-            out.sum().backward()
+        if function.gradient and function.name != "prod":
+            next(iter(differentiable(out))).sum().backward()
+    assert made.largest < BATCH * LENGTH
+
+
+@pytest.mark.parametrize("call", [
+    lambda x, mask: mw.loss(F.cross_entropy, x, torch.zeros(BATCH, LENGTH, dtype=torch.long), mask),
+    lambda x, mask: mw.apply(lambda rows: rows + 1, x.mT, mask=mask).sum(),
+    lambda x, mask: mw.apply(F.softmax, x.mT, -1, mask=mask).sum(),
+    lambda x, mask: mw.pack(x.mT, mask).logsumexp().sum(),
+    lambda x, mask: mw.pack(x.mT, mask).softmax().unpack().sum(),
+], ids=["cross_entropy", "apply", "apply in place", "reduction of sequences", "softmax of sequences"])  # fmt: skip
+def test_losses_and_functions_of_rows_make_no_bools_of_intervals_forward_or_backward(call):
+    x = torch.rand(BATCH, CHANNELS, LENGTH, requires_grad=True)
+    with BoolTensors() as made, mw.force("kernel"):
+        call(x, padded()).backward()
     assert made.largest < BATCH * LENGTH
 
 
@@ -214,6 +232,13 @@ def test_a_causal_sum_of_ones_counts_up_without_bools():
     with BoolTensors() as made:
         out = mw.sum(torch.ones(1).expand(LONG, LONG), mw.Mask.causal(LONG), dim=-1)
     assert torch.equal(out, torch.arange(1.0, LONG + 1))
+    assert made.largest < LONG
+
+
+def test_intervals_are_counted_by_their_bounds():
+    with BoolTensors() as made:
+        kept = mw.count(mw.Mask.causal(LONG), dim=-1)
+    assert torch.equal(kept, torch.arange(1, LONG + 1))
     assert made.largest < LONG
 
 

@@ -271,7 +271,9 @@ def _decide(
     """Collect the facts of a call of one of torch's losses, and decide it; ``bits`` are not read."""
     fn, spec, reduction, *_ = prepared
     x, transformed = operands[0], is_transformed()
-    aligned = align(fn, spec, operands, bits, kwargs, warns=False)
+    # What is ignored is dropped by values, which no route depends on.
+    settings = {**kwargs, "ignore_index": None} if spec.divides_by == "classes" else kwargs
+    aligned = align(fn, spec, operands, bits, settings, warns=False)
     given = [value for value in kwargs.values() if isinstance(value, Tensor)]
     obstacle = _why_plain((*operands, bits, *given))
     settings_of = _KERNEL_SETTINGS.get(spec.alignment)
@@ -293,8 +295,9 @@ def _decide(
     is_along = along is not None and x.device.type in INTERVALS_ON and bits.shape[along] == aligned.shape[along]
     facts = _facts(x, transformed=transformed, mask="intervals" if is_along else "bits", detail=detail)
     decision = decide(facts, _ROUTES[fn])
-    settings = () if isinstance(kernel, str) else kernel
-    decision.prepared = prepared._replace(kernel=settings, intervals=is_along and decision.route.intervals)
+    decision.prepared = prepared._replace(
+        kernel=() if isinstance(kernel, str) else kernel, intervals=is_along and decision.route.intervals
+    )
     return decision
 
 

@@ -56,10 +56,12 @@ _STYLE = """
 .mw .route { display: flex; flex-wrap: wrap; gap: 6px; } .mw .route code { background: var(--bg);
   border: 1px solid var(--line);
   border-radius: 6px; padding: 1px 7px; } .mw .route code:first-child { border-color: var(--bad); color: var(--bad); }
+@media (max-width: 560px) { .mw dl { grid-template-columns: 1fr; gap: 0; } .mw dd { margin-bottom: 6px; } }
 """
 _SCRIPT = """
 for (const table of document.querySelectorAll('.mw table.sort')) {
   const heads = [...table.tHead.rows[0].cells], body = table.tBodies[0];
+  heads.forEach(head => head.addEventListener('keydown', event => event.key === 'Enter' && head.click()));
   heads.forEach((head, index) => head.addEventListener('click', () => {
     const down = head.getAttribute('aria-sort') !== 'descending';
     heads.forEach(each => each.removeAttribute('aria-sort'));
@@ -185,7 +187,7 @@ def _modules(audit: Audit) -> str:
         ("module", ""), ("class", ""), ("time, useful and wasted", ""), ("time", "n"), ("own time", "n"),
         ("useful", "n"), ("FLOPs", "n"), ("bytes", "n"), ("calls", "n"),
     )  # fmt: skip
-    row = "".join(f'<th class="{css}" scope="col">{name}</th>' for name, css in heads)
+    row = "".join(f'<th class="{css}" scope="col" tabindex="0">{name}</th>' for name, css in heads)
     causes = {cause for each in costs for cause in each.wasted}
     colors = [("--use", "useful"), *((COLORS[cause], CAUSES[cause]) for cause in CAUSES if cause in causes)]
     legend = "".join(f'<span><i style="background: var({color})"></i>{text}</span>' for color, text in colors)

@@ -27,7 +27,7 @@ _STYLE = """
   --line: #303a47; --use: #3fb27a; --pad: #e6a04f; --att: #d46dbb; --lab: #a78bfa; --wei: #e5695c; --act: #64748b;
   --bad: #ff8f84; --warn: #e3b341; --good: #56d08e; } }
 .mw * { box-sizing: border-box; }
-.mw main { max-width: 1080px; margin: 0 auto; padding: 28px 20px 60px; }
+.mw main { max-width: 1180px; margin: 0 auto; padding: 28px 20px 60px; }
 .mw h1 { font-size: 24px; margin: 0 0 4px; } .mw h2 { font-size: 17px; margin: 34px 0 10px; }
 .mw .soft, .mw .note { color: var(--soft); } .mw code { font: 13px/1.5 ui-monospace, Menlo, Consolas, monospace; }
 .mw .cards { display: flex; flex-wrap: wrap; gap: 12px; margin-top: 18px; }

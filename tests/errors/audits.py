@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 
 import maskwise as mw
 from maskwise.cli import audit
-from maskwise.errors import ArgumentError, DtypeError, MaskwiseError, ShapeError
+from maskwise.errors import ArgumentError, DtypeError, ShapeError
 from tests.errors.row import Row
 
 X = torch.randn(4, 3)
@@ -40,6 +41,8 @@ ROWS = [
     Row("mw.audit", lambda: mw.audit(LINEAR, 3), DtypeError, "what the model is called with"),
     Row("mw.audit", lambda: mw.audit(LINEAR, ["text"]), DtypeError, "[batch], of what the model takes"),
     Row("mw.audit", lambda: mw.audit(LINEAR, iter([])), ArgumentError, "next(iter(loader))"),
+    Row("mw.audit", lambda: mw.audit(nn.Linear(2, 2, device="meta"), X), ArgumentError, "model.to_empty("),
+    Row("mw.audit", lambda: mw.audit(LINEAR, X[:0]), ArgumentError, "of typical sizes"),
     Row("mw.audit", lambda: mw.audit(LINEAR, X, mask=X), DtypeError, "mask != 0"),
     Row("mw.audit", lambda: mw.audit(LINEAR, X, mask=KEEP), ShapeError, "mask[:, 0, 0]"),
     Row("mw.audit", lambda: mw.audit(LINEAR, X, loss=3), DtypeError, "loss=lambda output, batch:"),
@@ -69,6 +72,8 @@ ROWS = [
     Row("maskwise audit", command("missing.py:model"), typer.BadParameter, "./training.py:example"),
     Row("maskwise audit", command("no_such_module:model"), typer.BadParameter, "or a file.py"),
     Row("maskwise audit", command(f"{HERE}:not_a_function"), typer.BadParameter, "return model, batch"),
-    Row("maskwise audit", command(f"{HERE}:nothing"), MaskwiseError, "return model, batch, or model, batch, loss"),
+    Row("maskwise audit", command(f"{HERE}:nothing"), typer.BadParameter, "return model, batch, or model, batch, loss"),
+    Row("maskwise audit", command(f"{HERE}:no_model"), typer.BadParameter, "torch.nn.Sequential(...)"),
+    Row("maskwise audit", command(f"{HERE}:clean", html=Path("missing/a.html")), typer.BadParameter, "mkdir -p"),
     Row("maskwise audit", command(f"{HERE}:leaky", fail_on="leaks"), typer.BadParameter, "leak,waste>30%."),
 ]

@@ -200,7 +200,8 @@ def audit(
 
     TARGET is a function without arguments that returns a model and a batch, or a model, a batch and a loss.
 
-    The exit code is 1 if a check of `--fail-on` fails: checks are separated by commas, as in `leak,waste>30%`.
+    The exit code is 1 if a check of `--fail-on` fails: checks are separated by commas, as in `leak,waste>30%`. It is 2
+    if nothing was checked: wrong usage, or an exception of the model's own.
     """
     from maskwise.cli import audit as command
 

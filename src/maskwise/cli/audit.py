@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -42,23 +43,21 @@ Check = tuple[str, float]
 
 
 def run(options: Options) -> int:
-    """Audit, print, and return 1 if a check of ``--fail-on`` fails."""
+    """Audit, print, and return 1 if a check of ``--fail-on`` fails, 2 if there is nothing to check."""
     checks = checks_of(options.fail_on)
-    given = _load("TARGET", options.target)()
-    if not isinstance(given, tuple) or len(given) not in (2, 3):
-        raise MaskwiseError(
-            f"audit: {options.target} must return a model and a batch, got {type(given).__name__}. "
-            "Hint: return model, batch, or model, batch, loss."
-        )
-    model, batch, *rest = given
-    loss = _load("--loss", options.loss) if options.loss else (rest[0] if rest else None)
-    with progress() as bar:
-        task = bar.add_task("audit", total=STEPS)
-
-        def on_step(name: str) -> None:
-            bar.update(task, description=name, advance=1)
-
-        report = run_audit(model, batch, loss=loss, on_step=on_step)
+    if options.html is not None and not options.html.absolute().parent.is_dir():
+        raise typer.BadParameter(f"--html: there is no directory {str(options.html.parent)!r}: mkdir -p, before it.")
+    try:
+        report = _report(options)
+    except (typer.BadParameter, OSError):
+        raise
+    except MaskwiseError as error:
+        raise typer.BadParameter(str(error)) from error
+    except Exception:
+        # Of the user's code, so with its traceback; 1 would read as a leak.
+        traceback.print_exc()
+        typer.echo(f"error: {options.target} raised before the audit ended: nothing was checked", err=True)
+        return 2
     if options.json:
         typer.echo(report.to_json())
     else:
@@ -71,6 +70,25 @@ def run(options: Options) -> int:
     for each in failed:
         typer.echo(f"failed: {each}", err=True)
     return int(bool(failed))
+
+
+def _report(options: Options) -> Audit:
+    """Load the functions, call the one of the model, and audit with a progress bar."""
+    given = _load("TARGET", options.target)()
+    if not isinstance(given, tuple) or len(given) not in (2, 3):
+        raise typer.BadParameter(
+            f"{options.target} must return a model and a batch, got {type(given).__name__}. "
+            "Hint: return model, batch, or model, batch, loss."
+        )
+    model, batch, *rest = given
+    loss = _load("--loss", options.loss) if options.loss else (rest[0] if rest else None)
+    with progress() as bar:
+        task = bar.add_task("audit", total=STEPS)
+
+        def on_step(name: str) -> None:
+            bar.update(task, description=name, advance=1)
+
+        return run_audit(model, batch, loss=loss, on_step=on_step)
 
 
 def checks_of(text: str) -> list[Check]:

@@ -148,7 +148,7 @@ LEAKS = {
     ),
     "packed batch without boundaries": (
         PackedModel, lambda: {"input_ids": torch.randint(1, 50, (2, L)), "segment_ids": SEGMENTS}, "",
-        "packed sequences attend to each other", "mw.Mask.from_segments", {"eval"},
+        "packed sequences attend to each other", "mw.Mask.from_segments", {"eval", "train"},
     ),
     "left-padded positions": (
         Positioned, lambda: tokens("left"), "positions", "position ids from padding", "attention_mask.cumsum",

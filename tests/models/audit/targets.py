@@ -32,4 +32,12 @@ def nothing():
     return None
 
 
+def no_model():
+    return "a model", torch.randn(2, 8)
+
+
+def raises():
+    raise ValueError("of the user's own")
+
+
 not_a_function = 3

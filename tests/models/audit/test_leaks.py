@@ -470,3 +470,110 @@ def test_a_shuffled_data_loader_draws_no_random_number():
     state = torch.get_rng_state()
     mw.audit(model, loader)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+# -- models of any form ------------------------------------------------------------------------------------------------
+class Form(nn.Module):
+    """A layer, a convolution, and a forward of the test's own."""
+
+    def __init__(self, forward):
+        super().__init__()
+        self.layer, self.conv = nn.Linear(D, D), nn.Conv1d(D, D, 3, stride=2, padding=1)
+        self.token, self.compute = nn.Parameter(torch.randn(1, 1, D)), forward
+
+    def forward(self, x, mask):
+        return self.compute(self, x, mask)
+
+
+def finite_causes(model, batch=None):
+    found = leaks_of(model, (floats(), keep_mask()) if batch is None else batch)
+    return [(leak.module, leak.cause) for leak in found if not leak.only_nan]
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        lambda m, h: h[:, ::2],
+        lambda m, h: h[:, 1:],
+        lambda m, h: h[:, :-1],
+        lambda m, h: torch.cat([m.token.expand(B, 1, D), h], 1),
+        lambda m, h: torch.cat([h, m.token.expand(B, 1, D)], 1),
+        lambda m, h: h.reshape(B, L // 2, 2 * D),
+        lambda m, h: F.avg_pool1d(h.transpose(1, 2), 2),
+    ],
+    ids=["every second", "without the first", "without the last", "prepended", "appended", "pairs", "pooled"],
+)
+def test_positions_that_are_cut_or_joined_are_followed(cut):
+    assert finite_causes(Form(lambda m, x, mask: cut(m, m.layer(x)))) == []
+    mixed = Form(lambda m, x, mask: cut(m, m.layer(x) + x.mean(1, keepdim=True)))
+    assert finite_causes(mixed) == [("", "mean without mask")]
+
+
+def test_the_windows_of_a_strided_layer_are_those_of_each_sequence_alone():
+    leaky = Form(lambda m, x, mask: m.conv(x.transpose(1, 2)).transpose(1, 2))
+    assert finite_causes(leaky) == [("conv", "convolution over padding")]
+    filled = Form(lambda m, x, mask: m.conv(mw.fill(x, mask[..., None], 0).transpose(1, 2)).transpose(1, 2))
+    assert finite_causes(filled) == []
+
+
+@pytest.mark.parametrize(("rows", "length"), [(6, 6), (D, D), (2, D)])
+def test_sizes_that_agree_by_chance_give_the_same_cause(rows, length):
+    keep = mw.Mask.from_lengths([max(1, 5 * row % length) for row in range(rows)], max_len=length).to_bool()
+    batch = {"input_ids": torch.randint(1, 50, (rows, length)), "attention_mask": keep.long()}
+    assert finite_causes(Pooled(False), batch) == [("", "mean without mask")]
+
+
+@pytest.mark.parametrize("repaired", [True, False])
+def test_half_precision_shows_positions_that_count_padding(repaired):
+    build, batch, module, cause, *_ = LEAKS["left-padded positions"]
+    assert finite_causes(build(repaired).to(torch.bfloat16), batch()) == ([] if repaired else [(module, cause)])
+
+
+@pytest.mark.parametrize(
+    ("forward", "causes"),
+    [
+        (lambda m, x, mask: m.layer(x).mean(1).square().mean(), [("", "mean without mask")]),
+        (
+            lambda m, x, mask: F.cross_entropy(m.layer(x).flatten(0, 1), torch.zeros(B * L, dtype=torch.long)),
+            [("", "loss over dropped positions")],
+        ),
+        (lambda m, x, mask: mw.mean(m.layer(x), mask[..., None], dim=(1, 2)).mean(), []),
+        (lambda m, x, mask: ((h := m.layer(x)).square().mean(), h), [("loss", "loss over dropped positions")]),
+    ],
+    ids=["mean", "cross entropy", "masked", "first of a tuple"],
+)
+def test_a_loss_that_the_model_returns_is_compared(forward, causes):
+    assert finite_causes(Form(forward)) == causes
+
+
+def test_compiled_modules_are_audited_as_they_run_eagerly():
+    model = torch.compile(Pooled(False), backend="eager")
+    (leak,) = leaks_of(model, tokens())
+    assert leak.cause == "mean without mask"
+    assert leak.module == "_orig_mod"
+
+
+def test_a_model_that_returns_nothing_to_compare_is_reported():
+    class Silent(nn.Linear):
+        def forward(self, x, mask):
+            super().forward(x)
+            return "done"
+
+    report = mw.audit(Silent(D, D), (floats(), keep_mask()))
+    assert report.notes == ("the model returns no tensor with rows of the batch, and no loss: a leak could not show",)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: (Pooled(False).to("meta"), tokens()), "model.to_empty"),
+        (lambda: (Pooled(False), {name: each.to("meta") for name, each in tokens().items()}), "'input_ids' on meta"),
+        (lambda: (Pooled(False), {name: each[:0] for name, each in tokens().items()}), r"shape \(0, 12\)"),
+        (lambda: (torch.jit.trace(Pooled(False), tuple(tokens().values())), tokens()), "before torch.jit"),
+    ],
+    ids=["model on meta", "batch on meta", "no rows", "a script module"],
+)
+def test_what_cannot_be_audited_is_refused_with_a_hint(make, message):
+    with pytest.raises(mw.errors.ArgumentError, match=message):
+        mw.audit(*make())

@@ -144,6 +144,21 @@ def test_the_command_runs_from_a_shell(tmp_path):
     assert page.exists()
 
 
+def test_an_exception_of_the_users_code_is_no_failed_check(capsys):
+    assert command.run(command.Options(f"{TARGET}:raises")) == 2
+    shown = capsys.readouterr().err
+    assert "ValueError: of the user's own" in shown
+    assert f"error: {TARGET}:raises raised before the audit ended: nothing was checked" in shown
+
+
+@pytest.mark.parametrize("name", ["nothing", "no_model", "not_a_function"])
+def test_wrong_usage_has_an_exit_code_of_its_own(name):
+    done = subprocess.run(
+        [sys.executable, "-m", "maskwise", "audit", f"{TARGET}:{name}"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+
+
 def test_a_module_is_loaded_by_its_name():
     assert command.run(command.Options("tests.models.audit.targets:clean", json=True)) == 0
 

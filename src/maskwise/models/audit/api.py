@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
@@ -71,7 +72,8 @@ def audit(model: nn.Module, batch: Any, *, mask: MaskLike | None = None, loss: L
         DtypeError: ``model`` is not a module, ``batch`` nothing that a model is called with, ``mask`` no mask, or
             ``loss`` no function.
         ShapeError: ``mask`` does not have the positions of the batch.
-        ArgumentError: ``batch`` is empty, a lazy module has no parameters yet, or ``loss`` gives no single value.
+        ArgumentError: ``batch`` is empty, a lazy module has no parameters yet, a tensor is on meta, ``model`` is a
+            ScriptModule, or ``loss`` gives no single value.
     """
     return run_audit(model, batch, mask=mask, loss=loss)
 
@@ -85,11 +87,23 @@ def bound(
     if lazy:
         must, hint = "have all its parameters", "model(batch) once, which initializes lazy modules"
         raise ArgumentError(say(op, "model", must=must, got=f"none yet at {lazy[0]!r}", hint=hint))
+    if isinstance(model, torch.jit.ScriptModule):
+        must, hint = "be an eager module, on which hooks see every call", "the module before torch.jit"
+        raise ArgumentError(say(op, "model", must=must, got=type(model).__name__, hint=hint))
+    stored = [*model.named_parameters(), *model.named_buffers()]
+    if empty := [name for name, value in stored if value.is_meta]:
+        must, hint = "have its values", "model.to_empty(device='cpu'), and load its weights"
+        raise ArgumentError(say(op, "model", must=must, got=f"meta tensors, as {empty[0]!r}", hint=hint))
     if loss is not None and not callable(loss):
         hint = "loss=lambda output, batch: F.cross_entropy(output, batch['labels'])"
         raise DtypeError(say(op, "loss", must="be a function of output and batch", got=type(loss).__name__, hint=hint))
     with same_random_state():
         found = Batch.of(model, batch)
+    for name, value in found.tensors():
+        if value.is_meta or not value.numel():
+            got = f"{name!r} on meta" if value.is_meta else f"{name!r} of shape {tuple(value.shape)}"
+            hint = "next(iter(loader)), of typical sizes"
+            raise ArgumentError(say(op, "batch", must="have values", got=got, hint=hint))
     return found, find_tokens(found, mask)
 
 
@@ -111,6 +125,8 @@ def run_audit(
         waste = find_waste(subject, found, tokens, measured, on_step)
         on_step("splits of the batch")
         denominator = find_denominator(subject, found, tokens)
+        if tokens and not subject.is_compared:
+            notes += ("the model returns no tensor with rows of the batch, and no loss: a leak could not show",)
     masks = tuple((each.source, each.keep.cpu()) for each in tokens)
     return Audit(type(model).__name__, tuple(leaks), tuple(waste), denominator, measured, masks, notes)
 
@@ -142,6 +158,8 @@ def find_waste(
 def _notes(tokens: list[Tokens]) -> tuple[str, ...]:
     if not tokens:
         return ("no mask was found in the batch, so padding cannot leak or be counted; mask= takes one",)
+    if not any(bool(each.keep.any()) for each in tokens):
+        return ("no position is kept in this batch: a leak could not show; take one with tokens",)
     if all(bool(each.keep.all()) and each.segments is None for each in tokens):
         return ("nothing is dropped in this batch: a leak could not show; take one with padding",)
     return ()

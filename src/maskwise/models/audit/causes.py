@@ -137,6 +137,11 @@ def cause_of(place: Place, probe: Probe) -> Cause:
             "the state runs through dropped positions",
             "nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)",
         )
+    if operation == "embedding_bag":
+        repair = f"{path} = nn.EmbeddingBag(..., padding_idx=pad_token_id), which leaves the ids of padding out"
+        return Cause("bag over padding", "the ids of padding are looked up and reduced too", repair)
+    if operation.endswith(("_loss", "cross_entropy", "cross_entropy_with_logits")):
+        return cause_of_loss(probe.before, probe.checked)
     if operation.startswith("cum"):
         return Cause("scan over padding", "it accumulates dropped positions", f"mw.{operation}(x, mask, dim=1)")
     return Cause(

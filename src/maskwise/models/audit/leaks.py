@@ -169,10 +169,11 @@ def _test(subject: Subject, probe: Probe) -> Iterator[Leak]:
         # Dropout draws other numbers for another shape.
         modes = (False, "norms") if subject.has_batch_norms else (False,)
     elif probe.kind == "packed":
-        # A loss counts the other sequences too.
-        modes = (False,)
+        # Statistics of a batch count the other sequences too.
+        modes = (False,) if subject.has_batch_norms else (False, True)
     for training in modes:
-        grad = training is True
+        # So does a loss.
+        grad = training is True and probe.kind != "packed"
         positions, others = probe.positions()
         try:
             before = subject.run(probe.before, positions, training=training, grad=grad)
@@ -188,12 +189,13 @@ def _test(subject: Subject, probe: Probe) -> Iterator[Leak]:
         noise = _noise(subject, probe, training, before)
         change = _compare(before, after, probe, noise)
         if change:
-            yield _leak(subject, probe, change, training, noise)
+            yield _leak(subject, probe, change, training, noise, is_loss_alone=not before.outputs)
 
 
 def _noise(subject: Subject, probe: Probe, training: Mode, before: Result) -> float:
     """How much two equal runs differ: not at all, for most models."""
-    again = subject.run(probe.before, probe.positions()[0], training=training, grad=training is True)
+    grad = bool(before.gradients)
+    again = subject.run(probe.before, probe.positions()[0], training=training, grad=grad)
     change = _compare(before, again, probe)
     return max(change.output, change.loss or 0.0, change.gradient or 0.0)
 
@@ -227,11 +229,14 @@ def _gradient_gap(old: Tensor, new: Tensor, result: Result, noise: float) -> flo
     return share if share * own > 1e-6 * largest or not own else 0.0
 
 
-def _leak(subject: Subject, probe: Probe, change: _Change, training: Mode, noise: float) -> Leak:
-    place = locate(subject, probe, training=training, noise=noise) if change.output or change.gradient else None
+def _leak(
+    subject: Subject, probe: Probe, change: _Change, training: Mode, noise: float, *, is_loss_alone: bool
+) -> Leak:
+    is_searched = change.output or change.gradient or is_loss_alone
+    place = locate(subject, probe, training=training, noise=noise) if is_searched else None
     mode = ("train" if training else "eval",)
     gradient, parameter = change.gradient, change.parameter
-    if place is None or (not change.output and change.loss):
+    if place is None or (not change.output and change.loss and not is_loss_alone):
         if change.loss and not change.output:
             return _of(cause_of_loss(probe.before, probe.checked), "loss", "loss", None, probe, mode, change)
         name = (parameter or "").rpartition(".")[0]

@@ -27,7 +27,7 @@ _STYLE = """
   --line: #303a47; --use: #3fb27a; --pad: #e6a04f; --att: #d46dbb; --lab: #a78bfa; --wei: #e5695c; --act: #64748b;
   --bad: #ff8f84; --warn: #e3b341; --good: #56d08e; } }
 .mw * { box-sizing: border-box; }
-.mw main { max-width: 1080px; margin: 0 auto; padding: 28px 20px 60px; }
+.mw main { max-width: 1180px; margin: 0 auto; padding: 28px 20px 60px; }
 .mw h1 { font-size: 24px; margin: 0 0 4px; } .mw h2 { font-size: 17px; margin: 34px 0 10px; }
 .mw .soft, .mw .note { color: var(--soft); } .mw code { font: 13px/1.5 ui-monospace, Menlo, Consolas, monospace; }
 .mw .cards { display: flex; flex-wrap: wrap; gap: 12px; margin-top: 18px; }
@@ -56,10 +56,12 @@ _STYLE = """
 .mw .route { display: flex; flex-wrap: wrap; gap: 6px; } .mw .route code { background: var(--bg);
   border: 1px solid var(--line);
   border-radius: 6px; padding: 1px 7px; } .mw .route code:first-child { border-color: var(--bad); color: var(--bad); }
+@media (max-width: 560px) { .mw dl { grid-template-columns: 1fr; gap: 0; } .mw dd { margin-bottom: 6px; } }
 """
 _SCRIPT = """
 for (const table of document.querySelectorAll('.mw table.sort')) {
   const heads = [...table.tHead.rows[0].cells], body = table.tBodies[0];
+  heads.forEach(head => head.addEventListener('keydown', event => event.key === 'Enter' && head.click()));
   heads.forEach((head, index) => head.addEventListener('click', () => {
     const down = head.getAttribute('aria-sort') !== 'descending';
     heads.forEach(each => each.removeAttribute('aria-sort'));
@@ -185,7 +187,7 @@ def _modules(audit: Audit) -> str:
         ("module", ""), ("class", ""), ("time, useful and wasted", ""), ("time", "n"), ("own time", "n"),
         ("useful", "n"), ("FLOPs", "n"), ("bytes", "n"), ("calls", "n"),
     )  # fmt: skip
-    row = "".join(f'<th class="{css}" scope="col">{name}</th>' for name, css in heads)
+    row = "".join(f'<th class="{css}" scope="col" tabindex="0">{name}</th>' for name, css in heads)
     causes = {cause for each in costs for cause in each.wasted}
     colors = [("--use", "useful"), *((COLORS[cause], CAUSES[cause]) for cause in CAUSES if cause in causes)]
     legend = "".join(f'<span><i style="background: var({color})"></i>{text}</span>' for color, text in colors)

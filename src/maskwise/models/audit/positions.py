@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ __all__ = ["Positions", "difference", "tolerance_of"]
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 #: With more padding, products have other sizes, and add in another order, layer by layer.
 ACROSS_SHAPES = 100.0
+#: More than this share of the largest value is no rounding in any dtype.
+LARGEST_TOLERANCE = 0.1
 #: The most layers, times two where they run in both directions, of a recurrence.
 LAYERS = 16
 #: The layers that change the number of positions: their kernel sizes, strides, paddings and dilations are known.
@@ -49,6 +52,7 @@ class Positions:
         found: list[Tensor] = []
         for length, keep in self.by_length.items():
             found += self._aligned(x, length, keep.to(x.device))
+        found = found or self._of_other_lengths(x)
         if not found and self.batch in (x.shape[0], self._rows_of_state(x)):
             some = next(iter(self.by_length.values())).any(1).to(x.device)
             found.append(x[some] if x.shape[0] == self.batch else x[:, some])
@@ -57,6 +61,22 @@ class Positions:
     def _rows_of_state(self, x: Tensor) -> int | None:
         """The rows of the last state of a recurrence: (layers, B, features)."""
         return x.shape[1] if x.dim() == 3 and x.shape[0] <= LAYERS and x.shape[0] not in self.by_length else None
+
+    def _of_other_lengths(self, x: Tensor) -> list[Tensor]:
+        """What every guess keeps of positions that were cut, strided, or joined by others such as a class token."""
+        if x.dim() < 3 or x.shape[0] != self.batch:
+            return []
+        for keep in self.by_length.values():
+            kept = torch.ones(self.batch, *[1] * (x.dim() - 1), dtype=torch.bool)
+            for dim in range(1, x.dim()):
+                for guess in _guesses(keep, x.shape[dim]):
+                    kept = kept & guess.cpu().view(
+                        self.batch, *(x.shape[d] if d == dim else 1 for d in range(1, x.dim()))
+                    )
+            # In rows without padding, nothing can show.
+            if bool(kept.flatten(1).any(1)[~keep.all(1).cpu()].any()):
+                return [x[kept.expand(x.shape).to(x.device)]]
+        return []
 
     def _aligned(self, x: Tensor, length: int, keep: Tensor) -> list[Tensor]:
         shape, batch, kept = x.shape, self.batch, int(keep.sum())
@@ -104,10 +124,36 @@ class Positions:
                 _entry(getattr(module, name, default), place)
                 for name, default in (("kernel_size", 1), ("stride", 1), ("padding", 0), ("dilation", 1))
             )
-            dropped = F.pad((~keep).float()[:, None], (padding, padding))
-            dropped = F.max_pool1d(dropped, size, stride, 0, dilation, ceil_mode=True)[:, 0, : out.shape[dim]]
-            if dropped.shape[1] == out.shape[dim]:
-                self.by_length[out.shape[dim]] = dropped == 0
+            # As for each sequence alone, whose last windows reach into the zeros of the layer.
+            dropped = ~_widened(keep, padding) if padding else ~keep
+            dropped = F.max_pool1d(dropped.float()[:, None], size, stride, 0, dilation, ceil_mode=True)
+            if dropped.shape[2] >= out.shape[dim]:
+                self.by_length[out.shape[dim]] = dropped[:, 0, : out.shape[dim]] == 0
+
+
+def _widened(keep: Tensor, padding: int) -> Tensor:
+    """The padding of a layer around kept positions, for rows of one run of them; around the row for others."""
+    padded = F.pad(keep, (padding, padding))
+    wider = F.max_pool1d(padded.float()[:, None], 2 * padding + 1, 1, padding)[:, 0] > 0
+    runs = F.pad(keep, (1, 0)).int().diff(dim=1).clamp(min=0).sum(1, keepdim=True)
+    return torch.where(runs <= 1, wider, F.pad(keep, (padding, padding), value=True))
+
+
+def _guesses(keep: Tensor, size: int) -> Iterator[Tensor]:
+    """Which of another number of positions may be kept: some more or fewer at an end, or every so many."""
+    length = keep.shape[1]
+    more = size - length
+    if more > 0:
+        yield F.pad(keep, (more, 0), value=True)
+        yield F.pad(keep, (0, more), value=True)
+    elif 0 < size < length:
+        for start in {0, -more, -more // 2}:
+            yield keep[:, start : start + size]
+        for stride in {length // size, -(-length // size), (length - 1) // max(size - 1, 1)}:
+            if stride > 1 and size in (length // stride, -(-length // stride)):
+                yield keep[:, ::stride][:, :size]
+                windows = F.pad(keep, (0, size * stride - length)) if size * stride > length else keep
+                yield windows[:, : size * stride].view(len(keep), size, stride).all(2)
 
 
 def _entry(value: Any, place: int) -> int:
@@ -118,7 +164,7 @@ def _entry(value: Any, place: int) -> int:
 
 def tolerance_of(dtype: torch.dtype, across_shapes: bool) -> float:
     """The share of the largest value up to which a difference is rounding."""
-    return TOLERANCES.get(dtype, 0.0) * (ACROSS_SHAPES if across_shapes else 1.0)
+    return min(TOLERANCES.get(dtype, 0.0) * (ACROSS_SHAPES if across_shapes else 1.0), LARGEST_TOLERANCE)
 
 
 def difference(before: list[Tensor], after: list[Tensor], *, across_shapes: bool = False, noise: float = 0.0) -> float:

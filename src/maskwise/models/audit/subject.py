@@ -50,6 +50,8 @@ class Subject:
         self._attributes = {module: (dict(vars(module)), dict(module._buffers)) for module in model.modules()}
         self._buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
         self._is_changed = False
+        #: Whether a run had something that must not depend on what is dropped.
+        self.is_compared = False
         self._gradients = {parameter: parameter.grad for parameter in model.parameters()}
         for parameter in model.parameters():
             parameter.grad = None
@@ -112,7 +114,9 @@ class Subject:
         elif isinstance(output, Mapping):
             found = output.get("loss")
         else:
-            found = getattr(output, "loss", None)
+            # A model may return its loss alone, or first.
+            first = output[0] if isinstance(output, tuple) and output else output
+            found = getattr(output, "loss", first if _is_loss(first) else None)
         if found is None:
             return None
         if not isinstance(found, Tensor) or found.numel() != 1:
@@ -132,6 +136,7 @@ class Subject:
         tensors = [each for each in tensors_of(output) if each.numel() != 1 or each.dim()]
         rows = [positions.rows(each) for each in tensors]
         loss = self.loss_of(output, batch)
+        self.is_compared = self.is_compared or loss is not None or any(rows)
         gradients: dict[str, Tensor] = {}
         if grad:
             gradients = self.differentiate(self.objective(tensors, positions) if loss is None else loss)
@@ -172,6 +177,10 @@ class Subject:
             parameter.grad = gradient
 
 
+def _is_loss(value: Any) -> bool:
+    return isinstance(value, Tensor) and not value.dim() and value.is_floating_point()
+
+
 def _follow(positions: Positions) -> Callable[..., None]:
     def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         positions.through(module, args[0] if args else None, output)
@@ -193,8 +202,11 @@ def same_random_state() -> Iterator[None]:
 
 @contextmanager
 def preserved(model: nn.Module, loss: Loss | None) -> Iterator[Subject]:
-    """A subject that leaves no trace on the model, nor on any random number generator, also where it fails."""
-    with same_random_state():
+    """A subject that leaves no trace on the model, nor on any random number generator, also where it fails.
+
+    What `torch.compile` made runs eagerly: compiled code calls no hooks.
+    """
+    with same_random_state(), torch.compiler.set_stance("force_eager"):
         try:
             subject, is_copy = Subject(clone_model(model), loss), True
         except Exception:

@@ -87,11 +87,17 @@ class _Recorder:
         self.events: list[Event] = []
         self.open: list[int] = []
         self.names = {module: name for name, module in model.named_modules()}
+        #: Whether a hook reads a tensor: its operations are not the model's.
+        self.is_reading = False
         #: Called when a call starts and when it ends.
         self.on_call: Callable[[int, bool], None] = lambda index, is_start: None
 
     def rows(self, values: Any) -> Rows:
-        return [self.positions.rows(each) for each in tensors_of(values)]
+        self.is_reading = True
+        try:
+            return [self.positions.rows(each) for each in tensors_of(values)]
+        finally:
+            self.is_reading = False
 
     @contextmanager
     def attached(self) -> Iterator[_Recorder]:
@@ -114,6 +120,7 @@ class _Recorder:
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if not self.open or self.events[self.open[-1]].module is not module:
             return
+        self.is_reading = True
         self.positions.through(module, args[0] if args else None, output)
         index = self.open.pop()
         self.events[index].outputs = self.rows(output)
@@ -218,7 +225,7 @@ class _Watch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", str(func))
-        if not self.active or name in NO_VALUES:
+        if not self.active or self.recorder.is_reading or name in NO_VALUES:
             return func(*args, **kwargs)
         with suppress(RuntimeError):
             inputs = self.recorder.rows((list(args), dict(kwargs)))

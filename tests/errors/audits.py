@@ -42,6 +42,7 @@ ROWS = [
     Row("mw.audit", lambda: mw.audit(LINEAR, ["text"]), DtypeError, "[batch], of what the model takes"),
     Row("mw.audit", lambda: mw.audit(LINEAR, iter([])), ArgumentError, "next(iter(loader))"),
     Row("mw.audit", lambda: mw.audit(nn.Linear(2, 2, device="meta"), X), ArgumentError, "model.to_empty("),
+    Row("mw.audit", lambda: mw.audit(torch.jit.trace(LINEAR, X), X), ArgumentError, "before torch.jit"),
     Row("mw.audit", lambda: mw.audit(LINEAR, X[:0]), ArgumentError, "of typical sizes"),
     Row("mw.audit", lambda: mw.audit(LINEAR, X, mask=X), DtypeError, "mask != 0"),
     Row("mw.audit", lambda: mw.audit(LINEAR, X, mask=KEEP), ShapeError, "mask[:, 0, 0]"),

@@ -11,7 +11,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -104,9 +104,10 @@ def _onnx_file(served: Served) -> str:
     path = str(Path(tempfile.mkdtemp()) / "model.onnx")
     example = tuple(torch.ones(EXAMPLE, dtype=torch.long) for _ in served.names)
     dims = {0: torch.export.Dim("rows"), 1: torch.export.Dim("tokens")}
-    with _silent():
+
+    def export(model: _Wanted) -> None:
         torch.onnx.export(
-            _Wanted(served).eval(),
+            model.eval(),
             example,
             path,
             input_names=list(served.names),
@@ -115,6 +116,15 @@ def _onnx_file(served: Served) -> str:
             dynamo=True,
             verbose=False,
         )
+
+    with _silent():
+        try:
+            export(_Wanted(served))
+        except torch.onnx.OnnxExporterError:
+            # torch cannot export its fused attention with a bias, as in T5.
+            plain = copy.deepcopy(served.model)
+            plain.set_attn_implementation("eager")
+            export(_Wanted(replace(served, model=plain)))
     return path
 
 
@@ -125,9 +135,13 @@ def onnx_runtime(served: Served, is_int8: bool = False) -> Forward:
 
     path = _onnx_file(served)
     if is_int8:
+        import onnx
         from onnxruntime.quantization import QuantType, quantize_dynamic
 
-        path, source = path.replace("model", "int8"), path
+        source = onnx.load(path)
+        # Shapes that the exporter wrote down, and that do not hold for the weights that are transposed for int8.
+        del source.graph.value_info[:]
+        path = path.replace("model", "int8")
         with _silent():
             quantize_dynamic(source, path, weight_type=QuantType.QInt8, per_channel=True)
     options = onnxruntime.SessionOptions()

@@ -134,7 +134,10 @@ def read(path: Path) -> list[Row]:
         best = min(others, key=lambda line: float(line["median_us"]))
         targets = ours["targets"].split("; ") if ours["targets"] else []
         bandwidth = ours["of_copy_bandwidth"]
-        where = f"{ours['cpu']}, {ours['threads']} threads, {ours['simd']}, torch {ours['torch']}, {ours['date'][:10]}"
+        where = (
+            f"Maskwise {ours['maskwise']}, {ours['cpu']}, {ours['threads']} threads, {ours['simd']}, "
+            f"torch {ours['torch']}, {ours['date'][:10]}"
+        )
         rows.append(
             Row(
                 case=case,
@@ -294,7 +297,8 @@ def sweep_section(path: Path) -> list[str]:
         f"## {path.stem}",
         "",
         f"`{runnable(first['command']).split(' --csv')[0]}`  ",
-        f"{first['cpu']}, {first['threads']} threads, {first['simd']}, torch {first['torch']}, {first['date'][:10]}",
+        f"Maskwise {first['maskwise']}, {first['cpu']}, {first['threads']} threads, {first['simd']}, "
+        f"torch {first['torch']}, {first['date'][:10]}",
         "",
         "Every public function from 8 x 16 to 16 x 100,000, with 2, 50 and 98 % kept, contiguous and not: "
         f"{Summary.of(found)}.",

@@ -182,7 +182,7 @@ def test_rows_of_one_work_are_a_curve_from_few_kept_to_all(curve):
 def test_the_page_of_figures_shows_the_tally_and_the_curve(curve, tmp_path):
     from benchmarks.report import Provenance, write_csv
 
-    machine = {"cpu": "a cpu", "threads": 2, "simd": "avx2", "torch": "2"}
+    machine = {"cpu": "a cpu", "threads": 2, "simd": "avx2", "torch": "2", "maskwise": "0"}
     path = tmp_path / "kept.csv"
     write_csv(path, curve, Provenance("python -m benchmarks --filter kept", "2030-01-01", quick=False, machine=machine))
     page = "\n".join(figures.kept_section(path))

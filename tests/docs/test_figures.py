@@ -67,11 +67,11 @@ def test_no_committed_run_is_a_quick_one_and_each_can_be_repeated():
 
 def test_missed_targets_are_told(tmp_path):
     text = (
-        "case,function,side,kind,median_us,ratio,ratio_q1,ratio_q3,of_copy_bandwidth,targets,cpu,threads,simd,torch,date,"
+        "case,function,side,kind,median_us,ratio,ratio_q1,ratio_q3,of_copy_bandwidth,targets,cpu,threads,simd,torch,maskwise,date,"
         "command\n"
-        "sum,sum,mw.sum,ours,2000,1,1,1,0.5,pass: a; MISS: b,cpu,2,avx2,2,2030-01-01,maskwise bench\n"
-        "sum,sum,slow,peer,9000,4.5,4,5,,,cpu,2,avx2,2,2030-01-01,maskwise bench\n"
-        "sum,sum,fast,peer,4000,2,1.5,2.5,,,cpu,2,avx2,2,2030-01-01,maskwise bench\n"
+        "sum,sum,mw.sum,ours,2000,1,1,1,0.5,pass: a; MISS: b,cpu,2,avx2,2,0.2.0,2030-01-01,maskwise bench\n"
+        "sum,sum,slow,peer,9000,4.5,4,5,,,cpu,2,avx2,2,0.2.0,2030-01-01,maskwise bench\n"
+        "sum,sum,fast,peer,4000,2,1.5,2.5,,,cpu,2,avx2,2,0.2.0,2030-01-01,maskwise bench\n"
     )
     path = tmp_path / "run.csv"
     path.write_text(text, encoding="utf-8")
@@ -87,10 +87,10 @@ def runs(tmp_path):
     def write(name, ratios):
         """Write a run: the ratio of each peer, by case."""
         table = ["case,function,side,kind,median_us,ratio,ratio_q1,ratio_q3,of_copy_bandwidth,targets,cpu,threads,simd,"
-                 "torch,date,command"]  # fmt: skip
+                 "torch,maskwise,date,command"]  # fmt: skip
         for case, peers in ratios.items():
             for side, (kind, ratio) in {"ours": ("ours", 1), **peers}.items():
-                about = "cpu,2,avx2,2,2030-01-01,maskwise bench"
+                about = "cpu,2,avx2,2,0.2.0,2030-01-01,maskwise bench"
                 table.append(f'"{case}",f,{side},{kind},{1000 * ratio},{ratio},{ratio},{ratio},,,{about}')
         (tmp_path / "results" / f"{name}.csv").write_text("\n".join(table), encoding="utf-8")
         return tmp_path / "results"

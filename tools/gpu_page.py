@@ -119,8 +119,8 @@ its launcher can choose, and loops over rows are checked to have no barriers (`m
 - `attention` zeroes keys and values that no query keeps, in one pass, and then calls torch. In half precision, one
   interval of keys per batch entry (lengths, left padding) and `Packed` tokens go to `torch.nn.attention.varlen`. Any
   other `Mask` of 65,536 or more pairs per head goes to `flex_attention`, with the mask's blocks, which are cached.
-  Causal attention without a mask goes to SDPA's `is_causal`; a bias, dropout and bool tensors go to SDPA with a mask.
-  None causes a sync.
+  Causal attention without a mask goes to SDPA's `is_causal`; smaller masks, a bias, dropout and bool tensors go to SDPA
+  with a mask. None causes a sync.
 - A repeated call, with operands of the same shapes, strides and alignment, reuses the launch parameters of the first
   one: 6 to 22 µs of Python instead of 60 to 150, on the developers' CPU with stand-ins for the compiled kernels.
 - An out-of-range class makes the cross entropy and the gradient of its row NaN on a GPU; the CPU raises. A check would
@@ -202,17 +202,18 @@ BESIDE_HEAD = (
     "registers",
 )
 BESIDE_TEXT = """
-Ours / the kernels that Inductor makes of the idiom (torch {torch}), both compiled for sm_90 with the properties of an
-H100, none of them run; Inductor's in a process of its own, with the properties of the device fixed before it starts: it
-chooses the same tiles there every time. Of the configurations that Inductor would try on the device, the one with the
-fewest instructions is shown. Bytes are those
-read and written for an element of x, all passes over it included, with everything kept and a mask of x's shape, or
-intervals along the dim: of those only what they keep is read, so that bytes fall with it, where the idiom reads
-everything. "backward" is a gradient from what is saved for it. The other columns are of the kernel that moves the most:
-programs and warps of each; KB of loads that a processor can have in flight, as far as registers and programs allow; in
-the innermost loop that loads the most (in all code where there is no loop; of equal loops in the shorter one, since the
-few tiles at the ends of a range have a longer one), instructions for each element that it loads; barriers in all loops
-that load; registers per thread. – is no Triton kernel.
+Each cell is ours / the kernels that Inductor makes of the idiom (torch {torch}). Both are compiled for sm_90 with the
+properties of an H100, and neither is run. Inductor compiles in a process of its own, where it chooses the same tiles
+every time. Of the configurations that it would autotune, the one with the fewest instructions is shown.
+
+- **bytes**: read and written for each element of x, over all passes, with everything kept. The mask has x's shape, or
+  is intervals along the dim: of those only what they keep is read, where the idiom reads everything.
+- **backward**: the gradient, from the tensors that the forward pass saves.
+- The other columns are of the kernel that moves the most bytes: **programs** of the grid and **warps** of each;
+  **in flight**: KB of loads that a processor can have outstanding, as far as registers and occupancy allow;
+  **instructions** for each element that is loaded, in the innermost loop that loads the most (in all code where there
+  is no loop; of equal loops in the shorter one, since the few tiles at the ends of a range have a longer one);
+  **barriers** in all loops that load; **registers** per thread. – is no Triton kernel.
 """
 
 

@@ -1,4 +1,4 @@
-"""Law 4: never slower than the plain idiom.
+"""The target: never slower than the plain idiom.
 
 Speed is measured by ``python -m benchmarks``, not by tests; this checks that no function escapes the measuring: each
 has a benchmark with a target against the plain idiom, at a large size and at a tiny one.

@@ -1,4 +1,4 @@
-"""Law 5: plain tensors in, plain tensors out; compile, autocast and torch.func work."""
+"""Law 4: plain tensors in, plain tensors out; compile, autocast and torch.func work."""
 
 import pytest
 import torch

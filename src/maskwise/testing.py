@@ -85,7 +85,7 @@ def assert_split_invariant(
         AssertionError: it does; the message has the split and the difference.
         ArgumentError: ``batch`` has no rows to split.
     """
-    whole = Batch.of(nn.Identity(), batch)
+    whole = Batch.of(nn.Identity(), batch, "assert_split_invariant")
     rows = whole.rows
     if rows is None or rows < 2:
         must, hint = "have two rows or more in every tensor", "a batch of several sequences"

@@ -144,6 +144,11 @@ CASES = {
         lambda x, mask: mw.nn.MaskedBatchNorm1d(1).eval()(x[:, None], mask)
     ),
     "instance norm of ragged lines": lambda: ragged(lambda x, mask: mw.nn.MaskedInstanceNorm1d(1)(x[:, None], mask)),
+    **{
+        f"{name} of ragged lines": lambda name=name: ragged(lambda x, mask: getattr(mw, name)(x, mask, dim=-1))
+        for name, each in FUNCTIONS.items()
+        if each.family == "scan" and each.kernel
+    },
     "sort of ragged lines": lambda: ragged(lambda x, mask: mw.sort(x, mask, dim=-1)),
     "topk of ragged lines": lambda: ragged(lambda x, mask: mw.topk(x, mask, 4, dim=-1)),
     "median of ragged lines": lambda: ragged(lambda x, mask: mw.median(x, mask, dim=-1)),

@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import maskwise as mw
 from maskwise.cli import audit as command
 from maskwise.cli.app import app
+from maskwise.errors import DtypeError
 from tests.models.audit.cases import LEAKS, ConformerBlock, Pooled, floats, keep_mask, tokens
 
 TARGET = "tests/models/audit/targets.py"
@@ -386,3 +387,18 @@ def test_formulas_are_registered_in_either_order(first):
     program = f"{first}; import torch; print(torch.ops.maskwise.linear_product in flop_counter.flop_registry)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "True"
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: mw.audit(nn.Linear(3, 2), 3), "audit"),
+        (lambda: mw.optimize(nn.Linear(3, 2), 3), "optimize"),
+        (lambda: mw.optimize(nn.Linear(3, 2), torch.randn(4, 3), mask=torch.randn(4, 3)), "optimize"),
+        (lambda: mw.testing.assert_no_leak(nn.Linear(3, 2), 3), "assert_no_leak"),
+        (lambda: mw.testing.assert_split_invariant(len, 3), "assert_split_invariant"),
+    ],
+)
+def test_an_error_about_the_batch_begins_with_the_function_that_was_called(call, name):
+    with pytest.raises(DtypeError, match=f"^{name}: "):
+        call()

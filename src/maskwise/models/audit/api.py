@@ -98,13 +98,13 @@ def bound(
         hint = "loss=lambda output, batch: F.cross_entropy(output, batch['labels'])"
         raise DtypeError(say(op, "loss", must="be a function of output and batch", got=type(loss).__name__, hint=hint))
     with same_random_state():
-        found = Batch.of(model, batch)
+        found = Batch.of(model, batch, op)
     for name, value in found.tensors():
         if value.is_meta or not value.numel():
             got = f"{name!r} on meta" if value.is_meta else f"{name!r} of shape {tuple(value.shape)}"
             hint = "next(iter(loader)), of typical sizes"
             raise ArgumentError(say(op, "batch", must="have values", got=got, hint=hint))
-    return found, find_tokens(found, mask)
+    return found, find_tokens(found, mask, op)
 
 
 def run_audit(

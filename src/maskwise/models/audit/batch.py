@@ -45,12 +45,12 @@ class Batch:
     embedded: Embedded | None = None
 
     @classmethod
-    def of(cls, model: nn.Module, given: Any) -> Batch:
+    def of(cls, model: nn.Module, given: Any, op: str = OP) -> Batch:
         """Bind what the user passed to the parameters of ``forward``."""
-        found = [cls._bind(model, each) for each in islice(_batches(given), LOOKED_AT)]
+        found = [cls._bind(model, each) for each in islice(_batches(given, op), LOOKED_AT)]
         if not found:
             raise ArgumentError(
-                say(OP, "batch", must="hold a batch", got="an empty iterable", hint="next(iter(loader))")
+                say(op, "batch", must="hold a batch", got="an empty iterable", hint="next(iter(loader))")
             )
         return max(found, key=lambda batch: batch._dropped_share()) if len(found) > 1 else found[0]
 
@@ -124,7 +124,7 @@ class Batch:
         return max((float((~each.keep).float().mean()) for each in found), default=0.0)
 
 
-def _batches(given: Any) -> Iterator[Any]:
+def _batches(given: Any, op: str) -> Iterator[Any]:
     """The batches of what the user passed, which may be one."""
     if isinstance(given, Tensor | Mapping | tuple):
         yield given
@@ -135,12 +135,12 @@ def _batches(given: Any) -> Iterator[Any]:
         return
     if not isinstance(given, Iterable) or isinstance(given, str | bytes):
         must = "be a tensor, a tuple, a dict, or an iterable of them"
-        raise DtypeError(say(OP, "batch", must=must, got=type(given).__name__, hint="what the model is called with"))
+        raise DtypeError(say(op, "batch", must=must, got=type(given).__name__, hint="what the model is called with"))
     for each in given:
         if not isinstance(each, Tensor | Mapping | tuple | list):
             must = "hold tensors, tuples or dicts"
             raise DtypeError(
-                say(OP, "batch", must=must, got=type(each).__name__, hint="[batch], of what the model takes")
+                say(op, "batch", must=must, got=type(each).__name__, hint="[batch], of what the model takes")
             )
         yield each
 
@@ -214,7 +214,7 @@ class Tokens:
     segments: Tensor | None = None
 
 
-def find_tokens(batch: Batch, mask: MaskLike | None) -> list[Tokens]:
+def find_tokens(batch: Batch, mask: MaskLike | None, op: str = OP) -> list[Tokens]:
     """The masks of a batch: the one that was passed, or those that its arguments are known for."""
     found: list[tuple[str, Tensor]] = []
     if mask is not None:
@@ -222,12 +222,12 @@ def find_tokens(batch: Batch, mask: MaskLike | None) -> list[Tokens]:
         if not isinstance(keep, Tensor) or keep.dtype is not torch.bool:
             got = keep.dtype if isinstance(keep, Tensor) else type(keep).__name__
             raise DtypeError(
-                say(OP, "mask", must="be a Mask or a bool tensor, True meaning keep", got=got, hint="mask != 0")
+                say(op, "mask", must="be a Mask or a bool tensor, True meaning keep", got=got, hint="mask != 0")
             )
         if keep.dim() != 2 or not _inputs(batch, keep, "mask"):
             shapes = {name: tuple(value.shape) for name, value in batch.tensors()}
             must, hint = f"be (B, L), as the tensors of the batch {shapes}", "mask[:, 0, 0] for one of pairs"
-            raise ShapeError(say(OP, "mask", must=must, got=tuple(keep.shape), hint=hint))
+            raise ShapeError(say(op, "mask", must=must, got=tuple(keep.shape), hint=hint))
         found.append(("mask", keep))
     else:
         found += _named_masks(batch)

@@ -273,7 +273,7 @@ def blocks_for(
         weight: accumulators of each element, of which a thread has as many as it has of columns.
         typical: the length of ranges that are but a part of their row each; 0 where they are not.
         loops: whether a program loops over a row; else each tile is a program's, and four warps are enough.
-        vectors: of 16 bytes that a thread loads of x at once.
+        vectors: of 16 bytes that a thread has in flight of x.
     """
     itemsize = x.element_size()
     if geometry.columns:
@@ -297,7 +297,7 @@ def blocks_for(
     is_double = group > 1 and x.dtype is torch.float64
     elements = WARP * warps * (VECTORS * group if is_double else max(vectors * group, 8))
     if loops and length <= WARP * HELD:
-        # A warp reads such a row at once, and no other waits for it.
+        # One warp reads such a row in one load, and no other waits for it.
         elements, warps = WARP * HELD, max(1, itemsize // 4)
     bits = group if align and is_aligned(geometry, mask, group, align) else 0
     return Blocks(1, elements, warps=warps, group=group, wide=geometry.wide, align=align, bits=bits)

@@ -200,7 +200,7 @@ def covered(start, first, last, real, MASK: tl.constexpr, ALIGN: tl.constexpr, S
 
 @triton.jit
 def bits_at(mask, mask_row, inner, mask_inner, cell, BITS: tl.constexpr, SIDE: tl.constexpr, GROUP: tl.constexpr):
-    """Where the bytes of a mask are. BITS is how many a thread loads at once: as many as it loads elements of x.
+    """Where the bytes of a mask are. BITS is how many one load of a thread reads: as many as it loads elements of x.
 
     If a thread loaded more of them, it would exchange them with other threads, in shared memory.
     """
